@@ -68,6 +68,9 @@ class Kernel:
     column: float
     reduce: Reduction = mean_diagonal
 
+    def __repr__(self) -> str:
+        return f"Kernel({self.row:g}, {self.column:g}, {getattr(self.reduce, '__name__', self.reduce)})"
+
 
 INNER_PRODUCT = Kernel(0, 0)  # k^I, eq. 1
 INFLUENCE = Kernel(0, -1)  # k^N: a move v of f(x') moves f(x) by k^N v; sec. 2, Theorem 3

@@ -18,15 +18,19 @@ class Power(NamedTuple):
     rank: Tensor  # (...,) integers
 
 
-def power(symmetric: Tensor, exponent: float, floor: float) -> Power:
-    """Return Aᵉ on the range of A, zero elsewhere, for each A of (..., d, d) positive matrices."""
+def power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor | None = None) -> Power:
+    """Return Aᵉ on the range of A, zero elsewhere, for each A of (..., d, d) positive matrices.
+
+    `scale`, (...,): what the floor is relative to, if larger than A: the size of what was
+    subtracted to get A, whose rounding A inherits.
+    """
     if symmetric.shape[-1] == 1:  # no need of eigenvectors
-        alive = symmetric > torch.finfo(symmetric.dtype).tiny
-        matrix = torch.where(alive, symmetric, 1).pow(exponent) * alive
-        return Power(matrix, alive[..., 0, 0].long())
-    values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
-    least = (values[..., -1:] * floor).clamp(min=torch.finfo(values.dtype).tiny)
-    alive = values > least
+        values, vectors = symmetric[..., 0], symmetric.new_ones(()).expand(symmetric.shape)
+    else:
+        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+    largest = values[..., -1] if scale is None else torch.maximum(values[..., -1], scale)
+    least = (largest * floor).clamp(min=torch.finfo(values.dtype).tiny)
+    alive = values > least[..., None]
     powers = torch.where(alive, values, 1).pow(exponent) * alive
     return Power((vectors * powers[..., None, :]) @ vectors.mT, alive.sum(-1))
 

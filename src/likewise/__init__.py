@@ -1,0 +1,95 @@
+"""Which inputs does a neural network treat alike?"""
+
+from likewise.data import Batches, Samples, batches
+from likewise.gradients import VanishingGradientWarning
+from likewise.gram import GramMatrix
+from likewise.kernels import (
+    CORRELATION,
+    IDENTITY_DISTANCE,
+    INFLUENCE,
+    INNER_PRODUCT,
+    NEAR_IDENTITY,
+    ROTATION_INVARIANT,
+    SUBSPACE_MATCH,
+    Kernel,
+    best_rotation,
+    identity_distance,
+    mean_diagonal,
+    near_identity,
+    subspace_match,
+    whole_block,
+)
+from likewise.network import Network
+from likewise.readouts import (
+    all_outputs,
+    label_against_random,
+    label_against_rest,
+    log_probabilities,
+    one_output,
+)
+from likewise.similarity import similarity
+from likewise.statistics.bound import lipschitz_bound
+from likewise.statistics.denoising import Denoising, denoising
+from likewise.statistics.density import (
+    SimilarityHistogram,
+    hard_neighbors,
+    positive_neighbors,
+    similarity_histogram,
+    soft_neighbors,
+)
+from likewise.statistics.fit import FitQuality, fit_quality
+from likewise.statistics.labels import LabelSuspicion, label_suspicion
+from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
+from likewise.statistics.perceptual import perceptual
+from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CORRELATION",
+    "IDENTITY_DISTANCE",
+    "INFLUENCE",
+    "INNER_PRODUCT",
+    "NEAR_IDENTITY",
+    "ROTATION_INVARIANT",
+    "SUBSPACE_MATCH",
+    "Batches",
+    "ClassSimilarity",
+    "Denoising",
+    "FitQuality",
+    "GramMatrix",
+    "Kernel",
+    "LabelSuspicion",
+    "Neighbors",
+    "Network",
+    "Samples",
+    "SimilarityHistogram",
+    "VanishingGradientWarning",
+    "all_outputs",
+    "batches",
+    "best_rotation",
+    "class_similarity",
+    "denoising",
+    "disturbance",
+    "fit_quality",
+    "hard_neighbors",
+    "identity_distance",
+    "label_against_random",
+    "label_against_rest",
+    "label_suspicion",
+    "lipschitz_bound",
+    "log_probabilities",
+    "mean_diagonal",
+    "near_identity",
+    "nearest",
+    "one_output",
+    "perceptual",
+    "positive_neighbors",
+    "predicted_move",
+    "similarity",
+    "similarity_histogram",
+    "soft_neighbors",
+    "subspace_match",
+    "uncertainty",
+    "whole_block",
+]

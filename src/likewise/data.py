@@ -1,0 +1,274 @@
+"""A data set as a sequence of batches that is the same each time it is read.
+
+Every statistic reads the data at least twice and refers to samples by number, so the order must
+hold: what shuffles or augments at random is refused. Labels and ids travel with the inputs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+
+LABEL_NAMES = ("labels", "label")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some samples: what the model is called with, their labels and their numbers."""
+
+    inputs: Any  # a tensor, or a tuple or dict of tensors, samples along dimension 0
+    labels: Tensor | None
+    ids: Tensor  # (n,) integers, the position in the data set
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> "Samples":
+        labels = None if self.labels is None else self.labels[part]
+        return Samples(tree_map(lambda t: t[part], self.inputs), labels, self.ids[part])
+
+    def split(self, size: int) -> Iterator["Samples"]:
+        """Yield consecutive parts of at most `size` samples."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+
+class _Source(Protocol):
+    """Where samples are fetched from, by position."""
+
+    def __len__(self) -> int: ...
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]: ...
+
+
+class Batches(Sequence[Samples]):
+    """Batches of a data set, in order: `data[0]` is Samples, `data[2:5]` are batches again."""
+
+    def __init__(self, source: _Source, positions: Sequence[int], size: int) -> None:
+        self._source, self._positions, self.size = source, positions, size
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return len(self._positions)
+
+    def __len__(self) -> int:
+        return -(-self.n // self.size)
+
+    @overload
+    def __getitem__(self, which: int) -> Samples: ...
+    @overload
+    def __getitem__(self, which: slice) -> "Batches": ...
+    def __getitem__(self, which: int | slice) -> "Samples | Batches":
+        if isinstance(which, slice):
+            start, stop, step = which.indices(len(self))
+            if step != 1:
+                raise ValueError(f"Batches can be sliced in order only, found a step of {step}.")
+            part = self._positions[start * self.size : max(start, stop) * self.size]
+            return Batches(self._source, part, self.size)
+        if not -len(self) <= which < len(self):
+            raise IndexError(f"batch {which} of {len(self)}")
+        start = which % len(self) * self.size
+        return self.samples(range(start, min(start + self.size, self.n)))
+
+    def __repr__(self) -> str:
+        return f"Batches({self.n:,} samples in {len(self):,} batches of {self.size})"
+
+    def samples(self, where: range) -> Samples:
+        """Return the samples at these places of this sequence, as one batch."""
+        positions = [int(i) for i in self._positions[where.start : where.stop]]
+        inputs, labels = self._source(positions)
+        return Samples(inputs, labels, torch.tensor(positions, dtype=torch.int64))
+
+    def spans(self, size: int | None = None) -> list[range]:
+        """Return the places of consecutive batches, of another size if one is given."""
+        size = size or self.size
+        return [range(i, min(i + size, self.n)) for i in range(0, self.n, size)]
+
+    def take(self, places: Sequence[int]) -> "Batches":
+        """Return the samples at these places, in batches."""
+        return Batches(self._source, [self._positions[i] for i in places], self.size)
+
+    def labels(self) -> Tensor | None:
+        """Return the labels of all samples, or None if there are none."""
+        parts = [batch.labels for batch in self]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if known and len(known) == len(parts) else None
+
+
+def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: int | None = None) -> Batches:
+    """Return the data set as batches of `size` (256, or the loader's) in a fixed order.
+
+    `dataset`: a tensor or array; a tuple (X, y); a dict of tensors; a torch Dataset or sequence; an
+    un-shuffled DataLoader; a Hugging Face dataset. Items that are pairs are (input, label), dicts
+    keep their label under "labels" or "label". `labels`: given apart, or the name of a column, or
+    False where all that an item holds is input. `limit`: use the first so many samples only.
+    """
+    if isinstance(dataset, Batches):
+        size, source, positions = size or dataset.size, dataset._source, dataset._positions
+        if labels is not None:
+            raise ValueError("These are batches already: give labels when they are made.")
+    else:
+        source, own_size = _source(dataset, labels)
+        size, positions = size or own_size, range(len(source))
+    for name, value in (("size", size), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, found {value}.")
+    if len(positions) == 0:
+        raise ValueError("The data set is empty: there is nothing to compare.")
+    return Batches(source, positions[:limit], size)
+
+
+def _source(dataset: Any, labels: Any) -> tuple[_Source, int]:
+    collate: Callable[[list[Any]], Any] = default_collate
+    size = 256
+    if isinstance(dataset, DataLoader):
+        _refuse_disorder(dataset)
+        collate, size, dataset = dataset.collate_fn, dataset.batch_size or size, dataset.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
+            "data twice. Collect it first, for example list(dataset)."
+        )
+    whole = _whole(dataset)
+    if whole is not None:
+        return _Whole(*_apart(whole, labels)), size
+    if hasattr(dataset, "column_names"):
+        return _Items(dataset, lambda rows: rows, labels, by_columns=True), size
+    return _Items(dataset, collate, labels, by_columns=False), size
+
+
+def _whole(dataset: Any) -> Any:
+    """Return the data set as a tree of tensors if it holds all samples at once, else None."""
+    if isinstance(dataset, Tensor | np.ndarray):
+        return _tensor(dataset)
+    if isinstance(dataset, Mapping):
+        return {str(name): _column(str(name), values) for name, values in dataset.items()}
+    arrays = isinstance(dataset, tuple) and len(dataset) > 0
+    if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) for v in dataset):
+        return tuple(_whole(v) for v in dataset)
+    if arrays and isinstance(dataset[0], Tensor | np.ndarray | Mapping):
+        return (_whole(dataset[0]), *(_column("labels", v) for v in dataset[1:]))
+    return None
+
+
+class _Whole:
+    """Samples from tensors that hold all of them."""
+
+    def __init__(self, inputs: Any, labels: Tensor | None) -> None:
+        leaves = [*tree_leaves(inputs), *([] if labels is None else [labels])]
+        lengths = sorted({len(leaf) if leaf.dim() else 0 for leaf in leaves})
+        if len(lengths) != 1:
+            raise ValueError(f"Inputs and labels differ in length: {lengths}.")
+        self._inputs, self._labels, self._n = inputs, labels, lengths[0]
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        where: slice | list[int] = positions
+        if positions == list(range(positions[0], positions[0] + len(positions))):
+            where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
+        labels = None if self._labels is None else self._labels[where]
+        return tree_map(lambda t: t[where], self._inputs), labels
+
+
+class _Items:
+    """Samples from a data set that is read item by item, or by columns."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool) -> None:
+        self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
+        given = labels is not None and labels is not False and not isinstance(labels, str)
+        self._given = _column("labels", labels) if given else None
+        self._inside = False if given else labels
+        if self._given is not None and len(self._given) != len(dataset):
+            raise ValueError(f"{len(self._given)} labels for {len(dataset)} samples.")
+        if len(dataset):
+            self._refuse_chance()
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        if self._by_columns:
+            rows = self._dataset[positions]
+            batch: Any = {name: _column(name, rows[name]) for name in rows if _usable(rows[name])}
+            if not batch:
+                raise TypeError(
+                    f"The columns {sorted(rows)} hold no numbers: tokenize or transform them first."
+                )
+        else:
+            try:
+                batch = self._collate([self._dataset[i] for i in positions])
+            except TypeError as error:
+                raise TypeError(
+                    f"The samples at {positions[:3]} ... cannot be put into one batch ({error}): "
+                    "let the data set return tensors, or give a DataLoader with a collate_fn."
+                ) from error
+        inputs, labels = _apart(batch, self._inside)
+        return inputs, labels if self._given is None else self._given[positions]
+
+    def _refuse_chance(self) -> None:
+        once, again = (tree_leaves(self([0])) for _ in range(2))
+        if any(isinstance(a, Tensor) and not _same(a, b) for a, b in zip(once, again, strict=True)):
+            raise ValueError(
+                "Sample 0 differs each time it is read: random augmentation? Every statistic reads "
+                "the data twice; give the data set without it."
+            )
+
+
+def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
+    """Return inputs and labels of a batch or of a whole data set."""
+    if labels is not None and labels is not False and not isinstance(labels, str):
+        return _bare(batch), _column("labels", labels)
+    if labels is False:
+        return _bare(batch), None
+    if isinstance(batch, Mapping):
+        names = [labels] if labels else [name for name in LABEL_NAMES if name in batch]
+        if labels and labels not in batch:
+            raise ValueError(f"There is no column {labels!r}, only {sorted(batch)}.")
+        inputs = {name: value for name, value in batch.items() if name not in names}
+        return inputs, batch[names[0]] if names else None
+    if isinstance(batch, tuple | list) and len(batch) > 1:
+        return _bare(tuple(batch[:-1])), batch[-1]
+    return _bare(batch), None
+
+
+def _bare(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
+
+
+def _usable(values: Any) -> bool:
+    return isinstance(values, Tensor | np.ndarray) or not isinstance(values[0], str)
+
+
+def _column(name: str, values: Any) -> Tensor:
+    if isinstance(values, Sequence) and len(values) and isinstance(values[0], Tensor):
+        return torch.stack(list(values))
+    try:
+        return _tensor(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Column {name!r} cannot become a tensor ({error}): numbers of one shape for every "
+            "sample are needed; pad, transform or leave it out."
+        ) from error
+
+
+def _tensor(values: Any) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _refuse_disorder(loader: DataLoader[Any]) -> None:
+    if not isinstance(loader.sampler, SequentialSampler):
+        raise ValueError(
+            f"This DataLoader draws its samples by {type(loader.sampler).__name__}: two passes "
+            "would see them in different orders. Make it with shuffle=False and no sampler."
+        )

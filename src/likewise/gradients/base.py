@@ -1,0 +1,92 @@
+"""The four questions of a network's gradients that suffice for every statistic.
+
+J(x) is the (d, p) Jacobian of the outputs in the parameters, K(x, x) = J Jᵀ, and S(x) = K(x, x)ᵉ J(x)
+with the exponent e that a kernel asks for (0: J itself, -½: orthonormal rows). Powers act on the
+range of K alone, see linalg. Answers come with the rank of each K(x, x) where e asked for a power; a
+rank of 0 means that no parameter moves the sample's outputs.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from likewise.data import Samples
+from likewise.linalg import Power
+
+
+class VanishingGradientWarning(UserWarning):
+    """Some samples have no gradient, so nothing is similar to them."""
+
+
+class Vanished:
+    """The samples of one pass that turned out to have no gradient."""
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+        self._seen: set[int] = set()
+
+    def note(self, samples: Samples, ranks: Tensor | None) -> None:
+        """Remember which samples have rank 0."""
+        self._seen.update(samples.ids.tolist())
+        if ranks is not None:
+            self._ids.update(samples.ids[ranks.cpu() == 0].tolist())
+
+    def warn(self) -> None:
+        """Name them, if there are any."""
+        if self._ids:
+            first = sorted(self._ids)
+            warnings.warn(
+                f"{len(first)} of {len(self._seen)} samples have no gradient (ids "
+                f"{', '.join(map(str, first[:10]))}{' ...' if len(first) > 10 else ''}): no "
+                "parameter moves their outputs, so nothing is similar to them, not even themselves. "
+                "Their similarities are 0; gram.vanishing() tells which.",
+                VanishingGradientWarning,
+                stacklevel=4,
+            )
+
+
+class Rows(NamedTuple):
+    """S(x), explicitly."""
+
+    rows: Tensor  # (n, d, p), at least float32
+    ranks: Tensor | None  # (n,), None for exponent 0
+
+
+class Pulled(NamedTuple):
+    """Σₓ S(x)ᵀ w(x), a parameter vector for each column of weights."""
+
+    total: Tensor  # (c, p), float64
+    ranks: Tensor | None
+
+
+class Pushed(NamedTuple):
+    """S(x) u, for each of some parameter vectors u."""
+
+    outputs: Tensor  # (n, d, c), float64
+    ranks: Tensor | None
+
+
+class Gradients(ABC):
+    """A way to get at gradients."""
+
+    @abstractmethod
+    def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
+        """Return K(x, x)ᵉ, (n, d, d), in float64, and its ranks."""
+
+    @abstractmethod
+    def rows(self, samples: Samples, exponent: float) -> Rows:
+        """Return S(x), (n, d, p)."""
+
+    @abstractmethod
+    def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
+        """Return Σₓ S(x)ᵀ w(x) for weights (n, d, c): from outputs to parameters."""
+
+    @abstractmethod
+    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+        """Return S(x) u for each row u of directions (c, p): from parameters to outputs."""
+
+    @abstractmethod
+    def about(self, mean: Tensor) -> "Gradients":
+        """Return the same four questions about J(x) − mean, with mean (d, p)."""

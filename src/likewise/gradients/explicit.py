@@ -1,0 +1,117 @@
+"""The four questions, answered from explicit rows: the reference, slow and sure.
+
+Rows are formed a few samples at a time, so that the memory allowed is kept, and dropped again.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from likewise.data import Samples
+from likewise.gradients.base import Gradients, Pulled, Pushed, Rows
+from likewise.linalg import Power, power, rank_floor, wide
+
+Source = Callable[[Samples], Tensor]  # samples -> (n, d, p)
+
+# A chunk of rows exists about five times: per parameter, joined, normalized and twice in float64.
+COPIES = 7
+
+
+@final
+class Explicit(Gradients):
+    """Answers from rows that `source` forms, in at most about `max_memory` bytes."""
+
+    def __init__(self, source: Source, max_memory: int, mean: Tensor | None = None) -> None:
+        self._source, self._max_memory, self._mean = source, max_memory, mean
+        self._size: int | None = None  # samples that fit at once; known after the first call
+
+    def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
+        """Return K(x, x)ᵉ and its ranks."""
+        parts = [self._own(*raw, exponent) for raw in self._chunks(samples)]
+        return Power(torch.cat([p.matrix for p in parts]), torch.cat([p.rank for p in parts]))
+
+    def rows(self, samples: Samples, exponent: float) -> Rows:
+        """Return S(x); the caller sees to it that they fit."""
+        parts = [self._normalized(*raw, exponent) for raw in self._chunks(samples)]
+        return Rows(torch.cat([p.rows for p in parts]), _joined([p.ranks for p in parts]))
+
+    def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
+        """Return Σₓ S(x)ᵀ w(x)."""
+        total, ranks, start = None, [], 0
+        for raw in self._chunks(samples):
+            rows, rank = self._normalized(*raw, exponent)
+            part = weights[start : start + len(rows)].to(rows.device, wide(rows))
+            term = part.flatten(0, 1).T @ rows.flatten(0, 1).to(part.dtype)
+            total = term if total is None else total.add_(term)
+            start += len(rows)
+            ranks.append(rank)
+        assert total is not None and start == len(weights)
+        return Pulled(total, _joined(ranks))
+
+    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+        """Return S(x) u for each direction u."""
+        parts = []
+        for raw in self._chunks(samples):
+            rows, rank = self._normalized(*raw, exponent)
+            parts.append((rows.to(directions.dtype) @ directions.T, rank))
+        return Pushed(torch.cat([out for out, _ in parts]), _joined([rank for _, rank in parts]))
+
+    def about(self, mean: Tensor) -> "Explicit":
+        """Return the answers about J(x) − mean."""
+        assert self._mean is None
+        return Explicit(self._source, self._max_memory, mean)
+
+    def _chunks(self, samples: Samples) -> Iterator[tuple[Tensor, float]]:
+        """Yield rows, finite and at least float32, and the floor of their ranks."""
+        if self._size is None:
+            self._size = self._samples_at_once(self._source(samples[:1]))
+        for part in samples.split(self._size):
+            computed = self._source(part)
+            _refuse_not_finite(computed, part)
+            rows = computed.to(torch.promote_types(computed.dtype, torch.float32))
+            yield rows, rank_floor(computed.dtype)
+
+    def _samples_at_once(self, row: Tensor) -> int:
+        _, d, p = row.shape
+        size = d * p * max(row.element_size(), 4) * COPIES
+        if size > self._max_memory:
+            raise MemoryError(
+                f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
+                f"{size / 2**20:,.0f} MiB, over max_memory = {self._max_memory / 2**20:,.0f} MiB: "
+                "choose a readout of fewer outputs, fewer parameters, or allow more memory."
+            )
+        return int(self._max_memory // size)
+
+    def _own(self, rows: Tensor, floor: float, exponent: float) -> Power:
+        exact = rows.to(wide(rows))
+        if self._mean is None:
+            return power(exact @ exact.mT, exponent, floor)
+        shifted = exact - self._mean
+        scale = exact.square().sum((1, 2)) + self._mean.square().sum()
+        return power(shifted @ shifted.mT, exponent, floor, scale)
+
+    def _normalized(self, rows: Tensor, floor: float, exponent: float) -> Rows:
+        own = None if exponent == 0 else self._own(rows, floor, exponent)
+        if self._mean is not None:
+            rows = rows - self._mean.to(rows.dtype)
+        if own is None:
+            return Rows(rows, None)
+        return Rows(own.matrix.to(rows.dtype) @ rows, own.rank)
+
+
+def _joined(ranks: list[Tensor | None]) -> Tensor | None:
+    known = [rank for rank in ranks if rank is not None]
+    return torch.cat(known) if known else None
+
+
+def _refuse_not_finite(rows: Tensor, samples: Samples) -> None:
+    finite = rows.isfinite().flatten(1).all(1)
+    if not finite.all():
+        bad = samples.ids.to(finite.device)[~finite]
+        raise ValueError(
+            f"The gradient of {len(bad)} samples is not finite, the first with ids "
+            f"{bad[:5].tolist()}: look for NaN or infinity in their inputs (or an overflow in "
+            f"{rows.dtype}), and leave them out."
+        )

@@ -1,0 +1,35 @@
+"""A look at the model before its numbers are trusted.
+
+A gradient may depend neither on chance nor on the other samples of its batch.
+"""
+
+import torch
+from torch import Tensor
+
+from likewise.data import Samples
+from likewise.network import Network
+
+
+def refuse_dependent_samples(net: Network, samples: Samples) -> None:
+    """Raise if outputs differ between two calls, or between a batch and its samples alone.
+
+    Call it inside `net.evaluating`.
+    """
+    once, again = (_outputs(net, samples) for _ in range(2))
+    alone = torch.cat([_outputs(net, x) for x in samples.split(1)])
+    tolerance = torch.finfo(once.dtype).eps ** 0.5 * (1 + once.abs().max())
+    if (once - again).abs().max() > tolerance:
+        raise ValueError(
+            f"The model's outputs differ by {(once - again).abs().max():.2g} between two calls in "
+            "evaluation mode: something in it is random, such as F.dropout without training=False."
+        )
+    if once.shape != alone.shape or (once - alone).abs().max() > tolerance:
+        raise ValueError(
+            "A sample's outputs depend on the other samples of its batch, also in evaluation mode "
+            f"(by {(once - alone).abs().max():.2g}): batch statistics, such as a BatchNorm with "
+            "track_running_stats=False? A gradient must be of one sample."
+        )
+
+
+def _outputs(net: Network, samples: Samples) -> Tensor:
+    return net.function({}, samples.inputs, samples.labels, samples.ids)

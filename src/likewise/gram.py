@@ -1,0 +1,287 @@
+"""The kernel between two data sets, as a matrix that is never formed.
+
+Two uses serve every statistic. `gram @ weights` is exact in two passes over the data and keeps one
+parameter vector per column of weights: Σ_x' S(x) S(x')ᵀ w(x') = push(Σ pull(w)). `over_rows` visits
+every pair and keeps one strip of the matrix. Nothing is computed before one of them is asked for.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from likewise.data import Samples, batches
+from likewise.gradients import (
+    Explicit,
+    Gradients,
+    Jacobians,
+    Vanished,
+    refuse_dependent_samples,
+)
+from likewise.kernels import CORRELATION, Kernel, mean_diagonal, whole_block
+from likewise.linalg import wide
+from likewise.network import Network
+from likewise.pairs import Pairs
+from likewise.parallel import map_over, sum_over
+
+Engine = Literal["auto", "autograd"]
+Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
+
+
+class GramMatrix:
+    """k(x, x') for the samples x of `data` (rows) and x' of `columns` (the same, if None).
+
+    `engine`: how gradients are had; "auto" chooses. `centered`: gradients less their mean over the
+    columns, for every pair shares a large common direction that hides structure. `max_memory`:
+    bytes for gradients and strips, beside the model and its activations.
+    """
+
+    def __init__(
+        self,
+        net: Network | nn.Module,
+        data: Any,
+        columns: Any = None,
+        kernel: Kernel = CORRELATION,
+        engine: Engine | Gradients = "auto",
+        centered: bool = False,
+        max_memory: int = 2**30,
+    ) -> None:
+        self.net = net if isinstance(net, Network) else Network(net)
+        self.data = batches(data)
+        self.columns = self.data if columns is None else batches(columns)
+        self.kernel = kernel
+        self.centered = centered
+        self.max_memory = max_memory
+        self._engine = _engine(self.net, engine, max_memory)
+
+    def __repr__(self) -> str:
+        centered = ", centered" if self.centered else ""
+        return f"GramMatrix({self.data.n:,} × {self.columns.n:,}, {self.kernel}, {self.net}{centered})"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns, in samples."""
+        return self.data.n, self.columns.n
+
+    @property
+    def square(self) -> bool:
+        """Whether rows and columns are the same samples."""
+        return self.data is self.columns
+
+    @property
+    def d(self) -> int:
+        """The number of outputs whose gradients are compared."""
+        return self._row_shape[0]
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type of results: the model's, at least float32. Sums are kept in float64."""
+        return torch.promote_types(self.net.dtype, torch.float32)
+
+    def with_kernel(self, kernel: Kernel) -> "GramMatrix":
+        """Return the same samples and gradients under another kernel."""
+        other = copy.copy(self)
+        other.kernel = kernel
+        return other
+
+    def with_columns(self, columns: Any) -> "GramMatrix":
+        """Return the same rows against other samples, centered about the same mean."""
+        other = copy.copy(self)
+        other.__dict__["gradients"] = self.gradients
+        other.columns = batches(columns)
+        return other
+
+    def __matmul__(self, weights: Tensor) -> Tensor:
+        """Return Σ_x' B(x, x') w(x') for the kernel's blocks B: (m, d, c) -> (n, d, c)."""
+        if self.kernel.reduce not in (mean_diagonal, whole_block):
+            raise ValueError(
+                f"{self.kernel} is not linear in its blocks, so no product of it takes two passes: "
+                "use gram.over_rows or gram.row_sums, or gram.with_kernel(likewise.CORRELATION)."
+            )
+        if weights.dim() != 3 or weights.shape[:2] != (self.columns.n, self.d):
+            raise ValueError(
+                f"weights must be (m, d, c) = ({self.columns.n}, {self.d}, c), found "
+                f"{tuple(weights.shape)}. To weigh samples by one number each: gram.row_sums."
+            )
+        part = self.product(lambda where: weights[where.start : where.stop], weights.shape[2])
+        return part.to(self.dtype)
+
+    def row_sums(self, weights: Tensor | None = None) -> Tensor:
+        """Return Σ_x' k(x, x') w(x'), (n,), or (n, c) for weights (m, c); w = 1 if not given.
+
+        Two passes where the reduction is linear, all pairs where it is not.
+        """
+        given = self._column_weights(weights)
+        if self.kernel.reduce is not mean_diagonal:
+            sums = self.over_rows(lambda k: k @ given.to(k))
+        else:
+            d, c = self.d, given.shape[1]
+            eye = torch.eye(d).to(given)
+
+            def blocks(where: range) -> Tensor:
+                return torch.einsum("nc,de->ndec", given[where.start : where.stop], eye).flatten(2)
+
+            def trace(outputs: Tensor) -> Tensor:
+                return outputs.unflatten(2, (d, c)).diagonal(dim1=1, dim2=2).mean(-1)
+
+            sums = self.product(blocks, d * c, trace).to(self.dtype)
+        return sums[:, 0] if weights is None or weights.dim() == 1 else sums
+
+    def over_rows(self, reduce: Callable[[Tensor], Any], own: float | None = None) -> Any:
+        """Return reduce(k) joined over strips k of whole rows, (b, m), or (b, m, d, d) for blocks.
+
+        `reduce` returns a tensor with b rows, or a tuple of such. `own`: what stands in the place
+        of a sample's similarity to itself, for example -inf to leave it out.
+        """
+        return self.map_strips(lambda _, k: reduce(k), own)
+
+    def map_strips(self, function: Callable[[range, Tensor], Any], own: float | None = None) -> Any:
+        """Return function(places of the rows, k) joined over strips: `over_rows` that says where."""
+        pairs = Pairs(
+            gradients=self.gradients,
+            rows=self.data,
+            columns=self.columns,
+            kernel=self.kernel,
+            row_shape=self._row_shape,
+            dtype=self.dtype,
+            max_memory=self.max_memory,
+            vanished=(vanished := Vanished()),
+        )
+        with self.net.evaluating():
+            parts = map_over(lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs")
+        vanished.warn()
+        return _joined(parts)
+
+    def dense(self) -> Tensor:
+        """Return the whole matrix, (n, m), or (n, m, d, d) of whole blocks."""
+        return self.over_rows(lambda k: k)
+
+    def diagonal(self) -> Tensor:
+        """Return k(x, x) of the rows, (n,)."""
+        own = self.self_kernel(1 + self.kernel.row + self.kernel.column)
+        return self.kernel.reduce(own).to(self.dtype)
+
+    def self_kernel(self, exponent: float = 1) -> Tensor:
+        """Return K(x, x)ᵉ of the rows, (n, d, d), in float64."""
+        return self._over_rows_of_data(lambda x: self.gradients.self_kernel(x, exponent).matrix)
+
+    def ranks(self) -> Tensor:
+        """Return the rank of K(x, x), (n,): d if all outputs move freely, 0 if none can move."""
+        return self._over_rows_of_data(lambda x: self.gradients.self_kernel(x).rank)
+
+    def vanishing(self) -> Tensor:
+        """Return which rows have no gradient, (n,) booleans: nothing is similar to them."""
+        return self.ranks() == 0
+
+    def outputs(self) -> Tensor:
+        """Return the network's outputs f(x) of the rows, (n, d)."""
+        return self._over_rows_of_data(lambda x: self.net.function({}, x.inputs, x.labels, x.ids))
+
+    def transposed(self) -> "GramMatrix":
+        """Return the matrix with rows and columns exchanged, about the same mean."""
+        other = copy.copy(self)
+        other.__dict__["gradients"] = self.gradients
+        other.data, other.columns = self.columns, self.data
+        other.kernel = Kernel(self.kernel.column, self.kernel.row, self.kernel.reduce)
+        return other
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """Who answers the four questions; a centered one takes a pass over the columns."""
+        if not self.centered:
+            return self._probed
+        eye = torch.eye(self.d, dtype=torch.float64) / self.columns.n
+        mean = self.pull(lambda where: eye.expand(len(where), -1, -1), 0, self._probed)
+        return self._probed.about(mean)
+
+    def pull(self, weights: Weights, exponent: float, gradients: Gradients | None = None) -> Tensor:
+        """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
+        gradients, vanished = gradients or self.gradients, Vanished()
+
+        def term(where: range) -> Tensor:
+            samples = self.columns.samples(where)
+            pulled = gradients.pull(samples, weights(where), exponent)
+            vanished.note(samples, pulled.ranks)
+            return pulled.total
+
+        with self.net.evaluating():
+            total = sum_over(term, self.columns.spans(), "summing gradients")
+        if not self.square:  # else the second pass names them
+            vanished.warn()
+        return total
+
+    def push(self, directions: Tensor, exponent: float, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return read(S(x) u) of the rows; u are the rows of (c, p) directions."""
+        vanished = Vanished()
+
+        def answer(samples: Samples) -> Tensor:
+            pushed = self.gradients.push(samples, directions, exponent)
+            vanished.note(samples, pushed.ranks)
+            return read(pushed.outputs)
+
+        answers = self._over_rows_of_data(answer)
+        vanished.warn()
+        return answers
+
+    def product(self, weights: Weights, c: int, read: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
+        """Return read(gram @ weights) in float64, in as many rounds as it takes vectors to fit."""
+        group = self.vectors_at_once
+        if c > group:
+            rounds = [
+                self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
+                for i in range(0, c, group)
+            ]
+            return read(torch.cat(rounds, 2))
+        return self.push(self.pull(weights, self.kernel.column), self.kernel.row, read)
+
+    @property
+    def vectors_at_once(self) -> int:
+        """How many parameter vectors in float64 fit into half of the memory allowed."""
+        return max(1, self.max_memory // 2 // (8 * self._row_shape[1]))
+
+    def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
+        with self.net.evaluating():
+            spans, data = self.data.spans(), self.data
+            return torch.cat(map_over(lambda where: function(data.samples(where)), spans, "samples"))
+
+    @cached_property
+    def _probed(self) -> Gradients:
+        """The engine, once the model was seen to be deterministic and its samples independent."""
+        with self.net.evaluating():
+            refuse_dependent_samples(self.net, self.data.samples(range(min(3, self.data.n))))
+        return self._engine
+
+    @cached_property
+    def _row_shape(self) -> tuple[int, int]:
+        with self.net.evaluating():
+            rows = self._probed.rows(self.data.samples(range(1)), 0).rows
+        return rows.shape[1], rows.shape[2]
+
+    def _column_weights(self, weights: Tensor | None) -> Tensor:
+        m = self.columns.n
+        if weights is None:
+            return torch.ones(m, 1, dtype=torch.float64)
+        if weights.dim() not in (1, 2) or len(weights) != m:
+            raise ValueError(f"weights must be (m, c) = ({m}, c), found {tuple(weights.shape)}.")
+        return weights.reshape(m, -1).to(wide(weights))
+
+
+def _engine(net: Network, engine: Engine | Gradients, max_memory: int) -> Gradients:
+    if isinstance(engine, Gradients):
+        return engine
+    if engine in ("auto", "autograd"):
+        return Explicit(Jacobians(net), max_memory)
+    raise ValueError(f"There is no engine {engine!r}: choose 'auto' or 'autograd'.")
+
+
+def _some_columns(weights: Weights, which: slice) -> Weights:
+    return lambda where: weights(where)[:, :, which]
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], tuple):
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return torch.cat(parts)

@@ -1,0 +1,225 @@
+"""A trained model as a function f(θ, x) of chosen parameters, with chosen outputs.
+
+A readout (readouts.py) turns whatever the model returns into the (n, d) outputs whose gradients are
+compared.
+
+Nothing here changes the model: inside `Network.evaluating` it is in evaluation mode, and afterwards
+its attributes, mode and every random generator are what they were.
+"""
+
+import inspect
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
+
+from likewise.readouts import Readout, all_outputs
+
+Parameters = dict[str, Tensor]
+Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
+
+
+class Network:
+    """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
+
+    `parameters`: None for all that require grad, or names and glob patterns like "layer4.*". Their
+    values are read from the model at each call, so that a Network follows a model in training.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        readout: Readout = all_outputs,
+        parameters: str | Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"A torch.nn.Module is needed, found {type(model).__name__}.")
+        self.model = _unwrapped(model)
+        self.readout = readout
+        self.names = _selected(self.model, parameters)
+        self._wants_ids = "ids" in inspect.signature(readout).parameters
+
+    def __repr__(self) -> str:
+        p = sum(v.numel() for v in self.parameters.values())
+        readout = getattr(self.readout, "__name__", str(self.readout))
+        return f"Network({type(self.model).__name__}, {readout}, {p:,} parameters)"
+
+    @property
+    def parameters(self) -> Parameters:
+        """The chosen parameters' present values, detached, by name."""
+        every = dict(self.model.named_parameters())
+        return {name: _outside_inference(every[name].detach()) for name in self.names}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest type among the chosen parameters."""
+        dtype = next(iter(self.parameters.values())).dtype
+        for value in self.parameters.values():
+            dtype = torch.promote_types(dtype, value.dtype)
+        return dtype
+
+    def with_parameters(self, parameters: Sequence[str]) -> "Network":
+        """Return the same model and readout with other parameters chosen."""
+        return Network(self.model, self.readout, parameters)
+
+    def outputs(self, inputs: Inputs, labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
+        """Return f(θ, x) for a batch, (n, d), in evaluation mode and without gradients."""
+        with self.evaluating():
+            return self.function({}, inputs, labels, ids)
+
+    def function(
+        self,
+        parameters: Parameters,
+        inputs: Inputs,
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> Tensor:
+        """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
+        inputs = tree_map(self._placed, inputs)
+        n = len(tree_leaves(inputs)[0])
+        buffers = {name: value.clone() for name, value in self.model.named_buffers()}
+        outputs = functional_call(self.model, {**buffers, **parameters}, *_arguments(inputs))
+        if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
+            outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
+        placed = [self._placed(value) for value in ((labels, ids) if self._wants_ids else (labels,))]
+        return _checked(self.readout(outputs, *placed), n)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode, no gradients unless enabled inside; on leaving, all is as before."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_generators_restored())
+            stack.enter_context(_attributes_restored(self.model))
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(_exact_layers(self.model))
+            self.model.eval()
+            yield
+
+    def _placed(self, value: Any) -> Any:
+        """Move a tensor to the model's device, and floating ones to the model's precision."""
+        if not isinstance(value, Tensor):
+            return value
+        value = _outside_inference(value)
+        reference = next(self.model.parameters())
+        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        same = value.is_floating_point() and len(dtypes) == 1
+        return value.to(reference.device, reference.dtype if same else value.dtype)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile, DataParallel or DistributedDataParallel."""
+    compiled = getattr(model, "_orig_mod", None)
+    if isinstance(compiled, nn.Module):
+        return _unwrapped(compiled)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return _unwrapped(model.module)
+    return model
+
+
+def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the chosen parameters, a tied one once, under its first name."""
+    first = {id(value): name for name, value in reversed(list(model.named_parameters()))}
+    aliases = [
+        (name, first[id(value)], value) for name, value in model.named_parameters(remove_duplicate=False)
+    ]
+    if parameters is None:
+        chosen = [name for _, name, value in aliases if value.requires_grad]
+        if not chosen:
+            raise ValueError(
+                f"None of the {len(aliases)} parameters of {type(model).__name__} requires grad: "
+                'choose some by name, for example parameters=["*"] for all of them.'
+            )
+    else:
+        chosen = []
+        for pattern in [parameters] if isinstance(parameters, str) else parameters:
+            matches = [name for alias, name, _ in aliases if fnmatchcase(alias, pattern)]
+            if not matches:
+                raise ValueError(
+                    f"No parameter matches {pattern!r}. The model has: "
+                    + ", ".join(alias for alias, _, _ in aliases[:20])
+                    + (f" and {len(aliases) - 20} more." if len(aliases) > 20 else ".")
+                )
+            chosen += matches
+    values = dict(model.named_parameters())
+    for name in chosen:
+        if isinstance(values[name], nn.parameter.UninitializedParameter):
+            raise ValueError(f"Parameter {name} has no shape yet: call the model on a batch first.")
+        if not values[name].is_floating_point():
+            raise ValueError(
+                f"Parameter {name} is {values[name].dtype}: only real floating parameters have "
+                "gradients that can be compared; choose others with parameters=[...]."
+            )
+    return tuple(name for name in values if name in set(chosen))
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def _checked(outputs: Tensor, n: int) -> Tensor:
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+        found = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise TypeError(f"A readout returns a floating (n, d) tensor, found {found}.")
+    if outputs.dim() == 0 and n == 1:
+        outputs = outputs.unsqueeze(0)
+    if outputs.dim() == 0 or len(outputs) != n:
+        raise ValueError(
+            f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}: expected "
+            f"({n}, d), samples first. Pass a readout that returns them so."
+        )
+    return outputs.reshape(n, -1)
+
+
+def _outside_inference(value: Tensor) -> Tensor:
+    return value.clone() if value.is_inference() else value
+
+
+@contextmanager
+def _generators_restored() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def _attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Put back every module's mode and attributes, also those that forward assigns."""
+    modules = [(module, module.training, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training, attributes in modules:
+            if not isinstance(module, torch.jit.ScriptModule):
+                vars(module).clear()
+                vars(module).update(attributes)
+            module.training = training
+
+
+@contextmanager
+def _exact_layers(model: nn.Module) -> Iterator[None]:
+    """Turn off kernels that cannot be differentiated in evaluation mode."""
+    fast, cudnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.cudnn.enabled
+    torch.backends.mha.set_fastpath_enabled(False)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.cudnn.enabled = cudnn

@@ -1,0 +1,127 @@
+"""Readouts: which numbers of what a model returns are the outputs whose gradients are compared.
+
+A readout is any function (outputs, labels) -> (n, d); those below serve common cases. One with a
+third argument named `ids` also gets the samples' numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Outputs = Any  # whatever the model returns
+Readout = Callable[..., Tensor]
+
+
+def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
+    """Return every output of the sample, flattened."""
+    return main_tensor(outputs).flatten(1)
+
+
+@dataclass(frozen=True)
+class _OneOutput:
+    index: int
+
+    def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
+        every = all_outputs(outputs)
+        if not -every.shape[1] <= self.index < every.shape[1]:
+            raise ValueError(
+                f"one_output({self.index}) asks for an output that is not there: the model has "
+                f"{every.shape[1]} outputs, numbered from 0."
+            )
+        return every[:, self.index].unsqueeze(1)
+
+
+def one_output(index: int) -> Readout:
+    """Return the readout of one output, counted over the flattened outputs: d = 1."""
+    return _OneOutput(index)
+
+
+def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
+    """Return log-softmax over dimension 1. Its d rows have rank d − 1, so k^C(x, x) = (d − 1)/d."""
+    return _scores(outputs).log_softmax(1).flatten(1)
+
+
+def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
+    """Return the label's logit minus the log-sum-exp of the others; d = 1; sec. 3.
+
+    Of a model with a single output, the logit of class 1 against class 0, signed by the label.
+    """
+    scores, target = _scores_and_labels(outputs, labels, "label_against_rest")
+    if scores.shape[1] == 1:
+        return scores * (2 * target - 1)
+    others = scores.scatter(1, target, -torch.inf).logsumexp(1, keepdim=True)
+    return scores.gather(1, target) - others
+
+
+@dataclass(frozen=True)
+class _LabelAgainstRandom:
+    seed: int
+
+    def __call__(self, outputs: Outputs, labels: Tensor | None, ids: Tensor) -> Tensor:
+        scores, target = _scores_and_labels(outputs, labels, "label_against_random")
+        if scores.shape[1] < 2:
+            return label_against_rest(outputs, labels)
+        shift = 1 + _scrambled(ids, self.seed).remainder(scores.shape[1] - 1).unsqueeze(1)
+        rival = (target + shift).remainder(scores.shape[1])
+        return scores.gather(1, target) - scores.gather(1, rival)
+
+
+def label_against_random(seed: int = 0) -> Readout:
+    """Return the readout of the label's logit minus that of another class drawn per sample; d = 1.
+
+    The draw depends on the seed and the sample's id alone, not on batches or processes.
+    """
+    return _LabelAgainstRandom(seed)
+
+
+def main_tensor(outputs: Outputs) -> Tensor:
+    """Return the tensor to read: `logits` where there are any, a tuple's first, a dict's only one.
+
+    More than one candidate in a dict is an error, not a guess.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    named = _named_tensors(outputs)
+    if "logits" in named:
+        return named["logits"]
+    if isinstance(outputs, tuple | list) and len(outputs) and isinstance(outputs[0], Tensor):
+        return outputs[0]
+    if len(named) == 1:
+        return next(iter(named.values()))
+    found = f"{type(outputs).__name__} with tensors {sorted(named)}" if named else type(outputs)
+    raise TypeError(
+        f"The model returned {found}, and it is not clear which tensor is meant: pass a readout, "
+        "for example readout=lambda outputs, labels: outputs['name'].flatten(1)."
+    )
+
+
+def _named_tensors(outputs: Outputs) -> dict[str, Tensor]:
+    items = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
+    return {str(k): v for k, v in items.items() if isinstance(v, Tensor) and v.is_floating_point()}
+
+
+def _scores(outputs: Outputs) -> Tensor:
+    scores = main_tensor(outputs)
+    return scores.unsqueeze(1) if scores.dim() == 1 else scores
+
+
+def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+    scores = _scores(outputs)
+    if labels is None:
+        raise ValueError(f"{name} needs labels: give the data as (X, y), or batches(X, labels=y).")
+    if labels.is_floating_point() or scores.dim() != 2 or labels.dim() > 2:
+        raise ValueError(
+            f"{name} needs one class number a sample and (n, classes) outputs, found labels of "
+            f"{labels.dtype} {tuple(labels.shape)} and outputs {tuple(scores.shape)}."
+        )
+    return scores, labels.reshape(-1, 1).long()
+
+
+def _scrambled(ids: Tensor, seed: int) -> Tensor:
+    """Return non-negative integers that look random in id and seed (Knuth's multipliers)."""
+    mixed = (ids.long() + 1) * 2654435761 + (seed + 1) * 40503
+    mixed = (mixed.remainder(2**31) * 1103515245 + 12345).remainder(2**31)
+    return mixed // 65536

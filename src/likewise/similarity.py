@@ -1,0 +1,26 @@
+"""The one-liner."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from likewise.gram import Engine, GramMatrix
+from likewise.kernels import CORRELATION, Kernel
+from likewise.network import Network
+from likewise.readouts import Readout, all_outputs
+
+
+def similarity(
+    model: nn.Module,
+    a: Any,
+    b: Any = None,
+    readout: Readout = all_outputs,
+    kernel: Kernel = CORRELATION,
+    centered: bool = False,
+    engine: Engine = "auto",
+) -> Tensor:
+    """Return k(x, x') of the samples of `a` with those of `b` (or with each other), (n, m).
+
+    1 for inputs that the network cannot tell apart, 0 for inputs that have nothing in common.
+    """
+    return GramMatrix(Network(model, readout), a, b, kernel, engine, centered).dense()

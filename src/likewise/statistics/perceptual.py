@@ -1,0 +1,34 @@
+"""The similarity of activations, for comparison (sec. 2.3 and 6.2)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from likewise.gradients import Activations, Explicit
+from likewise.gram import GramMatrix
+from likewise.kernels import CORRELATION, Kernel
+from likewise.network import Network
+
+
+def perceptual(
+    model: Network | nn.Module,
+    layers: str | Sequence[str],
+    data: Any,
+    columns: Any = None,
+    weights: Sequence[float] | None = None,
+    kernel: Kernel = CORRELATION,
+    centered: bool = False,
+    max_memory: int = 2**30,
+) -> GramMatrix:
+    """Return the Gram matrix of Σ_l λ_l a_l(x)·a_l(x'), or its cosine by default, (d = 1).
+
+    `layers`: names or glob patterns of modules whose outputs are the activations; `weights`: their
+    λ, one by default. Every use of a GramMatrix and every statistic but those of predictions works
+    on it; with kernel=INNER_PRODUCT it is the plain sum.
+    """
+    net = model if isinstance(model, Network) else Network(model, parameters="*")  # frozen ones too
+    names = [layers] if isinstance(layers, str) else list(layers)
+    source = Activations(net, names, [1.0] * len(names) if weights is None else weights)
+    engine = Explicit(source, max_memory)
+    return GramMatrix(net, data, columns, kernel, engine, centered, max_memory)

@@ -1,0 +1,37 @@
+"""Labels in the form that sums over a neighborhood need."""
+
+import torch
+from torch import Tensor
+
+from likewise.gram import GramMatrix
+
+
+def given_labels(gram: GramMatrix, labels: Tensor | None) -> Tensor | None:
+    """Return the labels of the columns: those given, else those that travel with the data."""
+    if labels is None:
+        return gram.columns.labels()
+    labels = torch.as_tensor(labels)
+    if len(labels) != gram.columns.n:
+        raise ValueError(f"{len(labels)} labels for {gram.columns.n} samples.")
+    return labels
+
+
+def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
+    """Return the labels as class numbers, (m,), or say what is wrong with them."""
+    found = given_labels(gram, labels)
+    if found is None:
+        raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
+    found = found.squeeze(-1) if found.dim() == 2 and found.shape[1] == 1 else found
+    if found.is_floating_point() or found.is_complex() or found.dim() != 1 or int(found.min()) < 0:
+        raise ValueError(
+            "Class numbers from 0 are needed, one a sample; found labels of "
+            f"{found.dtype}, shape {tuple(found.shape)}, from {found.min()} to {found.max()}."
+        )
+    return found.cpu().long()
+
+
+def numeric(labels: Tensor) -> Tensor:
+    """Return labels as numbers to average, (m, q): classes one-hot, numbers as they are."""
+    if not labels.is_floating_point() and (labels.dim() == 1 or labels.shape[1] == 1):
+        return torch.nn.functional.one_hot(labels.reshape(-1).long()).double()
+    return labels.reshape(len(labels), -1).double()

@@ -1,0 +1,67 @@
+"""How freely can a prediction move? (sec. 4.4) And what moves with it? (Theorem 3)"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likewise.gram import GramMatrix
+from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
+from likewise.linalg import power, rank_floor
+from likewise.network import Network
+
+
+def uncertainty(gram: GramMatrix) -> Tensor:
+    """Return ‖∇f(x)‖² / Σ k^I(x, x'), how far f(x) moves at unit disturbance, (n,); sec. 4.4.
+
+    Large: f(x) could have come out differently without disturbing the data. The paper's quick form,
+    in two passes: where similarities are negative they cancel, see `disturbance` for the exact one.
+    A sample without a gradient cannot move: 0.
+    """
+    refuse_centered(gram)
+    inner = gram.with_kernel(INNER_PRODUCT)
+    own = inner.diagonal()
+    return torch.where(own == 0, 0, own / inner.row_sums())
+
+
+def disturbance(gram: GramMatrix) -> Tensor:
+    """Return Σ ‖K(x', x) K(x, x)⁻¹‖_F / √d, (n,): how much a unit move of f(x) moves the data.
+
+    The exact L¹ of sec. 4.4, for d = 1 Σ |k^I(x, x')| / ‖∇f(x)‖²; for d > 1 the root mean square
+    over directions of the move. Of a sample alone it is 1, of N samples alike N. Visits all pairs.
+    A sample without a gradient cannot be moved at any price: infinity.
+    """
+    refuse_centered(gram)
+    moves = gram.with_kernel(Kernel(-1, 0, whole_block))
+    total = moves.over_rows(lambda b: b.square().sum((2, 3)).sqrt().sum(1)) / math.sqrt(gram.d)
+    return torch.where(gram.vanishing(), torch.inf, total) if (total == 0).any() else total
+
+
+def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
+    """Return the first-order move of f(of), (m, d), when f(at) is moved by `move`; Theorem 3.
+
+    K(of, at) K(at, at)⁻¹ move, by the smallest change of parameters that does it. `at` may hold
+    several samples, moved together by `move`, (n, d) or one (d,) for all; directions in which no
+    parameter moves them are left out.
+    """
+    net = net if isinstance(net, Network) else Network(net)
+    here = GramMatrix(net, at, kernel=Kernel(0, 0, whole_block))
+    n, d = here.data.n, here.d
+    if move.shape[-1:] != (d,) or move.numel() not in (d, n * d):
+        raise ValueError(f"move must be ({n}, {d}) or ({d},), found {tuple(move.shape)}.")
+    own = here.dense().transpose(1, 2).reshape(n * d, n * d).double()
+    inverse = power(own, -1, rank_floor(net.dtype)).matrix
+    target = move.to(inverse).reshape(-1, d).expand(n, d).reshape(n * d, 1)
+    weights = (inverse @ target).reshape(n, d, 1)
+    there = GramMatrix(net, of, columns=here.columns, kernel=INNER_PRODUCT)
+    return (there @ weights)[:, :, 0]
+
+
+def refuse_centered(gram: GramMatrix) -> None:
+    """Raise where a sum of gradients is divided by, which centering makes zero."""
+    if gram.centered:
+        raise ValueError(
+            "Centered gradients sum to zero over the data, so nothing can be divided by their sum: "
+            "make the GramMatrix with centered=False."
+        )
