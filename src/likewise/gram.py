@@ -29,6 +29,7 @@ from likewise.parallel import map_over, sum_over
 
 Engine = Literal["auto", "autograd"]
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
+Read = Callable[[range, Tensor], Tensor]  # what to keep of the products (b, d, c) at these places
 
 
 class GramMatrix:
@@ -124,7 +125,7 @@ class GramMatrix:
             def blocks(where: range) -> Tensor:
                 return torch.einsum("nc,de->ndec", given[where.start : where.stop], eye).flatten(2)
 
-            def trace(outputs: Tensor) -> Tensor:
+            def trace(_: range, outputs: Tensor) -> Tensor:
                 return outputs.unflatten(2, (d, c)).diagonal(dim1=1, dim2=2).mean(-1)
 
             sums = self.product(blocks, d * c, trace).to(self.dtype)
@@ -213,28 +214,30 @@ class GramMatrix:
             vanished.warn()
         return total
 
-    def push(self, directions: Tensor, exponent: float, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return read(S(x) u) of the rows; u are the rows of (c, p) directions."""
+    def push(self, directions: Tensor, exponent: float, read: Read) -> Tensor:
+        """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
         vanished = Vanished()
 
-        def answer(samples: Samples) -> Tensor:
+        def answer(where: range) -> Tensor:
+            samples = self.data.samples(where)
             pushed = self.gradients.push(samples, directions, exponent)
             vanished.note(samples, pushed.ranks)
-            return read(pushed.outputs)
+            return read(where, pushed.outputs)
 
-        answers = self._over_rows_of_data(answer)
+        with self.net.evaluating():
+            answers = torch.cat(map_over(answer, self.data.spans(), "reading off"))
         vanished.warn()
         return answers
 
-    def product(self, weights: Weights, c: int, read: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
-        """Return read(gram @ weights) in float64, in as many rounds as it takes vectors to fit."""
+    def product(self, weights: Weights, c: int, read: Read = lambda _, outputs: outputs) -> Tensor:
+        """Return read(places, gram @ weights) in float64, in as many rounds as vectors need to fit."""
         group = self.vectors_at_once
         if c > group:
             rounds = [
                 self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
                 for i in range(0, c, group)
             ]
-            return read(torch.cat(rounds, 2))
+            return read(range(self.data.n), torch.cat(rounds, 2))
         return self.push(self.pull(weights, self.kernel.column), self.kernel.row, read)
 
     @property

@@ -36,7 +36,8 @@ def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
     parameters = net.parameters
 
     def one(inputs: Any, labels: Tensor | None, number: Tensor) -> Tensor:
-        inputs, label, number = tree_map(lambda t: t.unsqueeze(0), (inputs, labels, number))
+        inputs, number = tree_map(lambda t: t.unsqueeze(0), (inputs, number))
+        label = None if labels is None else labels.unsqueeze(0)
         y, pullback, *_ = vjp(lambda theta: net.function(theta, inputs, label, number)[0], parameters)
         # One vjp per output rather than a nested vmap, which breaks on PReLU.
         return torch.stack([_joined(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])

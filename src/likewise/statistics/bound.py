@@ -56,11 +56,12 @@ def output_head(gram: GramMatrix) -> Head | None:
 def reach(gram: GramMatrix, head: Head) -> Reach:
     """Return what the bound needs of the rows: ‖S_b‖² = tr(K⁻¹ K_b), and the same for the layer."""
     inverse = gram.self_kernel(-1)
-    norms = []
-    for names in ([head.weight, head.bias], [head.bias]):
+
+    def norm(names: list[str]) -> Tensor:
         part = GramMatrix(gram.net.with_parameters(names), gram.data, max_memory=gram.max_memory)
-        norms.append((inverse * part.self_kernel()).sum((1, 2)).sqrt())
-    return Reach(*norms, gram.ranks().double())
+        return (inverse * part.self_kernel()).sum((1, 2)).clamp(min=0).sqrt()
+
+    return Reach(norm([head.weight, head.bias]), norm([head.bias]), gram.ranks().double())
 
 
 def pair_bounds(left: Reach, right: Reach, k: Tensor, d: int, slope: float) -> Tensor:

@@ -52,11 +52,10 @@ def denoising(
     inner = gram.with_kernel(INNER_PRODUCT)
     found = given_labels(gram, labels)
     means = _Means(inner, None if found is None else numeric(found))
-    squares = _exact_squares(inner) if exact else row_squares(inner, draws, seed)
-    alone = squares.blocks.diagonal(dim1=1, dim2=2).sum(1) <= 0
     unit = torch.linalg.pinv(means.total, rtol=1e-10)  # zero if all is zero
-    size = (unit @ squares.blocks.to(unit) @ unit.mT).diagonal(dim1=1, dim2=2).mean(1).clamp(min=0)
-    factor = torch.where(alone, 1, size.sqrt())
+    squares = _exact_squares(inner, unit) if exact else row_squares(inner, unit, draws, seed)
+    alone = squares.sums <= 0
+    factor = torch.where(alone, 1, (squares.sums / gram.d).sqrt())
     prediction = gram.outputs().to(means.prediction)
     smoothed = torch.where(alone[:, None], prediction, means.prediction)
     negative, bound = _signs_and_bound(inner, unit, None if exact else draws, seed)
@@ -72,7 +71,7 @@ def denoising(
         smoothed_label=means.labels_where(alone),
         negative_share=negative.to(gram.dtype),
         bound=torch.where(alone, 0, bound).to(gram.dtype),
-        factor_error=(factor * squares.relative_error.to(factor) / 2).to(gram.dtype),
+        factor_error=(squares.error / (2 * gram.d * factor)).to(gram.dtype),
         unreliable=alone | ~(factor <= 1 + 1e-6),
     )
 
@@ -129,9 +128,13 @@ def _mean(total: Tensor, sums: Tensor, q: int) -> Tensor:
     return torch.where(weight == 0, 0, traces / weight)
 
 
-def _exact_squares(inner: GramMatrix) -> Squares:
-    blocks = inner.with_kernel(BLOCKS).over_rows(lambda b: torch.einsum("nmde,nmfe->ndf", b, b))
-    return Squares(blocks.double(), blocks.new_zeros(len(blocks), dtype=torch.float64))
+def _exact_squares(inner: GramMatrix, left: Tensor) -> Squares:
+    def squares(where: range, blocks: Tensor) -> Tensor:
+        weighted = torch.einsum("nde,nmef->nmdf", left[where.start : where.stop], blocks.to(left))
+        return weighted.square().sum((1, 2, 3))
+
+    sums = inner.with_kernel(BLOCKS).map_strips(squares)
+    return Squares(sums, torch.zeros_like(sums))
 
 
 def _signs_and_bound(

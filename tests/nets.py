@@ -1,0 +1,77 @@
+"""Small networks of every kind, in float64, with random running statistics."""
+
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    """One weight used twice, once transposed, and a module called twice."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.encode = nn.Linear(4, 4)
+        self.decode = nn.Linear(4, 4)
+        self.decode.weight = self.encode.weight
+        self.twice = nn.Linear(4, 4)
+        self.out = nn.Linear(4, d)
+
+    def forward(self, x):
+        x = torch.tanh(self.decode(torch.tanh(self.encode(x))) + x @ self.encode.weight)
+        return self.out(torch.tanh(self.twice(torch.tanh(self.twice(x)))))
+
+
+class SmallTransformer(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, 3, 4))
+        layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.out = nn.Linear(4, d)
+
+    def forward(self, x):
+        return self.out(self.encoder(x + self.position).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.out = nn.Linear(4, d)
+
+    def forward(self, x):
+        return self.out(self.lstm(x)[0][:, -1])
+
+
+def mlp(d):
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, d))
+
+
+def conv(d):
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.PReLU(3),
+        nn.Dropout(0.5),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, d),
+    )
+
+
+SHAPES = {
+    mlp: (3,),
+    conv: (1, 5, 5),
+    Tied: (4,),
+    SmallTransformer: (3, 4),
+    Recurrent: (4, 3),
+}
+
+
+def case(make, d, n, seed=0):
+    """A net in training mode with lived-in buffers, and n inputs."""
+    torch.manual_seed(seed)
+    model = make(d).double()
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(torch.rand_like(buffer) + (0.5 if "var" in name else 0))
+    return model.train(), torch.randn(n, *SHAPES[make], dtype=torch.float64)

@@ -1,0 +1,178 @@
+"""Every kernel, reduction and statistic against the formulas written out, over kinds of nets."""
+
+import pytest
+import torch
+
+import likewise as lw
+import nets
+import oracle
+
+CASES = [(make, d) for make in nets.SHAPES for d in (1, 2, 3, 10)]
+TOLERANCE = 1e-10
+pytestmark = pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent")
+
+
+def close(found, expected, tolerance=TOLERANCE):
+    scale = max(1.0, expected.abs().max().item())
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max().item() <= tolerance * scale
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda c: f"{c[0].__name__}-{c[1]}")
+def case(request):
+    """A gram of 7 rows with 5 other columns and one of the rows with themselves, and Jacobians."""
+    make, d = request.param
+    model, x = nets.case(make, d, 12)
+    left, right = oracle.jacobians(model, x[:7]), oracle.jacobians(model, x[7:])
+    cross = lw.GramMatrix(lw.Network(model), lw.batches(x[:7], size=3), lw.batches(x[7:], size=2))
+    own = lw.GramMatrix(lw.Network(model), lw.batches(x[:7], size=3))
+    return cross, own, left, right
+
+
+def test_inner_products(case):
+    cross, own, left, right = case
+    kernel = lw.Kernel(0, 0, lw.whole_block)
+    close(cross.with_kernel(kernel).dense(), oracle.inner(left, right))
+    close(own.with_kernel(kernel).dense(), oracle.inner(left, left))
+
+
+@pytest.mark.parametrize("exponents", [(0, -1), (-1, 0), (-0.5, -0.5)], ids=str)
+def test_blocks_of_every_normalization(case, exponents):
+    cross, _, left, right = case
+    close(
+        cross.with_kernel(lw.Kernel(*exponents, lw.whole_block)).dense(),
+        oracle.blocks(left, right, *exponents),
+    )
+
+
+def test_reductions(case):
+    cross, _, left, right = case
+    expected = oracle.correlation(left, right)
+    close(cross.dense(), oracle.trace(expected))
+    close(cross.with_kernel(lw.NEAR_IDENTITY).dense(), oracle.near_identity(expected))
+    close(cross.with_kernel(lw.SUBSPACE_MATCH).dense(), oracle.subspace_match(expected))
+    # 1 − √x has an infinite slope at identical samples, of which there are none here
+    close(cross.with_kernel(lw.IDENTITY_DISTANCE).dense(), oracle.identity_distance(expected), 1e-8)
+    influence = oracle.blocks(left, right, 0, -1)
+    close(cross.with_kernel(lw.INFLUENCE).dense(), oracle.trace(influence))
+
+
+def own_correlation(left):
+    return oracle.trace(oracle.correlation(left, left))
+
+
+def test_counts(case):
+    _, own, left, _ = case
+    k = own_correlation(left)
+    close(lw.soft_neighbors(own), k.sum(1))
+    close(lw.positive_neighbors(own, exponent=3), torch.where(k > 0, k, 0).pow(3).sum(1))
+    threshold = k.median().item() + 1e-6
+    assert torch.equal(lw.hard_neighbors(own, threshold), (k >= threshold).sum(1))
+
+
+def test_nearest_neighbors(case):
+    cross, own, left, _ = case
+    k = own_correlation(left).clone().fill_diagonal_(-2)
+    found = lw.nearest(own, k=3)
+    close(found.similarities, k.sort(1, descending=True).values[:, :3])
+    close(k.gather(1, found.indices), found.similarities)
+    assert lw.nearest(cross, k=2).indices.shape == (7, 2)
+
+
+def test_histogram(case):
+    _, own, left, _ = case
+    k = own_correlation(left)
+    found = lw.similarity_histogram(own, bins=8)
+    assert found.counts.sum(1).eq(7).all()
+    for i in range(7):
+        expected = torch.histc(k[i].clamp(-1, 1 - TOLERANCE), 8, -1, 1)
+        assert (found.counts[i] - expected).abs().sum() <= 2  # a value on an edge may fall either way
+
+
+def test_uncertainty_and_disturbance(case):
+    _, own, left, _ = case
+    found = oracle.inner(left, left)
+    close(lw.uncertainty(own), oracle.trace(found).diagonal() / oracle.trace(found).sum(1), TOLERANCE)
+    inverse = [torch.linalg.inv(found[i, i]) for i in range(7)]
+    moves = [sum((found[j, i] @ inverse[i]).norm() for j in range(7)) for i in range(7)]
+    close(lw.disturbance(own), torch.stack(moves) / left.shape[1] ** 0.5, TOLERANCE)
+
+
+def test_denoising(case):
+    _, own, left, _ = case
+    labels = torch.randn(7, left.shape[1], dtype=torch.float64)
+    weights = oracle.denoising_weights(left)
+    d = left.shape[1]
+    found = lw.denoising(own, labels, exact=True)
+    close(found.factor, (weights.pow(2).sum((1, 2, 3)) / d).sqrt(), TOLERANCE)
+    assert found.floor == 7**-0.5
+    close(found.effective_neighbors, d / weights.pow(2).sum((1, 2, 3)), TOLERANCE)
+    outputs = own.outputs()
+    close(found.smoothed_prediction, torch.einsum("nmab,mb->na", weights, outputs), TOLERANCE)
+    close(found.shift, outputs - torch.einsum("nmab,mb->na", weights, outputs), TOLERANCE)
+    close(found.smoothed_label, torch.einsum("nmab,mb->na", weights, labels), TOLERANCE)
+    mass = oracle.trace(weights)
+    close(found.negative_share, mass.clamp(max=0).abs().sum(1) / mass.abs().sum(1), TOLERANCE)
+    assert (found.bound >= found.shift.norm(dim=1)).all()
+
+
+def test_denoising_by_signs_agrees_within_its_error_bar(case):
+    _, own, _, _ = case
+    exact, estimated = lw.denoising(own, exact=True), lw.denoising(own, draws=100)
+    close(estimated.smoothed_prediction, exact.smoothed_prediction)
+    error = (estimated.factor - exact.factor).abs()
+    assert (error <= 5 * estimated.factor_error + 1e-6 * exact.factor).all()
+
+
+def test_predicted_move(case):
+    cross, _, left, right = case
+    d = left.shape[1]
+    own = left[0] @ left[0].T
+    move = torch.randn(d, dtype=torch.float64)
+    expected = torch.stack([row @ left[0].T @ torch.linalg.inv(own) @ move for row in right])
+    at, of = cross.data.samples(range(1)).inputs, cross.columns.samples(range(5)).inputs
+    close(lw.predicted_move(cross.net, at, move, of), expected, TOLERANCE)
+
+
+def test_centered(case):
+    _, own, left, _ = case
+    centered = lw.GramMatrix(own.net, own.data, centered=True)
+    shifted = left - left.mean(0)
+    close(centered.with_kernel(lw.INNER_PRODUCT).dense(), oracle.trace(oracle.inner(shifted, shifted)))
+    k = oracle.trace(oracle.correlation(shifted, shifted))
+    close(centered.dense(), k, TOLERANCE)
+    close(lw.soft_neighbors(centered), k.sum(1), TOLERANCE)
+
+
+def test_classes(case):
+    _, own, left, _ = case
+    k, labels = own_correlation(left), torch.tensor([0, 1, 0, 1, 1, 0, 0])
+    within, between = lw.class_similarity(own, labels).mean[0]
+    members = labels == 0
+    pairs = k[members][:, members]
+    close(within, (pairs.sum() - pairs.diagonal().sum()) / (4 * 3))
+    close(between, k[members][:, ~members].mean())
+
+
+def test_label_votes(case):
+    _, own, left, _ = case
+    k, labels = own_correlation(left).clone(), torch.tensor([0, 1, 2, 1, 1, 0, 2])
+    k.fill_diagonal_(0)
+    votes = torch.stack([k.clamp(min=0).pow(4)[:, labels == c].sum(1) for c in range(3)], 1)
+    found = lw.label_suspicion(own, labels, exponent=4)
+    own_votes = votes[torch.arange(7), labels]
+    close(found.suspicion, torch.where(votes.sum(1) > 0, 1 - own_votes / votes.sum(1), 0), TOLERANCE)
+    assert ((found.suggested == votes.argmax(1)) | (votes.sum(1) == 0)).all()
+    assert ((found.suspicion >= 0) & (found.suspicion <= 1)).all()
+
+
+def test_fit_quality(case):
+    _, own, left, _ = case
+    labels = torch.randn(7, 2, dtype=torch.float64)
+    weights = oracle.trace(oracle.inner(left, left))
+    weights = weights / weights.sum(1, keepdim=True)
+    variance = (weights @ labels.pow(2) - (weights @ labels).pow(2)).sum(1).clamp(min=0)
+    found = lw.fit_quality(own, labels)
+    close(found.label_variance, variance / labels.var(0, correction=0).sum(), 1e-8)
+    close(found.neighbors, lw.soft_neighbors(own))
+    assert found.verdict in ("underfit", "fit", "overfit")
