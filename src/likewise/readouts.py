@@ -17,7 +17,7 @@ Readout = Callable[..., Tensor]
 
 def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
     """Return every output of the sample, flattened."""
-    return main_tensor(outputs).flatten(1)
+    return _scores(outputs).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Activations:
             raise ValueError(f"{len(weights)} weights for {len(layers)} layers.")
         if min(weights) < 0:
             raise ValueError(f"The weights of layers cannot be negative, found {min(weights)}.")
-        self._net = net
+        self._net, self._patterns = net, tuple(layers)
         self._weight = {
             name: weight
             for pattern, weight in zip(layers, weights, strict=True)
@@ -39,9 +39,9 @@ class Activations:
         seen: dict[str, list[Tensor]] = {name: [] for name in self._weight}
         with _recorded(self._net.model, seen):
             self._net.function({}, samples.inputs, samples.labels, samples.ids)
-        silent = [name for name, outputs in seen.items() if not outputs]
-        if silent:
-            raise ValueError(f"The layers {silent} were not called in the forward pass.")
+        for pattern in self._patterns:  # a container may be silent, but not all that match
+            if not any(seen[name] for name in seen if fnmatchcase(name, pattern)):
+                raise ValueError(f"No layer that matches {pattern!r} was called in the forward pass.")
         return torch.cat(
             [
                 output.reshape(len(samples), 1, -1) * self._weight[name] ** 0.5

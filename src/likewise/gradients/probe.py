@@ -16,7 +16,13 @@ def refuse_dependent_samples(net: Network, samples: Samples) -> None:
     Call it inside `net.evaluating`.
     """
     once, again = (_outputs(net, samples) for _ in range(2))
-    alone = torch.cat([_outputs(net, x) for x in samples.split(1)])
+    try:
+        alone = torch.cat([_outputs(net, x) for x in samples.split(1)])
+    except Exception as error:
+        raise ValueError(
+            f"The model takes {len(samples)} samples together but not one alone ({error}): do a sample's "
+            "outputs depend on the other samples of its batch? A gradient must be of one sample."
+        ) from error
     tolerance = torch.finfo(once.dtype).eps ** 0.5 * (1 + once.abs().max())
     if (once - again).abs().max() > tolerance:
         raise ValueError(
