@@ -243,7 +243,7 @@ def _bare(batch: Any) -> Any:
 
 
 def _usable(values: Any) -> bool:
-    return isinstance(values, Tensor | np.ndarray) or not isinstance(values[0], str)
+    return isinstance(values, Tensor) or not isinstance(values[0], str)
 
 
 def _column(name: str, values: Any) -> Tensor:

@@ -56,6 +56,7 @@ class GramMatrix:
         self.kernel = kernel
         self.centered = centered
         self.max_memory = max_memory
+        self.of_network = not isinstance(engine, Gradients)  # else rows may be anything
         self._engine = _engine(self.net, engine, max_memory)
 
     def __repr__(self) -> str:

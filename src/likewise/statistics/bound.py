@@ -49,6 +49,8 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
 
 def output_head(gram: GramMatrix) -> Head | None:
     """Return the network's last linear layer, seen on the first samples."""
+    if not gram.of_network:
+        return None
     with gram.net.evaluating():
         return last_linear(gram.net, gram.data.samples(range(min(3, gram.data.n))))
 

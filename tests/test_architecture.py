@@ -1,0 +1,83 @@
+"""Imports go down only, and each kind of effect has one place."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "likewise"
+LEVELS = {
+    "linalg": 0,
+    "kernels": 0,
+    "parallel": 0,
+    "readouts": 0,
+    "data": 0,
+    "network": 1,  # knows the readouts
+    "gradients": 2,
+    "head": 3,
+    "pairs": 3,
+    "gram": 4,
+    "similarity": 5,
+    "statistics": 5,
+}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def part(path):
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down(path):
+    if part(path) == "__init__":
+        return
+    for module in imported(path):
+        if module.split(".")[0] == "likewise":
+            other = module.split(".")[1]
+            assert other == part(path) or LEVELS[other] < LEVELS[part(path)], module
+
+
+def test_each_effect_has_its_place():
+    for path in FILES:
+        text = path.read_text()
+        where = part(path)
+        assert "torch.distributed" not in text or where == "parallel", path
+        assert not re.search(r"\bprint\(|os\.environ", text), path
+        assert not re.search(r"\.write_|open\(|pickle|torch\.(save|load)", text), path
+
+
+def test_no_drawer_for_odds_and_ends():
+    assert not {p.stem for p in FILES} & {"utils", "common", "helpers", "misc", "core"}
+
+
+def test_import_is_quick_and_loads_nothing_heavy():
+    code = """
+import sys, time, torch, numpy
+start = time.perf_counter()
+import likewise
+print(time.perf_counter() - start)
+heavy = {"scipy", "sklearn", "matplotlib", "pandas", "transformers", "datasets", "tensorboard"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, heavy = out.stdout.splitlines()
+    assert heavy == "[]"
+    assert float(seconds) < 1.5
+
+
+def test_public_names_are_sorted_and_there():
+    import likewise
+
+    assert likewise.__all__ == sorted(likewise.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
+    assert all(hasattr(likewise, name) for name in likewise.__all__)

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+
+import likewise as lw
+
+X, Y = torch.randn(10, 3), torch.arange(10) % 4
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return {"x": X[i], "label": int(Y[i])}
+
+
+SOURCES = {
+    "tensor and labels": lambda: lw.batches(X, 4, labels=Y),
+    "array and list": lambda: lw.batches(X.numpy(), 4, labels=Y.tolist()),
+    "pair": lambda: lw.batches((X, Y), 4),
+    "pair of arrays": lambda: lw.batches((X.numpy(), Y.numpy()), 4),
+    "pair with a list": lambda: lw.batches((X, Y.tolist()), 4),
+    "dict": lambda: lw.batches({"x": X, "labels": Y}, 4),
+    "dict, named column": lambda: lw.batches({"x": X, "kind": Y}, 4, labels="kind"),
+    "TensorDataset": lambda: lw.batches(TensorDataset(X, Y), 4),
+    "Dataset of dicts": lambda: lw.batches(Items(), 4),
+    "list of pairs": lambda: lw.batches(list(zip(X, Y.tolist(), strict=True)), 4),
+    "loader": lambda: lw.batches(DataLoader(TensorDataset(X, Y), batch_size=4)),
+    "batches": lambda: lw.batches(lw.batches((X, Y), 2), 4),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_gives_the_same_batches(source):
+    data = SOURCES[source]()
+    assert len(data) == 3 and data.n == 10 and data.size == 4
+    inputs = [b.inputs["x"] if isinstance(b.inputs, dict) else b.inputs for b in data]
+    assert torch.equal(torch.cat(inputs), X)
+    assert torch.equal(torch.cat([b.labels for b in data]), Y)
+    assert torch.cat([b.ids for b in data]).tolist() == list(range(10))
+    assert torch.equal(data.labels(), Y)
+
+
+def test_hugging_face_dataset():
+    datasets = pytest.importorskip("datasets")
+    rows = {"input_ids": torch.randint(0, 9, (10, 5)).tolist(), "text": ["a"] * 10, "label": Y.tolist()}
+    dataset = datasets.Dataset.from_dict(rows)
+    for form in (dataset, dataset.with_format("torch"), dataset.with_format("numpy")):
+        data = lw.batches(form, 4)
+        assert set(data[0].inputs) == {"input_ids"}  # no model takes text as it is
+        assert torch.equal(torch.cat([b.inputs["input_ids"] for b in data]), torch.tensor(rows["input_ids"]))
+        assert torch.equal(data.labels(), Y)
+    with pytest.raises(TypeError, match="tokenize"):
+        lw.batches(dataset.select_columns(["text"]))
+    uneven = datasets.Dataset.from_dict({"input_ids": [[1], [1, 2]]})
+    with pytest.raises(TypeError, match=r"'input_ids'.*pad"):
+        lw.batches(uneven)[0]
+
+
+def test_batches_can_be_sliced():
+    data = lw.batches((X, Y), 4)
+    assert data[1:].n == 6 and data[1:][0].ids.tolist() == [4, 5, 6, 7]
+    assert data[-1].ids.tolist() == [8, 9]
+    assert data[1:2].labels().tolist() == Y[4:8].tolist()
+    assert data.take([7, 2])[0].ids.tolist() == [7, 2]
+    assert data[0][1:3].ids.tolist() == [1, 2]
+    with pytest.raises(IndexError):
+        data[3]
+    with pytest.raises(ValueError, match="step of 2"):
+        data[::2]
+
+
+def test_limit_takes_the_first_samples():
+    assert lw.batches(X, limit=3).n == 3
+    assert lw.batches(X, limit=30).n == 10
+
+
+def test_several_inputs():
+    data = lw.batches(((X, X + 1), Y), 4)
+    assert torch.equal(data[1].inputs[1], X[4:8] + 1)
+    assert lw.batches(TensorDataset(X, X, Y))[0].inputs[1].shape == (10, 3)
+    unlabeled = lw.batches((X, X), labels=False)
+    assert unlabeled.labels() is None and len(unlabeled[0].inputs) == 2
+
+
+class Random(Items):
+    def __getitem__(self, i):
+        return torch.randn(3)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from X
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: DataLoader(TensorDataset(X), shuffle=True), ValueError, "RandomSampler.*shuffle=False"),
+        (lambda: DataLoader(TensorDataset(X), sampler=RandomSampler(X)), ValueError, "different orders"),
+        (lambda: Random(), ValueError, "random augmentation"),
+        (lambda: Stream(), TypeError, "no length"),
+        (lambda: iter(X), TypeError, "no length"),
+        (lambda: torch.zeros(0, 3), ValueError, "empty"),
+        (lambda: [], ValueError, "empty"),
+        (lambda: (X, Y[:5]), ValueError, r"differ in length: \[5, 10\]"),
+        (lambda: {"x": X, "kind": np.array(["a"] * 10)}, TypeError, "'kind'"),
+        (lambda: [object(), object()], TypeError, "collate_fn"),
+    ],
+)
+def test_what_cannot_be_read_twice_is_refused(make, error, text):
+    with pytest.raises(error, match=text):
+        lw.batches(make())
+
+
+def test_wrong_arguments_are_said():
+    with pytest.raises(ValueError, match="size must be at least 1, found -1"):
+        lw.batches(X, size=-1)
+    with pytest.raises(ValueError, match="limit"):
+        lw.batches(X, limit=0)
+    with pytest.raises(ValueError, match="9 labels for 10"):
+        lw.batches(Items(), labels=torch.zeros(9))
+    with pytest.raises(ValueError, match="no column 'kind'"):
+        lw.batches(Items(), labels="kind")

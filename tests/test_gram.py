@@ -1,0 +1,133 @@
+"""The two uses of a Gram matrix, under little memory, and their errors."""
+
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+import nets
+
+
+@pytest.fixture
+def case():
+    return nets.case(nets.conv, 3, 10)
+
+
+ROW = 3 * 102 * 8  # bytes of one sample's gradients
+
+
+@pytest.mark.parametrize("max_memory", [7 * ROW, 20 * ROW, 100 * ROW])
+@pytest.mark.parametrize("kernel", [lw.CORRELATION, lw.INFLUENCE, lw.ROTATION_INVARIANT], ids=str)
+def test_memory_allowed_does_not_change_a_number(case, max_memory, kernel):
+    model, x = case
+    assert sum(p.numel() for p in model.parameters()) * 3 * 8 <= ROW
+    roomy = lw.GramMatrix(model, x, x[:4], kernel=kernel)
+    tight = lw.GramMatrix(model, lw.batches(x, 3), lw.batches(x[:4], 3), kernel=kernel, max_memory=max_memory)
+    assert torch.allclose(tight.dense(), roomy.dense(), atol=1e-12)
+    assert torch.allclose(tight.row_sums(), roomy.row_sums(), atol=1e-12)
+    weights = torch.randn(4, 30, dtype=torch.float64)  # more columns than vectors fit
+    assert torch.allclose(tight.row_sums(weights), roomy.row_sums(weights), atol=1e-12)
+    assert torch.allclose(roomy.row_sums(weights), roomy.dense() @ weights, atol=1e-12)
+    square = [lw.GramMatrix(model, x, kernel=kernel, max_memory=m) for m in (max_memory, 2**30)]
+    assert torch.allclose(*(lw.nearest(g, 3).similarities for g in square), atol=1e-12)
+    assert torch.equal(*(lw.nearest(g, 3).indices for g in square))
+
+
+@pytest.mark.parametrize("max_memory", [60 * ROW, 2**30])
+def test_estimates_do_not_depend_on_memory(case, max_memory):
+    model, x = case
+    gram = lw.GramMatrix(model, lw.batches(x, 3), max_memory=max_memory)
+    exact, found = lw.denoising(gram, exact=True), lw.denoising(gram, draws=40)
+    assert ((found.factor - exact.factor).abs() <= 6 * found.factor_error + 1e-6).all()
+
+
+def test_product_is_the_block_matrix_times_the_weights(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x, x[:4], kernel=lw.INFLUENCE)
+    blocks = gram.with_kernel(lw.Kernel(0, -1, lw.whole_block)).dense()
+    weights = torch.randn(4, 3, 2, dtype=torch.float64)
+    assert torch.allclose(gram @ weights, torch.einsum("nmde,mec->ndc", blocks, weights))
+
+
+def test_transposed_and_other_columns(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x, x[:4], kernel=lw.INFLUENCE, centered=True)
+    mirrored = lw.Kernel(-1, 0)
+    assert torch.allclose(gram.transposed().dense(), gram.dense().T)
+    assert gram.transposed().kernel == mirrored
+    part = gram.with_columns(gram.columns.take([2, 0]))
+    assert torch.allclose(part.dense(), gram.dense()[:, [2, 0]])
+
+
+def test_rows_are_reduced_strip_by_strip_with_their_own_place(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x, max_memory=30 * ROW)
+    k = gram.dense()
+    best, where = gram.over_rows(lambda row: tuple(row.max(1)), own=-torch.inf)
+    assert torch.allclose(best, k.clone().fill_diagonal_(-torch.inf).max(1).values)
+    assert (where != torch.arange(10)).all()
+    places = gram.map_strips(lambda where, _: torch.tensor(list(where)))
+    assert places.tolist() == list(range(10))
+
+
+def test_nothing_is_computed_before_it_is_asked_for():
+    class Never(nn.Linear):
+        def forward(self, x):
+            raise AssertionError("called")
+
+    gram = lw.GramMatrix(Never(3, 2), torch.randn(4, 3))
+    assert gram.shape == (4, 4) and "4 × 4" in repr(gram) and "8 parameters" in repr(gram)
+
+
+def test_diagonal_is_that_of_the_matrix(case):
+    model, x = case
+    for kernel in (lw.INNER_PRODUCT, lw.INFLUENCE, lw.CORRELATION, lw.ROTATION_INVARIANT):
+        gram = lw.GramMatrix(model, x, kernel=kernel)
+        assert torch.allclose(gram.diagonal(), gram.dense().diagonal(), atol=1e-10)
+
+
+def test_wrong_weights_and_kernels_are_said(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x)
+    with pytest.raises(ValueError, match=r"\(10, 3, c\), found \(10, 3\)"):
+        gram @ torch.ones(10, 3)
+    with pytest.raises(ValueError, match=r"\(10, c\)"):
+        gram.row_sums(torch.ones(9, 2))
+    with pytest.raises(ValueError, match="not linear"):
+        gram.with_kernel(lw.ROTATION_INVARIANT) @ torch.ones(10, 3, 1)
+    with pytest.raises(ValueError, match="no engine 'fast'"):
+        lw.GramMatrix(model, x, engine="fast")
+
+
+def test_wrong_arguments_of_statistics_are_said(case):
+    model, x = case
+    gram, cross = lw.GramMatrix(model, x), lw.GramMatrix(model, x, x)
+    labels = torch.zeros(10).long()
+    for call, text in [
+        (lambda: lw.nearest(gram, 0), "k = 0"),
+        (lambda: lw.positive_neighbors(gram, 0), "positive"),
+        (lambda: lw.similarity_histogram(gram, 0), "0 bins"),
+        (lambda: lw.label_suspicion(gram), "Labels are needed"),
+        (lambda: lw.label_suspicion(gram, labels[:3]), "3 labels for 10"),
+        (lambda: lw.label_suspicion(gram, torch.randn(10)), "Class numbers from 0"),
+        (lambda: lw.label_suspicion(gram, labels - 1), "Class numbers from 0"),
+        (lambda: lw.label_suspicion(gram, labels, exponent=-1), "positive"),
+        (lambda: lw.label_suspicion(cross, labels), "without columns"),
+        (lambda: lw.class_similarity(cross, labels), "without columns"),
+        (lambda: lw.fit_quality(gram), "Labels are needed"),
+        (lambda: lw.denoising(gram, draws=2), "At least 4 draws"),
+        (lambda: lw.predicted_move(gram.net, x[:1], torch.ones(5), x), r"\(1, 3\) or \(3,\)"),
+        (lambda: lw.perceptual(model, "nothing", x), "No layer matches 'nothing'"),
+        (lambda: lw.perceptual(model, ["0", "1"], x, weights=[1]), "1 weights for 2 layers"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+def test_centered_queries_are_about_the_mean_of_the_columns(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x[:3], x, kernel=lw.INNER_PRODUCT, centered=True)
+    with gram.net.evaluating():
+        rows = gram._engine.rows(gram.columns.samples(range(10)), 0).rows
+    shifted = rows - rows.mean(0)
+    assert torch.allclose(gram.dense(), torch.einsum("ndp,mdp->nm", shifted[:3], shifted) / 3)

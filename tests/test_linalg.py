@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from likewise.linalg import power, rank_floor
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("exponent", [-1, -0.5, 0.5, 1, 2])
+def test_power_of_positive_matrices(d, exponent):
+    a = torch.randn(4, d, d + 2, dtype=torch.float64)
+    found = power(a @ a.mT, exponent, 1e-12)
+    values, vectors = torch.linalg.eigh(a @ a.mT)
+    assert torch.allclose(found.matrix, vectors @ torch.diag_embed(values**exponent) @ vectors.mT)
+    assert (found.rank == d).all()
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_null_directions_stay_null(d):
+    zero = torch.zeros(2, d, d, dtype=torch.float64)
+    assert (power(zero, -0.5, 1e-12).matrix == 0).all() and (power(zero, -0.5, 1e-12).rank == 0).all()
+    a = torch.randn(2, d, 1, dtype=torch.float64)
+    found = power(a @ a.mT, -1, 1e-12)
+    assert torch.allclose(found.matrix, torch.linalg.pinv(a @ a.mT)) and (found.rank == 1).all()
+
+
+def test_floor_is_relative_to_what_was_subtracted():
+    small = torch.full((1, 1, 1), 1e-14, dtype=torch.float64)
+    assert power(small, -1, 1e-12).rank == 1
+    assert power(small, -1, 1e-12, scale=torch.ones(1, dtype=torch.float64)).rank == 0
+
+
+def test_floor_grows_with_the_units_of_rounding():
+    floors = [rank_floor(t) for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)]
+    assert floors == sorted(floors) and floors[-1] < 0.02

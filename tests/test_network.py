@@ -1,0 +1,182 @@
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+from likewise.network import Network
+
+
+def mlp():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).double()
+    return model, torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 4, 0])
+
+
+def test_readouts_are_their_formulas():
+    model, x, y = mlp()
+    z = model(x).detach()
+    assert torch.equal(Network(model).outputs(x), z)
+    assert torch.equal(Network(model, lw.one_output(2)).outputs(x), z[:, 2:3])
+    assert torch.allclose(Network(model, lw.log_probabilities).outputs(x), z.log_softmax(1))
+    found = Network(model, lw.label_against_rest).outputs(x, y)
+    for i in range(6):
+        rest = torch.stack([z[i, c] for c in range(5) if c != y[i]])
+        assert torch.allclose(found[i, 0], z[i, y[i]] - rest.exp().sum().log())
+    p = z.softmax(1)[range(6), y]
+    assert torch.allclose(found[:, 0], (p / (1 - p)).log())
+
+
+def test_label_against_random_is_another_class_by_id_alone():
+    model, x, y = mlp()
+    x, y = x.repeat(50, 1), y.repeat(50)
+    ids, z = torch.arange(300), model(x).detach()
+    net = Network(model, lw.label_against_random(seed=3))
+    found = net.outputs(x, y, ids)[:, 0]
+    differences = z.gather(1, y[:, None]) - z
+    differences.scatter_(1, y[:, None], torch.inf)
+    rival = (differences - found[:, None]).abs().argmin(1)
+    assert torch.allclose(differences.gather(1, rival[:, None])[:, 0], found)
+    assert torch.equal(net.outputs(x[7:9], y[7:9], ids[7:9])[:, 0], found[7:9])
+    drawn = torch.bincount((rival - y) % 5, minlength=5)
+    assert drawn[0] == 0 and (drawn[1:] > 40).all()  # 75 each on average
+    other = Network(model, lw.label_against_random(seed=4)).outputs(x, y, ids)[:, 0]
+    assert (other != found).sum() > 100
+
+
+def test_label_readouts_through_the_kernel():
+    model, x, y = mlp()
+    for readout in (lw.label_against_rest, lw.label_against_random(0)):
+        k = lw.similarity(model, (x, y), readout=readout)
+        assert k.shape == (6, 6) and torch.allclose(k.diagonal(), torch.ones(6).double())
+
+
+def test_binary_labels_of_one_output():
+    model, x = nn.Linear(3, 1).double(), torch.randn(4, 3).double()
+    y = torch.tensor([0, 1, 1, 0])
+    found = Network(model, lw.label_against_rest).outputs(x, y)
+    assert torch.allclose(found[:, 0], model(x)[:, 0] * torch.tensor([-1.0, 1, 1, -1]))
+
+
+@pytest.mark.parametrize(
+    ("readout", "labels", "text"),
+    [
+        (lw.label_against_rest, None, r"needs labels.*\(X, y\)"),
+        (lw.label_against_rest, torch.randn(6), "one class number a sample"),
+        (lw.one_output(7), None, "5 outputs, numbered from 0"),
+        (lambda outputs, labels: outputs.argmax(1), None, "floating"),
+        (lambda outputs, labels: outputs.sum(), None, r"expected \(6, d\)"),
+    ],
+)
+def test_wrong_readouts_are_said(readout, labels, text):
+    model, x, _ = mlp()
+    with pytest.raises((ValueError, TypeError), match=text):
+        Network(model, readout).outputs(x, labels)
+
+
+def test_parameters_by_name_and_pattern():
+    model, _, _ = mlp()
+    assert Network(model).names == ("0.weight", "0.bias", "2.weight", "2.bias")
+    assert Network(model, parameters=["2.*"]).names == ("2.weight", "2.bias")
+    assert Network(model, parameters=["*.bias", "0.weight"]).names == ("0.weight", "0.bias", "2.bias")
+    with pytest.raises(ValueError, match=r"No parameter matches 'fc.*The model has: 0.weight"):
+        Network(model, parameters=["fc.*"])
+
+
+def test_a_tied_parameter_is_taken_once_by_either_name():
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    model["b"].weight = model["a"].weight
+    assert Network(model).names == ("a.weight", "a.bias", "b.bias")
+    assert Network(model, parameters=["b.weight"]).names == ("a.weight",)
+
+
+def test_gradients_in_a_subset_of_the_parameters():
+    model, x, _ = mlp()
+    activity = torch.tanh(model[0](x)).detach()
+    k = lw.GramMatrix(lw.Network(model, lw.one_output(1), ["2.*"]), x, kernel=lw.INNER_PRODUCT).dense()
+    assert torch.allclose(k, activity @ activity.T + 1)
+
+
+def test_a_network_follows_its_model():
+    model, x, _ = mlp()
+    net = Network(model)
+    before = lw.GramMatrix(net, x).dense()
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    assert not torch.allclose(lw.GramMatrix(net, x).dense(), before)
+
+
+def test_wrappers_are_seen_through():
+    model, x, _ = mlp()
+    expected = lw.similarity(model, x)
+    assert torch.equal(lw.similarity(torch.compile(model), x), expected)
+    assert torch.equal(lw.similarity(nn.DataParallel(model), x), expected)
+
+
+def test_inputs_are_brought_to_the_models_precision():
+    model, x, _ = mlp()
+    assert torch.allclose(lw.similarity(model, x.float()), lw.similarity(model, x.float().double()))
+    assert lw.similarity(model.float(), x.numpy()).dtype == torch.float32
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4).double(), nn.Linear(2, 4).double()
+
+    def forward(self, first, second):
+        return torch.tanh(self.a(first)) * self.b(second)
+
+
+def test_tuple_and_dict_inputs():
+    model, first, second = Pair(), torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    as_tuple = lw.similarity(model, lw.batches((first, second), labels=False))
+    as_dict = lw.similarity(model, {"second": second, "first": first})
+    assert torch.equal(as_tuple, as_dict) and as_tuple.shape == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (lambda x: x, "torch.nn.Module is needed, found function"),
+        (nn.LazyLinear(3), "no shape yet"),
+        (nn.Linear(2, 2, dtype=torch.complex64), "complex64"),
+        (nn.ReLU(), "None of the 0 parameters"),
+    ],
+)
+def test_models_without_usable_parameters_are_refused(model, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        Network(model)
+
+
+def tiny_hugging_face():
+    transformers = pytest.importorskip("transformers")
+    small = dict(vocab_size=20, max_position_embeddings=16)
+    bert = transformers.BertConfig(
+        **small, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=3
+    )
+    gpt = transformers.GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    return {
+        "bert": transformers.BertForSequenceClassification(bert).double(),
+        "gpt2": transformers.GPT2LMHeadModel(gpt).double(),
+    }
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate")
+def test_hugging_face_models_run_as_they_are(name):
+    model = tiny_hugging_face()[name].train()
+    ids = torch.randint(1, 20, (4, 5))
+    data = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(4).long()}
+    readout = lw.all_outputs if name == "bert" else lambda outputs, labels: outputs.logits[:, -1, :3]
+    gram = lw.GramMatrix(lw.Network(model, readout), data)
+    wanted = [p for p in model.parameters()]
+    model.eval()
+    rows = []
+    for i in range(4):
+        logits = model(input_ids=ids[i : i + 1], attention_mask=torch.ones(1, 5).long()).logits
+        logits = logits[0, -1, :3] if name == "gpt2" else logits[0]
+        grads = [torch.autograd.grad(z, wanted, retain_graph=True, materialize_grads=True) for z in logits]
+        rows.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in grads]))
+    expected = torch.einsum("ndp,mdp->nm", torch.stack(rows), torch.stack(rows)) / 3
+    found = gram.with_kernel(lw.INNER_PRODUCT).dense()
+    assert (found - expected).abs().max() < 1e-10 * expected.abs().max()
+    assert torch.allclose(lw.soft_neighbors(gram), gram.dense().sum(1))

@@ -1,0 +1,32 @@
+"""What test_parallel starts by torchrun: computes and writes what each process found."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import likewise as lw
+import nets
+from test_parallel import results
+
+
+def error():
+    """A NaN in the batch of the second process alone."""
+    model, x = nets.case(nets.mlp, 1, 8)
+    x[5] = torch.nan
+    try:
+        lw.soft_neighbors(lw.GramMatrix(model, lw.batches(x, size=4)))
+    except (ValueError, RuntimeError) as problem:
+        return {"error": torch.zeros(()), "text": str(problem)}
+    return {}
+
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+found = {"results": results, "error": error}[sys.argv[1]]()
+plain = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
+(Path(sys.argv[2]) / f"{dist.get_rank()}.json").write_text(json.dumps(plain))
+dist.barrier()
+dist.destroy_process_group()
