@@ -68,8 +68,10 @@ def test_an_error_in_one_process_is_raised_in_all(tmp_path):
 
 @pytest.mark.parametrize("items", [1, 5])
 def test_one_process_is_a_plain_loop(items):
-    from likewise.parallel import map_over, processes, sum_over
+    from likewise.parallel import join_over, processes, sum_over
 
+    spans = [range(i, i + 1) for i in range(items)]
     assert processes() == 1
-    assert map_over(lambda i: i * i, range(items), "squares") == [i * i for i in range(items)]
-    assert sum_over(lambda i: torch.tensor(float(i)), range(items), "sum") == sum(range(items))
+    squares = join_over(lambda span: torch.tensor([span.start**2]), spans, "squares")
+    assert squares.tolist() == [i * i for i in range(items)]
+    assert sum_over(lambda span: torch.tensor(float(span.start)), spans, "sum") == sum(range(items))

@@ -25,7 +25,7 @@ from likewise.kernels import CORRELATION, Kernel, mean_diagonal, whole_block
 from likewise.linalg import wide
 from likewise.network import Network
 from likewise.pairs import Pairs
-from likewise.parallel import map_over, sum_over
+from likewise.parallel import join_over, sum_over
 
 Engine = Literal["auto", "autograd"]
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
@@ -153,9 +153,9 @@ class GramMatrix:
             vanished=(vanished := Vanished()),
         )
         with self.net.evaluating():
-            parts = map_over(lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs")
+            joined = join_over(lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs")
         vanished.warn()
-        return _joined(parts)
+        return joined
 
     def dense(self) -> Tensor:
         """Return the whole matrix, (n, m), or (n, m, d, d) of whole blocks."""
@@ -226,7 +226,7 @@ class GramMatrix:
             return read(where, pushed.outputs)
 
         with self.net.evaluating():
-            answers = torch.cat(map_over(answer, self.data.spans(), "reading off"))
+            answers = join_over(answer, self.data.spans(), "reading off")
         vanished.warn()
         return answers
 
@@ -249,7 +249,7 @@ class GramMatrix:
     def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
         with self.net.evaluating():
             spans, data = self.data.spans(), self.data
-            return torch.cat(map_over(lambda where: function(data.samples(where)), spans, "samples"))
+            return join_over(lambda where: function(data.samples(where)), spans, "samples")
 
     @cached_property
     def _probed(self) -> Gradients:
@@ -283,9 +283,3 @@ def _engine(net: Network, engine: Engine | Gradients, max_memory: int) -> Gradie
 
 def _some_columns(weights: Weights, which: slice) -> Weights:
     return lambda where: weights(where)[:, :, which]
-
-
-def _joined(parts: list[Any]) -> Any:
-    if isinstance(parts[0], tuple):
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    return torch.cat(parts)

@@ -1,12 +1,12 @@
 """Sharing work among processes: the only place of torch.distributed.
 
 Both functions give every process the same result as one process would get. Started by torchrun with
-an initialized process group they share the items; otherwise they are plain loops. All processes
-must make the same calls in the same order; an error in one is raised in all.
+an initialized process group they share the work; otherwise they are plain loops. All processes must
+make the same calls in the same order; an error in one is raised in all.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,82 +14,89 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 
 def processes() -> int:
     """Return how many processes share the work."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def map_over(function: Callable[[Item], Result], items: Sequence[Item], what: str) -> list[Result]:
-    """Return [function(item) for item in items], computed by all processes together."""
-    if processes() == 1:
-        return [function(item) for item in _shown(items, what)]
-    rank, size = dist.get_rank(), processes()
-    shares = _from_all(lambda: [function(item) for item in _shown(items[rank::size], what)])
-    return [shares[i % size][i // size] for i in range(len(items))]
+def join_over(function: Callable[[range], Any], spans: list[range], what: str) -> Any:
+    """Return function(span) joined along dimension 0; it has a row for each place of the span.
+
+    `function` returns a tensor, or a tuple of tensors. Results go straight into their place: small
+    tensors kept between large temporary ones would fragment the heap, and memory would grow.
+    """
+    n = spans[-1].stop
+    joined: Any = None
+
+    def place(where: Tensor, part: Tensor) -> None:
+        where[span.start : span.stop] = part
+
+    with _together():
+        for span in _shared(spans, what):
+            parts = function(span)
+            if joined is None:
+                joined = tree_map(lambda part: part.new_zeros(n, *part.shape[1:]), parts)
+            tree_map(place, joined, parts)
+    return tree_map(_summed, _alike(joined))
 
 
-def sum_over(function: Callable[[Item], Tensor], items: Sequence[Item], what: str) -> Tensor:
-    """Return Σ function(item) over the items, a tensor of the same shape for each."""
-
-    def partial() -> Tensor | None:
-        total: Tensor | None = None
-        for item in _shown(items[rank::size], what):
-            term = function(item)
+def sum_over(function: Callable[[range], Tensor], spans: list[range], what: str) -> Tensor:
+    """Return Σ function(span), a tensor of the same shape for each."""
+    total: Tensor | None = None
+    with _together():
+        for span in _shared(spans, what):
+            term = function(span)
             total = term if total is None else total.add_(term)
-        return total
-
-    rank, size = (dist.get_rank(), processes()) if processes() > 1 else (0, 1)
-    if size == 1:
-        total = partial()
-        assert total is not None, "nothing to sum"
-        return total
-    mine: list[Tensor | None] = []
-
-    def shape() -> Any:
-        mine.append(partial())
-        return None if mine[0] is None else (mine[0].shape, mine[0].dtype, mine[0].device.type)
-
-    known = next(s for s in _from_all(shape) if s is not None)
-    total = mine[0]
-    if total is None:  # more processes than items
-        total = torch.zeros(known[0], dtype=known[1], device=known[2])
-    dist.all_reduce(total)
-    return total
+    return _summed(_alike(total))
 
 
-def _from_all(function: Callable[[], Result]) -> list[Result]:
-    """Return what `function` gave in each process; where it failed in one, fail in all."""
-    result: Any = None
-    failure: Exception | None = None
-    device = None
-    try:
-        result = function()
-        device = next((t.device for t in _tensors(result)), None)
-        result = tree_map(lambda v: v.cpu() if isinstance(v, Tensor) else v, result)
-    except Exception as error:
-        failure = error
-    everyone: list[Any] = [None] * processes()
-    dist.all_gather_object(everyone, (result, None if failure is None else repr(failure)))
-    if failure is not None:
-        raise failure
-    broken = [(rank, text) for rank, (_, text) in enumerate(everyone) if text is not None]
-    if broken:
-        raise RuntimeError(f"Process {broken[0][0]} failed: {broken[0][1]}")
-    back = [result for result, _ in everyone]
-    return tree_map(lambda v: v.to(device) if isinstance(v, Tensor) and device else v, back)
+def _shared(spans: list[range], what: str) -> Iterator[range]:
+    """Yield this process's share, with a progress bar after two seconds, on a terminal, in one."""
+    rank = dist.get_rank() if processes() > 1 else 0
+    quiet = True if rank > 0 else None
+    yield from tqdm(spans[rank :: processes()], desc=what, delay=2, disable=quiet, leave=False)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(lambda v: found.append(v) if isinstance(v, Tensor) else None, tree)
-    return found
+class _together:
+    """Raise in all processes what was raised in one, so that none waits for ever."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if processes() == 1:
+            return
+        everyone: list[Any] = [None] * processes()
+        dist.all_gather_object(everyone, None if error is None else f"{kind.__name__}: {error}")
+        broken = [(rank, text) for rank, text in enumerate(everyone) if text is not None]
+        if error is None and broken:
+            raise RuntimeError(f"Process {broken[0][0]} failed: {broken[0][1]}")
 
 
-def _shown(items: Sequence[Item], what: str) -> Any:
-    """A progress bar, after two seconds, on a terminal, in one process."""
-    quiet = processes() > 1 and dist.get_rank() > 0
-    return tqdm(items, desc=what, delay=2, disable=True if quiet else None, leave=False)
+def _alike(result: Any) -> Any:
+    """Return the result, or zeros of its shape where a process had no share."""
+    if processes() == 1:
+        return result
+    shapes: list[Any] = [None] * processes()
+    mine = None
+    if result is not None:
+        mine = tree_map(lambda t: (tuple(t.shape), t.dtype, t.device.type), result)
+    dist.all_gather_object(shapes, mine)
+    if result is not None:
+        return result
+    known = next(shape for shape in shapes if shape is not None)
+
+    def zeros(shape: Any) -> Tensor:
+        return torch.zeros(shape[0], dtype=shape[1], device=shape[2])
+
+    return zeros(known) if isinstance(known[1], torch.dtype) else tuple(map(zeros, known))
+
+
+def _summed(tensor: Tensor) -> Tensor:
+    """Return the sum over processes; places that another process filled are zero in this one."""
+    if processes() == 1:
+        return tensor
+    shared = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+    dist.all_reduce(shared)
+    return shared.to(tensor.dtype)

@@ -29,7 +29,8 @@ def label_suspicion(
     A sample has no vote on itself, so the network may have learned the wrong label by heart and no
     cross-validation is needed. The exponent makes the vote local: 16 by default, 4 of a centered
     matrix, whose similarities spread more. Isolated is who gets fewer votes than `isolated_below`
-    of the median; with no vote at all, there is no suspicion.
+    of the median; with no vote at all, there is no suspicion. The network's readout should not look
+    at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
     """
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
