@@ -62,7 +62,8 @@ def main() -> None:
     model = trained(x, y)
     learned = (model.eval()(x).argmax(1) == y)[flipped].float().mean()
     print(
-        f"Trained on 1,500 digits; {flipped.sum()} labels are wrong, and the net learned {learned:.0%} of them."
+        f"Trained on 1,500 digits; {flipped.sum()} labels are wrong, "
+        f"and the net has learned {learned:.0%} of them by heart."
     )
 
     queries = unseen[[9, 21, 29]]
@@ -77,7 +78,8 @@ def main() -> None:
     density = lw.soft_neighbors(lw.GramMatrix(model, x))
     alone, crowded = density.argsort()[[0, -1]].tolist()
     print(
-        f"Digit {alone} stands most alone, N_S = {density[alone]:.0f} of 1,500; {crowded} least, {density[crowded]:.0f}."
+        f"Training digit {alone} stands most alone, N_S = {density[alone]:.0f} of 1,500; "
+        f"{crowded} has most company, N_S = {density[crowded]:.0f}."
     )
 
     figure, axes = plt.subplots(5, 11, figsize=(11, 6.2))

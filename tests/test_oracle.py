@@ -173,6 +173,7 @@ def test_fit_quality(case):
     weights = weights / weights.sum(1, keepdim=True)
     variance = (weights @ labels.pow(2) - (weights @ labels).pow(2)).sum(1).clamp(min=0)
     found = lw.fit_quality(own, labels)
-    close(found.label_variance, variance / labels.var(0, correction=0).sum(), 1e-8)
+    close(found.label_variance, variance)
+    assert abs(found.total_variance - labels.var(0, correction=0).sum()) < TOLERANCE
     close(found.neighbors, lw.soft_neighbors(own))
     assert found.verdict in ("underfit", "fit", "overfit")
