@@ -128,6 +128,6 @@ def test_centered_queries_are_about_the_mean_of_the_columns(case):
     model, x = case
     gram = lw.GramMatrix(model, x[:3], x, kernel=lw.INNER_PRODUCT, centered=True)
     with gram.net.evaluating():
-        rows = gram._engine.rows(gram.columns.samples(range(10)), 0).rows
+        rows = gram._probed.rows(gram.columns.samples(range(10)), 0).rows
     shifted = rows - rows.mean(0)
     assert torch.allclose(gram.dense(), torch.einsum("ndp,mdp->nm", shifted[:3], shifted) / 3)

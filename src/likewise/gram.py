@@ -8,17 +8,17 @@ every pair and keeps one strip of the matrix. Nothing is computed before one of 
 import copy
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from likewise.data import Samples, batches
 from likewise.gradients import (
-    Explicit,
+    Engine,
     Gradients,
-    Jacobians,
     Vanished,
+    chosen,
     refuse_dependent_samples,
 )
 from likewise.kernels import CORRELATION, Kernel, mean_diagonal, whole_block
@@ -27,7 +27,6 @@ from likewise.network import Network
 from likewise.pairs import Pairs
 from likewise.parallel import join_over, sum_over
 
-Engine = Literal["auto", "autograd"]
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # what to keep of the products (b, d, c) at these places
 
@@ -57,7 +56,7 @@ class GramMatrix:
         self.centered = centered
         self.max_memory = max_memory
         self.of_network = not isinstance(engine, Gradients)  # else rows may be anything
-        self._engine = _engine(self.net, engine, max_memory)
+        self._engine = _known(engine)
 
     def __repr__(self) -> str:
         centered = ", centered" if self.centered else ""
@@ -255,8 +254,11 @@ class GramMatrix:
     def _probed(self) -> Gradients:
         """The engine, once the model was seen to be deterministic and its samples independent."""
         with self.net.evaluating():
-            refuse_dependent_samples(self.net, self.data.samples(range(min(3, self.data.n))))
-        return self._engine
+            few = self.data.samples(range(min(3, self.data.n)))
+            refuse_dependent_samples(self.net, few)
+            if isinstance(self._engine, Gradients):
+                return self._engine
+            return chosen(self.net, few, self._engine, self.max_memory)
 
     @cached_property
     def _row_shape(self) -> tuple[int, int]:
@@ -273,12 +275,10 @@ class GramMatrix:
         return weights.reshape(m, -1).to(wide(weights))
 
 
-def _engine(net: Network, engine: Engine | Gradients, max_memory: int) -> Gradients:
-    if isinstance(engine, Gradients):
+def _known(engine: Engine | Gradients) -> Engine | Gradients:
+    if isinstance(engine, Gradients) or engine in ("auto", "autograd", "layers"):
         return engine
-    if engine in ("auto", "autograd"):
-        return Explicit(Jacobians(net), max_memory)
-    raise ValueError(f"There is no engine {engine!r}: choose 'auto' or 'autograd'.")
+    raise ValueError(f"There is no engine {engine!r}: choose 'auto', 'layers' or 'autograd'.")
 
 
 def _some_columns(weights: Weights, which: slice) -> Weights:

@@ -83,7 +83,7 @@ class Network:
         ids: Tensor | None = None,
     ) -> Tensor:
         """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
-        inputs = tree_map(self._placed, inputs)
+        inputs = self.placed(inputs)
         n = len(tree_leaves(inputs)[0])
         buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         outputs = functional_call(self.model, {**buffers, **parameters}, *_arguments(inputs))
@@ -104,6 +104,10 @@ class Network:
             stack.enter_context(_exact_layers(self.model))
             self.model.eval()
             yield
+
+    def placed(self, inputs: Inputs) -> Inputs:
+        """Return inputs on the model's device and in its precision, as `function` makes them."""
+        return tree_map(self._placed, inputs)
 
     def _placed(self, value: Any) -> Any:
         """Move a tensor to the model's device, and floating ones to the model's precision."""

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from likewise.gram import Engine, GramMatrix
+from likewise.gradients import Engine
+from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
 from likewise.network import Network
 from likewise.readouts import Readout, all_outputs

@@ -10,18 +10,23 @@ from likewise.gradients.base import (
     Vanished,
     VanishingGradientWarning,
 )
+from likewise.gradients.choice import Engine, chosen
 from likewise.gradients.explicit import Explicit
+from likewise.gradients.layers import Layers
 from likewise.gradients.probe import refuse_dependent_samples
 
 __all__ = [
     "Activations",
+    "Engine",
     "Explicit",
     "Gradients",
     "Jacobians",
+    "Layers",
     "Pulled",
     "Pushed",
     "Rows",
     "Vanished",
     "VanishingGradientWarning",
+    "chosen",
     "refuse_dependent_samples",
 ]

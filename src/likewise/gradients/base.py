@@ -90,3 +90,26 @@ class Gradients(ABC):
     @abstractmethod
     def about(self, mean: Tensor) -> "Gradients":
         """Return the same four questions about J(x) − mean, with mean (d, p)."""
+
+
+def refuse_not_finite(rows: Tensor, samples: Samples) -> None:
+    """Raise if anything of a sample's (n, ...) numbers is NaN or infinite, and name the samples."""
+    finite = rows.isfinite().flatten(1).all(1)
+    if not finite.all():
+        bad = samples.ids.to(finite.device)[~finite]
+        raise ValueError(
+            f"The gradient of {len(bad)} samples is not finite, the first with ids "
+            f"{bad[:5].tolist()}: look for NaN or infinity in their inputs (or an overflow in "
+            f"{rows.dtype}), and leave them out."
+        )
+
+
+def samples_at_once(size: int, d: int, p: int, max_memory: int) -> int:
+    """Return how many samples of `size` bytes each fit, or say that not even one does."""
+    if size > max_memory:
+        raise MemoryError(
+            f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
+            f"{size / 2**20:,.1f} MiB, over max_memory = {max_memory / 2**20:,.1f} MiB: "
+            "choose a readout of fewer outputs, fewer parameters, or allow more memory."
+        )
+    return int(max_memory // size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.base import Gradients, Pulled, Pushed, Rows
+from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, refuse_not_finite, samples_at_once
 from likewise.linalg import Power, power, rank_floor, wide
 
 Source = Callable[[Samples], Tensor]  # samples -> (n, d, p)
@@ -69,20 +69,13 @@ class Explicit(Gradients):
             self._size = self._samples_at_once(self._source(samples[:1]))
         for part in samples.split(self._size):
             computed = self._source(part)
-            _refuse_not_finite(computed, part)
+            refuse_not_finite(computed, part)
             rows = computed.to(torch.promote_types(computed.dtype, torch.float32))
             yield rows, rank_floor(computed.dtype)
 
     def _samples_at_once(self, row: Tensor) -> int:
         _, d, p = row.shape
-        size = d * p * max(row.element_size(), 4) * COPIES
-        if size > self._max_memory:
-            raise MemoryError(
-                f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
-                f"{size / 2**20:,.0f} MiB, over max_memory = {self._max_memory / 2**20:,.0f} MiB: "
-                "choose a readout of fewer outputs, fewer parameters, or allow more memory."
-            )
-        return int(self._max_memory // size)
+        return samples_at_once(d * p * max(row.element_size(), 4) * COPIES, d, p, self._max_memory)
 
     def _own(self, rows: Tensor, floor: float, exponent: float) -> Power:
         exact = rows.to(wide(rows))
@@ -104,14 +97,3 @@ class Explicit(Gradients):
 def _joined(ranks: list[Tensor | None]) -> Tensor | None:
     known = [rank for rank in ranks if rank is not None]
     return torch.cat(known) if known else None
-
-
-def _refuse_not_finite(rows: Tensor, samples: Samples) -> None:
-    finite = rows.isfinite().flatten(1).all(1)
-    if not finite.all():
-        bad = samples.ids.to(finite.device)[~finite]
-        raise ValueError(
-            f"The gradient of {len(bad)} samples is not finite, the first with ids "
-            f"{bad[:5].tolist()}: look for NaN or infinity in their inputs (or an overflow in "
-            f"{rows.dtype}), and leave them out."
-        )

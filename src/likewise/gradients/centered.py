@@ -1,0 +1,58 @@
+"""Gradients less their mean, from any way to get at gradients, without forming them.
+
+With J̃ = J − m: J̃ J̃ᵀ = J Jᵀ − J mᵀ − m Jᵀ + m mᵀ, Σ J̃ᵀ w = Σ Jᵀ w − mᵀ Σ w and J̃ u = J u − m u.
+"""
+
+from typing import final
+
+from torch import Tensor
+
+from likewise.data import Samples
+from likewise.gradients.base import Gradients, Pulled, Pushed, Rows
+from likewise.linalg import Power, power
+
+
+@final
+class Centered(Gradients):
+    """The four questions about J(x) − mean, with mean (d, p)."""
+
+    def __init__(self, plain: Gradients, mean: Tensor, floor: float) -> None:
+        self._plain, self._mean, self._floor = plain, mean, floor
+
+    def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
+        """Return K(x, x)ᵉ and its ranks."""
+        plain = self._plain.self_kernel(samples).matrix
+        cross = self._plain.push(samples, self._mean, 0).outputs
+        square = self._mean @ self._mean.T
+        scale = plain.diagonal(dim1=1, dim2=2).sum(-1) + square.trace()
+        return power(plain - cross - cross.mT + square, exponent, self._floor, scale)
+
+    def rows(self, samples: Samples, exponent: float) -> Rows:
+        """Return S(x)."""
+        rows = self._plain.rows(samples, 0).rows
+        rows = rows - self._mean.to(rows.dtype)
+        if not exponent:
+            return Rows(rows, None)
+        own = self.self_kernel(samples, exponent)
+        return Rows(own.matrix.to(rows.dtype) @ rows, own.rank)
+
+    def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
+        """Return Σₓ S(x)ᵀ w(x)."""
+        weights, ranks = weights.to(self._mean), None
+        if exponent:
+            own = self.self_kernel(samples, exponent)
+            weights, ranks = own.matrix @ weights, own.rank
+        total = self._plain.pull(samples, weights, 0).total
+        return Pulled(total - weights.sum(0).T @ self._mean, ranks)
+
+    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+        """Return S(x) u for each direction u."""
+        outputs = self._plain.push(samples, directions, 0).outputs - self._mean @ directions.T
+        if not exponent:
+            return Pushed(outputs, None)
+        own = self.self_kernel(samples, exponent)
+        return Pushed(own.matrix.to(outputs) @ outputs, own.rank)
+
+    def about(self, mean: Tensor) -> "Centered":
+        """Return the answers about J(x) less both means."""
+        return Centered(self._plain, self._mean + mean, self._floor)

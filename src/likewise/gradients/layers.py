@@ -1,0 +1,191 @@
+"""The four questions, answered from the inputs and output gradients of operations on parameters.
+
+One forward pass, a backward for each output that stops at those operations, and then a rule for each:
+no gradient is formed that need not be.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from likewise.data import Samples
+from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, refuse_not_finite
+from likewise.gradients.centered import Centered
+from likewise.gradients.pieces import Dense, Piece
+from likewise.gradients.rules import Call, pieces
+from likewise.gradients.trace import Layout, Recorder, Source, Step, Untraceable
+from likewise.linalg import Power, power, rank_floor, wide
+from likewise.network import Network, Parameters
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The gradients of some samples, by parameter."""
+
+    samples: Samples
+    d: int
+    pieces: dict[str, Piece]  # only parameters that the outputs depend on
+
+    def own(self, device: torch.device, exponent: float, floor: float) -> Power:
+        """Return K(x, x)ᵉ: the sum over parameters."""
+        empty = torch.zeros(len(self.samples), self.d, self.d, device=device)
+        total = empty.to(wide(empty))
+        for piece in self.pieces.values():
+            total += piece.own()
+        refuse_not_finite(total, self.samples)
+        return power(total, exponent, floor)
+
+
+@final
+class Layers(Gradients):
+    """Answers from operations on parameters, `size` samples at a time."""
+
+    def __init__(self, net: Network, layout: dict[int, Layout], size: int) -> None:
+        self._net, self._layout, self._size = net, layout, size
+        values = net.parameters
+        self._numel = {name: value.numel() for name, value in values.items()}
+        self._device, self._dtype = next(iter(values.values())).device, net.dtype
+
+    def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
+        """Return K(x, x)ᵉ and its ranks."""
+        parts = [self._own(chunk, exponent) for chunk in self._chunks(samples)]
+        return Power(torch.cat([p.matrix for p in parts]), torch.cat([p.rank for p in parts]))
+
+    def rows(self, samples: Samples, exponent: float) -> Rows:
+        """Return S(x); the caller sees to it that they fit."""
+        parts, ranks = [], []
+        for chunk in self._chunks(samples):
+            rows = self._rows(chunk)
+            if exponent:
+                own = self._own(chunk, exponent)
+                rows = own.matrix.to(rows.dtype) @ rows
+                ranks.append(own.rank)
+            parts.append(rows)
+        return Rows(torch.cat(parts), torch.cat(ranks) if ranks else None)
+
+    def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
+        """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""
+        c, start, ranks = weights.shape[2], 0, []
+        total = torch.zeros(c, sum(self._numel.values()), device=self._device)
+        total = total.to(wide(total))
+        for chunk in self._chunks(samples):
+            part = weights[start : start + len(chunk.samples)].to(total)
+            start += len(chunk.samples)
+            if exponent:
+                own = self._own(chunk, exponent)
+                part = own.matrix @ part
+                ranks.append(own.rank)
+            sums = self._by_name(total)
+            for name, piece in chunk.pieces.items():
+                sums[name] += piece.pull(part.to(self._dtype))
+        return Pulled(total, torch.cat(ranks) if ranks else None)
+
+    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+        """Return S(x) u for each direction u."""
+        narrow = {k: v.to(self._dtype).contiguous() for k, v in self._by_name(directions).items()}
+        outputs, ranks = [], []
+        for chunk in self._chunks(samples):
+            moved = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
+            for name, piece in chunk.pieces.items():
+                moved += piece.push(narrow[name])
+            if exponent:
+                own = self._own(chunk, exponent)
+                moved = own.matrix.to(moved) @ moved
+                ranks.append(own.rank)
+            outputs.append(moved)
+        return Pushed(torch.cat(outputs), torch.cat(ranks) if ranks else None)
+
+    def about(self, mean: Tensor) -> Gradients:
+        """Return the answers about J(x) − mean."""
+        return Centered(self, mean, rank_floor(self._dtype))
+
+    def _by_name(self, vectors: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
+
+    def _own(self, chunk: Chunk, exponent: float) -> Power:
+        return chunk.own(self._device, exponent, rank_floor(self._dtype))
+
+    def _rows(self, chunk: Chunk) -> Tensor:
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        rows = torch.zeros(
+            len(chunk.samples), chunk.d, sum(self._numel.values()), dtype=dtype, device=self._device
+        )
+        parts = dict(zip(self._numel, rows.split(list(self._numel.values()), dim=2), strict=True))
+        for name, piece in chunk.pieces.items():
+            parts[name].copy_(piece.rows())
+        refuse_not_finite(rows, chunk.samples)
+        return rows
+
+    def _chunks(self, samples: Samples) -> Iterator[Chunk]:
+        for part in samples.split(self._size):
+            yield gathered(self._net, self._layout, part)
+
+
+def gathered(net: Network, layout: dict[int, Layout], samples: Samples) -> Chunk:
+    """Return the gradients of some samples from one forward pass and a backward for each output."""
+    recorder = Recorder(layout)
+    outputs = recorder.run(net, samples)
+    uses: dict[str, list[Piece]] = {}
+    for step, deltas in zip(recorder.steps, _deltas(outputs, recorder.steps), strict=True):
+        if not step.unchanged():
+            raise Untraceable(f"the inputs of {step.name} were overwritten in place")
+        if deltas:
+            for place, piece in pieces(Call(step, deltas, len(samples))).items():
+                for name, part in _chained(step.layout.sources[place], piece, net.parameters).items():
+                    uses.setdefault(name, []).append(part)
+    ordered = {name: _added(uses[name]) for name in net.names if name in uses}
+    return Chunk(samples, outputs.shape[1], ordered)
+
+
+def _deltas(outputs: Tensor, steps: list[Step]) -> list[dict[int, Tensor]]:
+    """Return the gradients of the summed outputs in each operation's outputs, (d, ...) each."""
+    edges = [edge for step in steps for edge in step.edges.values()]
+    if not edges or not outputs.requires_grad:
+        return [{} for _ in steps]
+    d = outputs.shape[1]
+    with torch.enable_grad():
+        sums = outputs.sum(0).unbind()
+    found = [torch.autograd.grad(sums[i], edges, retain_graph=i < d - 1, allow_unused=True) for i in range(d)]
+    stacked = iter([_stacked(column) for column in zip(*found, strict=True)])
+    deltas = []
+    for step in steps:
+        mine = {place: next(stacked) for place in step.edges}
+        deltas.append({place: value for place, value in mine.items() if value is not None})
+    return deltas
+
+
+def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
+    known = [delta for delta in column if delta is not None]
+    if not known:
+        return None
+    return torch.stack([torch.zeros_like(known[0]) if delta is None else delta for delta in column])
+
+
+def _chained(source: Source, piece: Piece, parameters: Parameters) -> dict[str, Piece]:
+    """Return the pieces of the parameters that a derived tensor was computed from."""
+    if isinstance(source, str):
+        return {source: piece}
+    rows = piece.rows()
+    values = {name: parameters[name] for name in sorted(source.names())}
+    derived, pullback, *_ = vjp(source.value, values)
+    flat = rows.reshape(-1, *derived.shape).to(derived.dtype)
+    try:
+        found = vmap(lambda row: pullback(row)[0])(flat)
+    except RuntimeError:  # no batching rule for one of the operations
+        each = [pullback(row)[0] for row in flat]
+        found = {name: torch.stack([one[name] for one in each]) for name in values}
+    return {name: Dense(value.reshape(*rows.shape[:2], -1)) for name, value in found.items()}
+
+
+def _added(uses: list[Piece]) -> Piece:
+    """Return the gradient of a parameter that is used several times: the sum over its uses."""
+    if len(uses) == 1:
+        return uses[0]
+    total = uses[0].rows().clone()
+    for use in uses[1:]:
+        total += use.rows()
+    return Dense(total)

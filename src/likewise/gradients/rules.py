@@ -1,0 +1,276 @@
+"""From an operation and the gradients of its outputs to gradients of its parameters, one rule each.
+
+A rule returns the pieces of the parameters among the arguments, by their place. What has no rule is
+differentiated by vmap of its own vjp, and where that fails, one sample at a time.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.utils._pytree import tree_unflatten
+
+from likewise.gradients.pieces import Convolution, Dense, Factored, Indexed, Piece
+from likewise.gradients.trace import Batched, Step, outputs_of
+
+Pieces = dict[int, Piece]  # by the place of the parameter among the leaves
+Rule = Callable[["Call"], Pieces | None]
+
+
+class Call:
+    """One operation with the gradients of its outputs, (n, d, ...), samples first."""
+
+    def __init__(self, step: Step, deltas: dict[int, Tensor], n: int) -> None:
+        self.step, self.n = step, n
+        self.deltas = {  # (d, *shape) -> (n, d, ...) with the batch dimension kept, `each` long
+            place: _samples_first(delta, step.layout.outputs[place], n, skip=1)
+            for place, delta in deltas.items()
+        }
+
+    def bound(self, *names: str) -> dict[str, Any]:
+        """Return the arguments by name, given the names of positional ones."""
+        args, kwargs = tree_unflatten(self.step.leaves, self.step.layout.spec)
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def place(self, value: Any) -> int | None:
+        """Return the place of a parameter among the leaves, None for anything else."""
+        for place in self.step.layout.sources:
+            if self.step.leaves[place] is value:
+                return place
+        return None
+
+    def where(self, value: Any) -> Batched | None:
+        """Return which dimension of an argument holds samples, None if none does."""
+        for place, where in self.step.layout.batched.items():
+            if self.step.leaves[place] is value:
+                return where
+        return None
+
+    def samples(self, value: Any) -> Tensor | None:
+        """Return an argument as (n, ...), samples first, or None if it holds no samples."""
+        where = self.where(value)
+        return None if where is None else _samples_first(value.detach(), where, self.n)
+
+
+def pieces(call: Call) -> Pieces:
+    """Return the pieces of all parameters of one operation."""
+    rule = RULES.get(call.step.layout.function)
+    if rule is not None and set(call.deltas) == {0}:
+        found = rule(call)
+        if found is not None and found.keys() == call.step.layout.sources.keys():
+            return found
+    return _generic(call)
+
+
+def _linear(call: Call) -> Pieces | None:
+    a = call.bound("input", "weight", "bias")
+    return _matrix(call, a["input"], a["weight"], a.get("bias"), inputs_first=False)
+
+
+def _addmm(call: Call) -> Pieces | None:
+    a = call.bound("input", "mat1", "mat2")
+    if a.get("beta", 1) != 1 or a.get("alpha", 1) != 1:
+        return None
+    return _matrix(call, a["mat1"], a["mat2"], a["input"], inputs_first=True)
+
+
+def _matmul(call: Call) -> Pieces | None:
+    a = call.bound("input", "other")
+    if not isinstance(a["other"], Tensor) or a["other"].dim() != 2:
+        return None
+    return _matrix(call, a["input"], a["other"], None, inputs_first=True)
+
+
+def _matrix(call: Call, x: Any, weight: Any, bias: Any, inputs_first: bool) -> Pieces | None:
+    inputs = call.samples(x)
+    places: Pieces = {}
+    if inputs is None or call.samples(weight) is not None:
+        return None
+    deltas = call.deltas[0]
+    flat = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])
+    place, bias_place = call.place(weight), call.place(bias)
+    if place is not None:
+        positions = inputs.reshape(call.n, -1, inputs.shape[-1])
+        places[place] = Factored(positions.to(flat.dtype), flat, inputs_first)
+    if bias_place is not None:
+        if bias.dim() != 1 or bias.shape[0] != flat.shape[-1]:
+            return None
+        places[bias_place] = Dense(flat.sum(2))
+    return places
+
+
+def _embedding(call: Call) -> Pieces | None:
+    a = call.bound("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    indices, place = call.samples(a["input"]), call.place(a["weight"])
+    if indices is None or place is None or a.get("max_norm") is not None or a.get("scale_grad_by_freq"):
+        return None
+    size, padding = a["weight"].shape[0], a.get("padding_idx")
+    if padding is not None:
+        indices = torch.where(indices == padding % size, -1, indices)
+    deltas = call.deltas[0]
+    flat = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])
+    return {place: Indexed(indices.reshape(call.n, -1), flat, size)}
+
+
+def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[int]]) -> Rule:
+    """A layer x̂ ∘ weight + bias: x̂ is what it returns without them."""
+
+    def rule(call: Call) -> Pieces | None:
+        a = call.bound(*names)
+        x, weight, bias = a["input"], a.get("weight"), a.get("bias")
+        inputs = call.samples(x)
+        layout = call.step.layout
+        if inputs is None or a.get("training") or a.get("use_input_stats"):
+            return None
+        found: Pieces = {}
+        deltas = call.deltas[0]
+        summed = summed_over(x.dim(), weight if isinstance(weight, Tensor) else bias)
+        place, bias_place = call.place(weight), call.place(bias)
+        if place is not None:
+            with torch.no_grad():
+                bare = dict.fromkeys({"weight", "bias"} & set(names))
+                plain = layout.function(**{**a, **bare})
+            hat = _samples_first(plain, layout.outputs[0], call.n).unsqueeze(1)
+            found[place] = Dense(_sum(deltas * hat, summed).flatten(2))
+        if bias_place is not None:
+            found[bias_place] = Dense(_sum(deltas, summed).flatten(2))
+        return found
+
+    return rule
+
+
+def _sum(tensor: Tensor, dims: list[int]) -> Tensor:
+    """Sum an (n, d, ...) tensor over dimensions counted after the first two."""
+    return tensor.sum([i + 2 for i in dims]) if dims else tensor
+
+
+def _convolution(dims: int, transposed: bool) -> Rule:
+    function = getattr(F, f"conv_transpose{dims}d" if transposed else f"conv{dims}d")
+    names = ["input", "weight", "bias", "stride", "padding"]
+    names += ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
+
+    def rule(call: Call) -> Pieces | None:
+        a = call.bound(*names)
+        x, weight = a["input"], a["weight"]
+        if call.where(x) != Batched(0, 1) or call.where(weight) is not None:
+            return None
+        options = {name: value for name, value in a.items() if name not in names[:3]}
+        found: Pieces = {}
+        place, bias_place = call.place(weight), call.place(a.get("bias"))
+        deltas = call.deltas[0].squeeze(2)
+        if place is not None:
+            plain = not transposed and options.get("groups", 1) == 1
+            found[place] = Convolution(
+                x.detach(),
+                deltas,
+                weight.shape,
+                lambda inputs, kernel: function(inputs, kernel, None, **options),
+                _unfolding(weight.shape, options) if plain else None,
+            )
+        if bias_place is not None:
+            found[bias_place] = Dense(deltas.flatten(3).sum(3))
+        return found
+
+    return rule
+
+
+def _unfolding(shape: torch.Size, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    dims = len(shape) - 2
+
+    def each(name: str, default: int) -> list[int]:
+        value = options.get(name, default)
+        value = [value] if isinstance(value, int) else list(value)
+        return value * dims if len(value) == 1 else value
+
+    def unfold(x: Tensor) -> Tensor:
+        stride, dilation = each("stride", 1), each("dilation", 1)
+        padding = options.get("padding", 0)
+        reach = [dl * (k - 1) for dl, k in zip(dilation, shape[2:], strict=True)]
+        if padding == "same":
+            sides = [(r // 2, r - r // 2) for r in reach]
+        else:
+            sides = [(p, p) for p in ([0] * dims if padding == "valid" else each("padding", 0))]
+        x = F.pad(x, [side for pair in reversed(sides) for side in pair])
+        for i in range(dims):
+            x = x.unfold(2 + i, reach[i] + 1, stride[i])[..., :: dilation[i]]
+        positions, window = range(2, 2 + dims), range(2 + dims, 2 + 2 * dims)
+        return x.permute(0, *positions, 1, *window).flatten(1 + dims).flatten(1, dims)
+
+    return unfold
+
+
+def _generic(call: Call) -> Pieces:
+    """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
+    layout = call.step.layout
+    batched = {
+        place: _samples_first(call.step.leaves[place].detach(), where, call.n)
+        for place, where in layout.batched.items()
+    }
+    tracked = {place: call.step.leaves[place].detach() for place in layout.sources}
+
+    def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+        def apply(parameters: dict[int, Tensor]) -> dict[int, Tensor]:
+            leaves = list(call.step.leaves)
+            for place, value in (*own.items(), *layout.counts.items(), *parameters.items()):
+                leaves[place] = value
+            args, kwargs = tree_unflatten(leaves, layout.spec)
+            outputs = outputs_of(layout.function(*args, **kwargs))
+            return {place: outputs[place] for place in deltas}
+
+        _, pullback, *_ = vjp(apply, tracked)
+        d = len(next(iter(deltas.values())))
+        rows = [pullback({place: delta[i] for place, delta in deltas.items()})[0] for i in range(d)]
+        return {place: torch.stack([row[place].flatten() for row in rows]) for place in tracked}
+
+    try:
+        found = vmap(one)(batched, call.deltas)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # no batching rule: take the operation sample by sample
+        name = getattr(layout.function, "__name__", str(layout.function))
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(f"{name} is differentiated one sample at a time: {reason}", stacklevel=2)
+        each = [
+            one({k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()})
+            for i in range(call.n)
+        ]
+        found = {place: torch.stack([row[place] for row in each]) for place in tracked}
+    return {place: Dense(rows) for place, rows in found.items()}
+
+
+def _samples_first(value: Tensor, where: Batched, n: int, skip: int = 0) -> Tensor:
+    """Return (n, ...) with `each` left in the place of the batch; `skip` dimensions come before."""
+    apart = value.unflatten(where.dim + skip, (n, where.each))
+    return apart.movedim(where.dim + skip, 0)
+
+
+def _all_but_channel(dims: int, parameter: Any) -> list[int]:
+    return [i for i in range(dims) if i != 1]
+
+
+def _leading(dims: int, parameter: Tensor) -> list[int]:
+    return list(range(dims - parameter.dim()))
+
+
+RULES: dict[Any, Rule] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    F.embedding: _embedding,
+    F.batch_norm: _normalized(
+        ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+        _all_but_channel,
+    ),
+    F.group_norm: _normalized(("input", "num_groups", "weight", "bias", "eps"), _all_but_channel),
+    F.layer_norm: _normalized(("input", "normalized_shape", "weight", "bias", "eps"), _leading),
+    F.rms_norm: _normalized(("input", "normalized_shape", "weight", "eps"), _leading),
+    **{getattr(F, f"conv{i}d"): _convolution(i, False) for i in (1, 2, 3)},
+    **{getattr(F, f"conv_transpose{i}d"): _convolution(i, True) for i in (1, 2, 3)},
+}
