@@ -77,7 +77,7 @@ def test_parameters_by_name_and_pattern():
     assert Network(model).names == ("0.weight", "0.bias", "2.weight", "2.bias")
     assert Network(model, parameters=["2.*"]).names == ("2.weight", "2.bias")
     assert Network(model, parameters=["*.bias", "0.weight"]).names == ("0.weight", "0.bias", "2.bias")
-    with pytest.raises(ValueError, match=r"No parameter matches 'fc.*The model has: 0.weight"):
+    with pytest.raises(ValueError, match=r"of the 4 matches 'fc.*did you mean one of 0.weight"):
         Network(model, parameters=["fc.*"])
 
 

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+)
 
 LABEL_NAMES = ("labels", "label")
 
@@ -109,12 +115,13 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
     False where all that an item holds is input. `limit`: use the first so many samples only.
     """
     if isinstance(dataset, Batches):
-        size, source, positions = size or dataset.size, dataset._source, dataset._positions
+        own_size, source, positions = dataset.size, dataset._source, dataset._positions
         if labels is not None:
             raise ValueError("These are batches already: give labels when they are made.")
     else:
-        source, own_size = _source(dataset, labels)
-        size, positions = size or own_size, range(len(source))
+        source, own_size, count = _source(dataset, labels)
+        positions = range(count)
+    size = own_size if size is None else size
     for name, value in (("size", size), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, found {value}.")
@@ -123,36 +130,45 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
     return Batches(source, positions[:limit], size)
 
 
-def _source(dataset: Any, labels: Any) -> tuple[_Source, int]:
-    collate: Callable[[list[Any]], Any] = default_collate
-    size = 256
-    if isinstance(dataset, DataLoader):
-        _refuse_disorder(dataset)
-        collate, size, dataset = dataset.collate_fn, dataset.batch_size or size, dataset.dataset
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+def _source(dataset: Any, labels: Any) -> tuple[_Source, int, int]:
+    """Return where samples are fetched from, in what batches, and how many."""
+    if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
+        size = _ordered_batch_size(dataset)
+        source = _opened(dataset.dataset, labels, dataset.collate_fn)
+        n = len(source)
+        return source, size, n - n % size if dataset.drop_last else n
+    source = _opened(dataset, labels, default_collate)
+    return source, 256, len(source)
+
+
+def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> _Source:
+    if isinstance(dataset, str | bytes | IterableDataset | DataLoader) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
             "data twice. Collect it first, for example list(dataset)."
         )
     whole = _whole(dataset)
     if whole is not None:
-        return _Whole(*_apart(whole, labels)), size
+        return _Whole(*_apart(whole, labels))
     if hasattr(dataset, "column_names"):
-        return _Items(dataset, lambda rows: rows, labels, by_columns=True), size
-    return _Items(dataset, collate, labels, by_columns=False), size
+        return _Items(dataset, lambda rows: rows, labels, by_columns=True)
+    return _Items(dataset, collate, labels, by_columns=False)
 
 
 def _whole(dataset: Any) -> Any:
     """Return the data set as a tree of tensors if it holds all samples at once, else None."""
     if isinstance(dataset, Tensor | np.ndarray):
         return _tensor(dataset)
+    if hasattr(dataset, "to_numpy"):  # pandas, polars
+        return _tensor(np.array(dataset.to_numpy()))
+    _refuse_list_of_columns(dataset)
     if isinstance(dataset, Mapping):
-        return {str(name): _column(str(name), values) for name, values in dataset.items()}
+        return {str(name): column(str(name), values) for name, values in dataset.items()}
     arrays = isinstance(dataset, tuple) and len(dataset) > 0
     if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) for v in dataset):
         return tuple(_whole(v) for v in dataset)
     if arrays and isinstance(dataset[0], Tensor | np.ndarray | Mapping):
-        return (_whole(dataset[0]), *(_column("labels", v) for v in dataset[1:]))
+        return (_whole(dataset[0]), *(column("labels", v) for v in dataset[1:]))
     return None
 
 
@@ -183,7 +199,7 @@ class _Items:
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool) -> None:
         self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
         given = labels is not None and labels is not False and not isinstance(labels, str)
-        self._given = _column("labels", labels) if given else None
+        self._given = column("labels", labels) if given else None
         self._inside = False if given else labels
         if self._given is not None and len(self._given) != len(dataset):
             raise ValueError(f"{len(self._given)} labels for {len(dataset)} samples.")
@@ -196,7 +212,7 @@ class _Items:
     def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
         if self._by_columns:
             rows = self._dataset[positions]
-            batch: Any = {name: _column(name, rows[name]) for name in rows if _usable(rows[name])}
+            batch: Any = {name: column(name, rows[name]) for name in rows if _usable(rows[name])}
             if not batch:
                 raise TypeError(
                     f"The columns {sorted(rows)} hold no numbers: tokenize or transform them first."
@@ -204,7 +220,7 @@ class _Items:
         else:
             try:
                 batch = self._collate([self._dataset[i] for i in positions])
-            except TypeError as error:
+            except (TypeError, RuntimeError) as error:
                 raise TypeError(
                     f"The samples at {positions[:3]} ... cannot be put into one batch ({error}): "
                     "let the data set return tensors, or give a DataLoader with a collate_fn."
@@ -224,7 +240,7 @@ class _Items:
 def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
     """Return inputs and labels of a batch or of a whole data set."""
     if labels is not None and labels is not False and not isinstance(labels, str):
-        return _bare(batch), _column("labels", labels)
+        return _bare(batch), column("labels", labels)
     if labels is False:
         return _bare(batch), None
     if isinstance(batch, Mapping):
@@ -246,9 +262,15 @@ def _usable(values: Any) -> bool:
     return isinstance(values, Tensor) or not isinstance(values[0], str)
 
 
-def _column(name: str, values: Any) -> Tensor:
+def column(name: str, values: Any) -> Tensor:
+    """Return one number or array a sample as a tensor, or say why not."""
     if isinstance(values, Sequence) and len(values) and isinstance(values[0], Tensor):
         return torch.stack(list(values))
+    if len(values) and isinstance(values[0], str):
+        raise TypeError(
+            f"Column {name!r} holds text: map it to numbers first, for example labels by "
+            "np.unique(labels, return_inverse=True)[1]."
+        )
     try:
         return _tensor(values)
     except (TypeError, ValueError) as error:
@@ -266,9 +288,25 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _refuse_disorder(loader: DataLoader[Any]) -> None:
-    if not isinstance(loader.sampler, SequentialSampler):
+def _refuse_list_of_columns(dataset: Any) -> None:
+    if isinstance(dataset, list) and len(dataset) == 2 and all(isinstance(v, Tensor) for v in dataset):
+        first, second = dataset
+        if first.shape != second.shape and first.dim() and second.dim() and len(first) == len(second):
+            raise TypeError(
+                f"A list is a sequence of samples, but these two have shapes {tuple(first.shape)} and "
+                f"{tuple(second.shape)}: did you mean the tuple (X, y)?"
+            )
+
+
+def _ordered_batch_size(loader: DataLoader[Any]) -> int:
+    """Return the batch size of a loader that reads its data set from first to last, or refuse it."""
+    drawn = loader.batch_sampler
+    inner = getattr(drawn, "sampler", loader.sampler)
+    if type(inner) is not SequentialSampler or (drawn is not None and type(drawn) is not BatchSampler):
+        culprit = inner if type(drawn) is BatchSampler or drawn is None else drawn
         raise ValueError(
-            f"This DataLoader draws its samples by {type(loader.sampler).__name__}: two passes "
-            "would see them in different orders. Make it with shuffle=False and no sampler."
+            f"This DataLoader takes its samples by {type(culprit).__name__}, and two passes may see them "
+            "in different orders. Make it with shuffle=False and no sampler or batch_sampler of its own; "
+            "for part of the data, give a torch.utils.data.Subset."
         )
+    return loader.batch_size or 256

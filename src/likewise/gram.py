@@ -47,11 +47,15 @@ class GramMatrix:
         kernel: Kernel = CORRELATION,
         engine: Engine | Gradients = "auto",
         centered: bool = False,
-        max_memory: int = 2**30,
+        max_memory: int = 2**31,
     ) -> None:
         self.net = net if isinstance(net, Network) else Network(net)
         self.data = batches(data)
         self.columns = self.data if columns is None else batches(columns)
+        if not isinstance(kernel, Kernel):
+            raise TypeError(f"kernel must be a Kernel such as likewise.CORRELATION, found {kernel!r}.")
+        if not isinstance(max_memory, int):
+            raise TypeError(f"max_memory is a number of bytes, such as 2**30, found {max_memory!r}.")
         self.kernel = kernel
         self.centered = centered
         self.max_memory = max_memory
@@ -107,6 +111,8 @@ class GramMatrix:
                 f"weights must be (m, d, c) = ({self.columns.n}, {self.d}, c), found "
                 f"{tuple(weights.shape)}. To weigh samples by one number each: gram.row_sums."
             )
+        if not weights.isfinite().all():
+            raise ValueError("weights hold NaN or infinity, which would spread to every sum.")
         part = self.product(lambda where: weights[where.start : where.stop], weights.shape[2])
         return part.to(self.dtype)
 
@@ -262,9 +268,13 @@ class GramMatrix:
 
     @cached_property
     def _row_shape(self) -> tuple[int, int]:
+        engine, first = self._probed, self.data.samples(range(1))
         with self.net.evaluating():
-            rows = self._probed.rows(self.data.samples(range(1)), 0).rows
-        return rows.shape[1], rows.shape[2]
+            if not self.of_network:
+                rows = engine.rows(first, 0).rows
+                return rows.shape[1], rows.shape[2]
+            d = self.net.function({}, first.inputs, first.labels, first.ids).shape[1]
+        return d, sum(value.numel() for value in self.net.parameters.values())
 
     def _column_weights(self, weights: Tensor | None) -> Tensor:
         m = self.columns.n
@@ -272,6 +282,8 @@ class GramMatrix:
             return torch.ones(m, 1, dtype=torch.float64)
         if weights.dim() not in (1, 2) or len(weights) != m:
             raise ValueError(f"weights must be (m, c) = ({m}, c), found {tuple(weights.shape)}.")
+        if not weights.isfinite().all():
+            raise ValueError("weights hold NaN or infinity, which would spread to every sum.")
         return weights.reshape(m, -1).to(wide(weights))
 
 

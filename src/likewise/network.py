@@ -11,6 +11,7 @@ import inspect
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from likewise.readouts import Readout, all_outputs
+from likewise.readouts import Readout, all_outputs, label_against_random, one_output
 
 Parameters = dict[str, Tensor]
 Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
@@ -42,6 +43,13 @@ class Network:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"A torch.nn.Module is needed, found {type(model).__name__}.")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise TypeError("A TorchScript module cannot be differentiated by parts: give the original one.")
+        if not callable(readout) or readout in (one_output, label_against_random):
+            raise TypeError(
+                f"readout must be a function (outputs, labels) -> (n, d), found {readout!r}; "
+                "one_output(i) and label_against_random(seed) are called first."
+            )
         self.model = _unwrapped(model)
         self.readout = readout
         self.names = _selected(self.model, parameters)
@@ -89,8 +97,11 @@ class Network:
         outputs = functional_call(self.model, {**buffers, **parameters}, *_arguments(inputs))
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
-        placed = [self._placed(value) for value in ((labels, ids) if self._wants_ids else (labels,))]
-        return _checked(self.readout(outputs, *placed), n)
+        return _checked(self.read(outputs, self._placed(labels), self._placed(ids)), n)
+
+    def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None) -> Tensor:
+        """Return what the readout makes of the model's outputs."""
+        return self.readout(outputs, labels, ids) if self._wants_ids else self.readout(outputs, labels)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -144,16 +155,10 @@ def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple
                 'choose some by name, for example parameters=["*"] for all of them.'
             )
     else:
-        chosen = []
-        for pattern in [parameters] if isinstance(parameters, str) else parameters:
-            matches = [name for alias, name, _ in aliases if fnmatchcase(alias, pattern)]
-            if not matches:
-                raise ValueError(
-                    f"No parameter matches {pattern!r}. The model has: "
-                    + ", ".join(alias for alias, _, _ in aliases[:20])
-                    + (f" and {len(aliases) - 20} more." if len(aliases) > 20 else ".")
-                )
-            chosen += matches
+        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"parameters must be names or glob patterns, or None; found {patterns[:3]}.")
+        chosen = [name for pattern in patterns for name in _matching(pattern, aliases)]
     values = dict(model.named_parameters())
     for name in chosen:
         if isinstance(values[name], nn.parameter.UninitializedParameter):
@@ -164,6 +169,17 @@ def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple
                 "gradients that can be compared; choose others with parameters=[...]."
             )
     return tuple(name for name in values if name in set(chosen))
+
+
+def _matching(pattern: str, aliases: list[tuple[str, str, nn.Parameter]]) -> list[str]:
+    matches = [name for alias, name, _ in aliases if fnmatchcase(alias, pattern)]
+    if not matches:
+        names = [alias for alias, _, _ in aliases]
+        inside = [name for name in names if name.startswith(pattern + ".")]
+        near = get_close_matches(pattern, names, 5, 0.3) or names[:5]
+        advice = f"did you mean '{pattern}.*'?" if inside else f"did you mean one of {', '.join(near)}?"
+        raise ValueError(f"No parameter of the {len(names)} matches {pattern!r}: {advice}")
+    return matches
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -41,7 +41,10 @@ def one_output(index: int) -> Readout:
 
 def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
     """Return log-softmax over dimension 1. Its d rows have rank d − 1, so k^C(x, x) = (d − 1)/d."""
-    return _scores(outputs).log_softmax(1).flatten(1)
+    scores = _scores(outputs)
+    if scores.shape[1] < 2:
+        raise ValueError("log_probabilities needs two outputs or more: of one, log-softmax is always 0.")
+    return scores.log_softmax(1).flatten(1)
 
 
 def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
@@ -112,10 +115,11 @@ def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tu
     scores = _scores(outputs)
     if labels is None:
         raise ValueError(f"{name} needs labels: give the data as (X, y), or batches(X, labels=y).")
-    if labels.is_floating_point() or scores.dim() != 2 or labels.dim() > 2:
+    if labels.is_floating_point() or scores.dim() != 2 or labels.numel() != len(scores):
         raise ValueError(
             f"{name} needs one class number a sample and (n, classes) outputs, found labels of "
-            f"{labels.dtype} {tuple(labels.shape)} and outputs {tuple(scores.shape)}."
+            f"{labels.dtype} {tuple(labels.shape)} and outputs {tuple(scores.shape)}. Numbers that are "
+            "classes: labels.long(); one-hot: labels.argmax(1)."
         )
     return scores, labels.reshape(-1, 1).long()
 

@@ -12,7 +12,7 @@ from likewise.readouts import Readout, all_outputs
 
 
 def similarity(
-    model: nn.Module,
+    model: nn.Module | Network,
     a: Any,
     b: Any = None,
     readout: Readout = all_outputs,
@@ -22,6 +22,8 @@ def similarity(
 ) -> Tensor:
     """Return k(x, x') of the samples of `a` with those of `b` (or with each other), (n, m).
 
-    1 for inputs that the network cannot tell apart, 0 for inputs that have nothing in common.
+    1 for inputs that the network cannot tell apart, 0 for inputs that have nothing in common. A
+    `Network` keeps its own readout and parameters.
     """
-    return GramMatrix(Network(model, readout), a, b, kernel, engine, centered).dense()
+    net = model if isinstance(model, Network) else Network(model, readout)
+    return GramMatrix(net, a, b, kernel, engine, centered).dense()

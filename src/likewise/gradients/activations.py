@@ -20,6 +20,8 @@ class Activations:
     def __init__(self, net: Network, layers: Sequence[str], weights: Sequence[float]) -> None:
         names = [name for name, _ in net.model.named_modules() if name]
         for pattern in layers:
+            if not isinstance(pattern, str):
+                raise TypeError(f"Layers are given by name, found a {type(pattern).__name__}.")
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(f"No layer matches {pattern!r}. The model has: {', '.join(names)}.")
         if len(weights) != len(layers):
@@ -50,6 +52,11 @@ class Activations:
             ],
             dim=2,
         )
+
+    def shape(self, samples: Samples) -> tuple[int, int, int]:
+        """Return d = 1, the number of activations and the bytes of a number."""
+        rows = self(samples)
+        return rows.shape[1], rows.shape[2], rows.element_size()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_map
 
 from likewise.data import Samples
+from likewise.gradients.base import is_out_of_memory
 from likewise.network import Network, Parameters
 
 
@@ -29,6 +30,12 @@ class Jacobians:
             if self._vmap is None:
                 self._vmap = _vmap_is_right(self._net, samples[:1])
             return (jacobians_by_vmap if self._vmap else jacobians_one_by_one)(self._net, samples)
+
+    def shape(self, samples: Samples) -> tuple[int, int, int]:
+        """Return d, p and the bytes of a number."""
+        outputs = self._net.function({}, samples.inputs, samples.labels, samples.ids)
+        p = sum(value.numel() for value in self._net.parameters.values())
+        return outputs.shape[1], p, self._net.dtype.itemsize
 
 
 def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
@@ -64,9 +71,9 @@ def _vmap_is_right(net: Network, samples: Samples) -> bool:
         reason = f"it is off by {error:.1e}"
         if not error > torch.finfo(expected.dtype).eps ** 0.5:
             return True
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # whatever vmap cannot do, plain autograd just did
+        if is_out_of_memory(error):
+            raise
         reason = str(error).strip().splitlines()[0]
     warnings.warn(
         f"torch.func.vmap cannot differentiate {type(net.model).__name__} ({reason}): gradients "

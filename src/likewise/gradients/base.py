@@ -10,6 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from likewise.data import Samples
@@ -102,6 +103,11 @@ def refuse_not_finite(rows: Tensor, samples: Samples) -> None:
             f"{bad[:5].tolist()}: look for NaN or infinity in their inputs (or an overflow in "
             f"{rows.dtype}), and leave them out."
         )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that there was not enough memory, on whatever device."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
 
 
 def samples_at_once(size: int, d: int, p: int, max_memory: int) -> int:

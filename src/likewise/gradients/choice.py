@@ -13,43 +13,42 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.gradients.autograd import Jacobians, jacobians_one_by_one
-from likewise.gradients.base import Gradients, samples_at_once
+from likewise.gradients.base import Gradients, is_out_of_memory, samples_at_once
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.layers import Layers
 from likewise.gradients.trace import Layout, Recorder, layouts
 from likewise.network import Network
+from likewise.readouts import Outputs, Readout
 
 Engine = Literal["auto", "autograd", "layers"]
 
 
 def chosen(net: Network, samples: Samples, engine: Engine, max_memory: int) -> Gradients:
     """Return the engine asked for; call it inside `net.evaluating`, with a few samples."""
-    reference = Explicit(Jacobians(net), max_memory)
-    if engine == "autograd":
-        return reference
-    try:
-        layout = layouts(net, samples)
-        layers = Layers(net, layout, size=2)
-        wrong = disagreement(net, layers, samples[:2])
-        if wrong is None:
-            return Layers(net, layout, _size(net, layout, samples[:1], max_memory))
-        reason = f"its gradient in {wrong} disagrees with autograd's"
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:  # the reference is for whatever cannot be traced
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    warnings.warn(
-        f"{type(net.model).__name__} is differentiated by the slower reference engine ({reason}).",
-        stacklevel=2,
-    )
-    return reference
+    if engine != "autograd":
+        try:
+            layout = layouts(net, samples)
+            size = _size(net, layout, samples[:1], max_memory)
+            wrong = disagreement(_checkable(net, samples[:1], max_memory), samples[:2])
+            if wrong is None:
+                return Layers(net, layout, size)
+            reason = f"the gradient in {wrong} came out different from autograd's"
+        except Exception as error:  # the reference is for whatever cannot be traced
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        warnings.warn(
+            f"{type(net.model).__name__} is differentiated by the slower reference engine ({reason}).",
+            stacklevel=2,
+        )
+    return Explicit(Jacobians(net), max_memory)
 
 
-def disagreement(net: Network, engine: Gradients, samples: Samples) -> str | None:
-    """Return the name of the first parameter whose gradient differs from autograd's, if any."""
+def disagreement(net: Network, samples: Samples) -> str | None:
+    """Return the name of the first parameter whose traced gradient is not autograd's, if any."""
     with torch.enable_grad():
         expected = jacobians_one_by_one(net, samples)
-    found = engine.rows(samples, 0).rows
+    found = Layers(net, layouts(net, samples), size=2).rows(samples, 0).rows
     sizes = [value.numel() for value in net.parameters.values()]
     tolerance = torch.finfo(expected.dtype).eps ** 0.5
     largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
@@ -58,6 +57,24 @@ def disagreement(net: Network, engine: Gradients, samples: Samples) -> str | Non
         if theirs.numel() and _apart(ours, theirs) > tolerance * largest:
             return name
     return None
+
+
+def _checkable(net: Network, samples: Samples, max_memory: int) -> Network:
+    """Return the network with so few of its outputs that explicit gradients of two samples fit."""
+    d, p, number = Jacobians(net).shape(samples)
+    most = max(1, max_memory // (12 * p * max(number, 4)))
+    return net if d <= most else Network(net.model, _some_outputs(net, d, most), net.names)
+
+
+def _some_outputs(net: Network, d: int, most: int) -> Readout:
+    """Return the readout of `most` outputs, spread over all."""
+    places = torch.linspace(0, d - 1, most).long()
+
+    def read(outputs: Outputs, labels: Tensor | None, ids: Tensor) -> Tensor:
+        every = net.read(outputs, labels, ids)
+        return every[:, places.to(every.device)]
+
+    return read
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:

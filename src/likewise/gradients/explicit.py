@@ -3,8 +3,8 @@
 Rows are formed a few samples at a time, so that the memory allowed is kept, and dropped again.
 """
 
-from collections.abc import Callable, Iterator
-from typing import final
+from collections.abc import Iterator
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,16 @@ from likewise.data import Samples
 from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, refuse_not_finite, samples_at_once
 from likewise.linalg import Power, power, rank_floor, wide
 
-Source = Callable[[Samples], Tensor]  # samples -> (n, d, p)
+
+class Source(Protocol):
+    """Who forms rows."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Return the rows of samples, (n, d, p)."""
+
+    def shape(self, samples: Samples) -> tuple[int, int, int]:
+        """Return d, p and the bytes of a number, before any row is formed."""
+
 
 # A chunk of rows exists about five times: per parameter, joined, normalized and twice in float64.
 COPIES = 7
@@ -66,16 +75,13 @@ class Explicit(Gradients):
     def _chunks(self, samples: Samples) -> Iterator[tuple[Tensor, float]]:
         """Yield rows, finite and at least float32, and the floor of their ranks."""
         if self._size is None:
-            self._size = self._samples_at_once(self._source(samples[:1]))
+            d, p, number = self._source.shape(samples[:1])
+            self._size = samples_at_once(d * p * max(number, 4) * COPIES, d, p, self._max_memory)
         for part in samples.split(self._size):
             computed = self._source(part)
             refuse_not_finite(computed, part)
             rows = computed.to(torch.promote_types(computed.dtype, torch.float32))
             yield rows, rank_floor(computed.dtype)
-
-    def _samples_at_once(self, row: Tensor) -> int:
-        _, d, p = row.shape
-        return samples_at_once(d * p * max(row.element_size(), 4) * COPIES, d, p, self._max_memory)
 
     def _own(self, rows: Tensor, floor: float, exponent: float) -> Power:
         exact = rows.to(wide(rows))

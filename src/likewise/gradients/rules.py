@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.utils._pytree import tree_unflatten
 
+from likewise.gradients.base import is_out_of_memory
 from likewise.gradients.pieces import Convolution, Dense, Factored, Indexed, Piece
 from likewise.gradients.trace import Batched, Step, outputs_of
 
@@ -228,9 +229,9 @@ def _generic(call: Call) -> Pieces:
 
     try:
         found = vmap(one)(batched, call.deltas)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # no batching rule: take the operation sample by sample
+        if is_out_of_memory(error):
+            raise
         name = getattr(layout.function, "__name__", str(layout.function))
         reason = str(error).strip().splitlines()[0]
         warnings.warn(f"{name} is differentiated one sample at a time: {reason}", stacklevel=2)

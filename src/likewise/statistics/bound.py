@@ -42,7 +42,10 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
 
     def bounds(where: range, k: Tensor) -> Tensor:
         part = Reach(*(v[where.start : where.stop] for v in left))
-        return pair_bounds(part, right, k.double(), d, head.slope).to(k)
+        bounds = pair_bounds(part, right, k.double(), d, head.slope).to(k)
+        if gram.square:  # no rounding where x' is x
+            bounds[torch.arange(len(k)), torch.tensor(list(where))] = 0
+        return bounds
 
     return gram.with_kernel(CORRELATION).map_strips(bounds)
 

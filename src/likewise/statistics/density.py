@@ -12,7 +12,8 @@ def soft_neighbors(gram: GramMatrix) -> Tensor:
     """Return N_S(x) = Σ k(x, x'), (n,), in two passes over the data; sec. 4.2.
 
     Of all samples alike it is N, of samples alone 1. Every pair shares a common direction, so that
-    N_S is large in most networks: compare samples with each other, not with 1.
+    N_S is large in most networks: compare samples with each other, not with 1. Where similarities
+    can be negative (centered, label_against_rest) they cancel and N_S can be below 1 or negative.
     """
     return gram.row_sums()
 

@@ -9,6 +9,7 @@ from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.density import soft_neighbors
 from likewise.statistics.targets import given_labels, numeric
+from likewise.statistics.uncertainty import refuse_centered
 
 Verdict = Literal["underfit", "fit", "overfit"]
 
@@ -37,6 +38,7 @@ def fit_quality(
     different labels. The variance is E_k[y²] − E_k[y]² with weights k^I(x, ·), kept at 0 or above since
     weights can be negative. Two passes each. The rule is the paper's; see docs/findings.md for its worth.
     """
+    refuse_centered(gram)
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")

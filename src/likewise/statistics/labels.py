@@ -34,12 +34,17 @@ def label_suspicion(
     """
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
+    if gram.kernel.row + gram.kernel.column != -1:
+        raise ValueError(
+            f"Votes need similarities of at most 1, and those of {gram.kernel} have no limit: use "
+            "gram.with_kernel(likewise.CORRELATION)."
+        )
     given = class_numbers(gram, labels)
     votes = class_votes(gram, given, exponent)
     given = given.to(votes.device)
     cast = votes.sum(1)
     mine = votes.gather(1, given[:, None])[:, 0]
-    suspicion = torch.where(cast > 0, 1 - mine / cast, 0).clamp(0, 1)
+    suspicion = torch.where(cast > 0, 1 - mine / cast, 0).clamp(0, 1).to(gram.dtype)
     suggested = torch.where(cast > 0, votes.argmax(1), given)
     isolated = (cast == 0) | (cast < isolated_below * cast.median())
     return LabelSuspicion(suspicion, suggested, (suggested != given) & ~isolated, isolated)
@@ -51,4 +56,5 @@ def class_votes(gram: GramMatrix, classes: Tensor, exponent: float | None = None
     if not sharp > 0:
         raise ValueError(f"The exponent of votes must be positive, found {sharp}.")
     members = torch.nn.functional.one_hot(classes)
-    return gram.over_rows(lambda k: k.clamp(min=0).pow(sharp) @ members.to(k), own=0)
+    weights = members.double()
+    return gram.over_rows(lambda k: k.double().clamp(min=0).pow(sharp) @ weights.to(k.device), own=0)

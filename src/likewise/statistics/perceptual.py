@@ -19,7 +19,7 @@ def perceptual(
     weights: Sequence[float] | None = None,
     kernel: Kernel = CORRELATION,
     centered: bool = False,
-    max_memory: int = 2**30,
+    max_memory: int = 2**31,
 ) -> GramMatrix:
     """Return the Gram matrix of Σ_l λ_l a_l(x)·a_l(x'), or its cosine by default, (d = 1).
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from likewise.data import column
 from likewise.gram import GramMatrix
 
 
@@ -10,10 +11,12 @@ def given_labels(gram: GramMatrix, labels: Tensor | None) -> Tensor | None:
     """Return the labels of the columns: those given, else those that travel with the data."""
     if labels is None:
         return gram.columns.labels()
-    labels = torch.as_tensor(labels)
-    if len(labels) != gram.columns.n:
-        raise ValueError(f"{len(labels)} labels for {gram.columns.n} samples.")
-    return labels
+    found = column("labels", labels)
+    if len(found) != gram.columns.n:
+        raise ValueError(f"{len(found)} labels for {gram.columns.n} samples.")
+    if not found.isfinite().all():
+        raise ValueError(f"{int((~found.isfinite()).sum())} labels are NaN or infinite: leave them out.")
+    return found
 
 
 def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
@@ -24,8 +27,9 @@ def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
     found = found.squeeze(-1) if found.dim() == 2 and found.shape[1] == 1 else found
     if found.is_floating_point() or found.is_complex() or found.dim() != 1 or int(found.min()) < 0:
         raise ValueError(
-            "Class numbers from 0 are needed, one a sample; found labels of "
-            f"{found.dtype}, shape {tuple(found.shape)}, from {found.min()} to {found.max()}."
+            f"Class numbers from 0 are needed, one a sample; found labels of {found.dtype}, shape "
+            f"{tuple(found.shape)}, from {found.min()} to {found.max()}. Numbers that are classes: "
+            "labels.long(); one-hot: labels.argmax(1)."
         )
     return found.cpu().long()
 
