@@ -17,6 +17,7 @@ from likewise.data import Samples, batches
 from likewise.gradients import (
     Engine,
     Gradients,
+    Kept,
     Vanished,
     chosen,
     refuse_dependent_samples,
@@ -204,14 +205,23 @@ class GramMatrix:
         mean = self.pull(lambda where: eye.expand(len(where), -1, -1), 0, self._probed)
         return self._probed.about(mean)
 
-    def pull(self, weights: Weights, exponent: float, gradients: Gradients | None = None) -> Tensor:
+    def pull(
+        self,
+        weights: Weights,
+        exponent: float,
+        gradients: Gradients | None = None,
+        kept: Kept | None = None,
+    ) -> Tensor:
         """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
         gradients, vanished = gradients or self.gradients, Vanished()
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
             pulled = gradients.pull(samples, weights(where), exponent)
-            vanished.note(samples, pulled.ranks)
+            if pulled.own is not None:
+                vanished.note(samples, pulled.own.rank)
+                if kept is not None:
+                    kept.put(where, pulled.own)
             return pulled.total
 
         with self.net.evaluating():
@@ -220,13 +230,14 @@ class GramMatrix:
             vanished.warn()
         return total
 
-    def push(self, directions: Tensor, exponent: float, read: Read) -> Tensor:
+    def push(self, directions: Tensor, exponent: float, read: Read, kept: Kept | None = None) -> Tensor:
         """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
         vanished = Vanished()
 
         def answer(where: range) -> Tensor:
             samples = self.data.samples(where)
-            pushed = self.gradients.push(samples, directions, exponent)
+            own = None if kept is None else kept.get(where)
+            pushed = self.gradients.push(samples, directions, exponent, own)
             vanished.note(samples, pushed.ranks)
             return read(where, pushed.outputs)
 
@@ -244,7 +255,11 @@ class GramMatrix:
                 for i in range(0, c, group)
             ]
             return read(range(self.data.n), torch.cat(rounds, 2))
-        return self.push(self.pull(weights, self.kernel.column), self.kernel.row, read)
+        same = self.square and self.kernel.row == self.kernel.column
+        fits = 8 * self.data.n * self.d**2 <= self.max_memory // 8
+        kept = Kept(self.data.n) if same and fits else None
+        total = self.pull(weights, self.kernel.column, kept=kept)
+        return self.push(total, self.kernel.row, read, kept)
 
     @property
     def vectors_at_once(self) -> int:

@@ -4,6 +4,7 @@ from likewise.gradients.activations import Activations
 from likewise.gradients.autograd import Jacobians
 from likewise.gradients.base import (
     Gradients,
+    Kept,
     Pulled,
     Pushed,
     Rows,
@@ -21,6 +22,7 @@ __all__ = [
     "Explicit",
     "Gradients",
     "Jacobians",
+    "Kept",
     "Layers",
     "Pulled",
     "Pushed",

@@ -48,6 +48,25 @@ class Vanished:
             )
 
 
+class Kept:
+    """K(x, x)ᵉ of n samples, by place, so that the second pass need not find them again."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._own: Power | None = None
+
+    def put(self, where: range, own: Power) -> None:
+        """Remember those of the samples at these places."""
+        if self._own is None:  # one room for all: small tensors here and there fragment the heap
+            self._own = Power(*(part.new_zeros(self._n, *part.shape[1:]) for part in own))
+        for room, part in zip(self._own, own, strict=True):
+            room[where.start : where.stop] = part
+
+    def get(self, where: range) -> Power | None:
+        """Return those of the samples at these places, None if none were put."""
+        return None if self._own is None else Power(*(part[where.start : where.stop] for part in self._own))
+
+
 class Rows(NamedTuple):
     """S(x), explicitly."""
 
@@ -59,7 +78,7 @@ class Pulled(NamedTuple):
     """Σₓ S(x)ᵀ w(x), a parameter vector for each column of weights."""
 
     total: Tensor  # (c, p), float64
-    ranks: Tensor | None
+    own: Power | None  # K(x, x)ᵉ, None for exponent 0: `push` need not find it again
 
 
 class Pushed(NamedTuple):
@@ -85,12 +104,29 @@ class Gradients(ABC):
         """Return Σₓ S(x)ᵀ w(x) for weights (n, d, c): from outputs to parameters."""
 
     @abstractmethod
-    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
-        """Return S(x) u for each row u of directions (c, p): from parameters to outputs."""
+    def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
+        """Return S(x) u for each row u of directions (c, p): from parameters to outputs.
+
+        `own`: K(x, x)ᵉ where it is known already.
+        """
 
     @abstractmethod
     def about(self, mean: Tensor) -> "Gradients":
         """Return the same four questions about J(x) − mean, with mean (d, p)."""
+
+
+def joined_powers(parts: list[Power]) -> Power | None:
+    """Return the powers of consecutive chunks as one, None of no chunk."""
+    if not parts:
+        return None
+    return Power(torch.cat([p.matrix for p in parts]), torch.cat([p.rank for p in parts]))
+
+
+def normalized_outputs(outputs: Tensor, own: Power | None) -> Pushed:
+    """Return K(x, x)ᵉ J(x) u of J(x) u."""
+    if own is None:
+        return Pushed(outputs, None)
+    return Pushed(own.matrix.to(outputs) @ outputs, own.rank)
 
 
 def refuse_not_finite(rows: Tensor, samples: Samples) -> None:

@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.base import Gradients, Pulled, Pushed, Rows
+from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, normalized_outputs
 from likewise.linalg import Power, power
 
 
@@ -38,20 +38,19 @@ class Centered(Gradients):
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x)."""
-        weights, ranks = weights.to(self._mean), None
+        weights, own = weights.to(self._mean), None
         if exponent:
             own = self.self_kernel(samples, exponent)
-            weights, ranks = own.matrix @ weights, own.rank
+            weights = own.matrix @ weights
         total = self._plain.pull(samples, weights, 0).total
-        return Pulled(total - weights.sum(0).T @ self._mean, ranks)
+        return Pulled(total - weights.sum(0).T @ self._mean, own)
 
-    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+    def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
         """Return S(x) u for each direction u."""
         outputs = self._plain.push(samples, directions, 0).outputs - self._mean @ directions.T
-        if not exponent:
-            return Pushed(outputs, None)
-        own = self.self_kernel(samples, exponent)
-        return Pushed(own.matrix.to(outputs) @ outputs, own.rank)
+        if exponent and own is None:
+            own = self.self_kernel(samples, exponent)
+        return normalized_outputs(outputs, own)
 
     def about(self, mean: Tensor) -> "Centered":
         """Return the answers about J(x) less both means."""

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, refuse_not_finite, samples_at_once
+from likewise.gradients.base import (
+    Gradients,
+    Pulled,
+    Pushed,
+    Rows,
+    joined_powers,
+    normalized_outputs,
+    refuse_not_finite,
+    samples_at_once,
+)
 from likewise.linalg import Power, power, rank_floor, wide
 
 
@@ -38,34 +47,46 @@ class Explicit(Gradients):
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
-        parts = [self._own(*raw, exponent) for raw in self._chunks(samples)]
-        return Power(torch.cat([p.matrix for p in parts]), torch.cat([p.rank for p in parts]))
+        found = joined_powers([self._own(*raw, exponent) for raw in self._chunks(samples)])
+        assert found is not None
+        return found
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
         """Return S(x); the caller sees to it that they fit."""
-        parts = [self._normalized(*raw, exponent) for raw in self._chunks(samples)]
-        return Rows(torch.cat([p.rows for p in parts]), _joined([p.ranks for p in parts]))
+        parts, owns = [], list[Power]()
+        for raw in self._chunks(samples):
+            rows = self._shifted(raw[0])
+            if exponent:
+                owns.append(self._own(*raw, exponent))
+                rows = owns[-1].matrix.to(rows.dtype) @ rows
+            parts.append(rows)
+        own = joined_powers(owns)
+        return Rows(torch.cat(parts), None if own is None else own.rank)
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x)."""
-        total, ranks, start = None, [], 0
+        total, owns, start = None, list[Power](), 0
         for raw in self._chunks(samples):
-            rows, rank = self._normalized(*raw, exponent)
+            rows = self._shifted(raw[0])
             part = weights[start : start + len(rows)].to(rows.device, wide(rows))
+            start += len(rows)
+            if exponent:
+                owns.append(self._own(*raw, exponent))
+                part = owns[-1].matrix @ part
             term = part.flatten(0, 1).T @ rows.flatten(0, 1).to(part.dtype)
             total = term if total is None else total.add_(term)
-            start += len(rows)
-            ranks.append(rank)
         assert total is not None and start == len(weights)
-        return Pulled(total, _joined(ranks))
+        return Pulled(total, joined_powers(owns))
 
-    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+    def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
         """Return S(x) u for each direction u."""
-        parts = []
+        outputs, owns = [], list[Power]()
         for raw in self._chunks(samples):
-            rows, rank = self._normalized(*raw, exponent)
-            parts.append((rows.to(directions.dtype) @ directions.T, rank))
-        return Pushed(torch.cat([out for out, _ in parts]), _joined([rank for _, rank in parts]))
+            rows = self._shifted(raw[0])
+            outputs.append(rows.to(directions.dtype) @ directions.T)
+            if exponent and own is None:
+                owns.append(self._own(*raw, exponent))
+        return normalized_outputs(torch.cat(outputs), own or joined_powers(owns))
 
     def about(self, mean: Tensor) -> "Explicit":
         """Return the answers about J(x) − mean."""
@@ -91,15 +112,5 @@ class Explicit(Gradients):
         scale = exact.square().sum((1, 2)) + self._mean.square().sum()
         return power(shifted @ shifted.mT, exponent, floor, scale)
 
-    def _normalized(self, rows: Tensor, floor: float, exponent: float) -> Rows:
-        own = None if exponent == 0 else self._own(rows, floor, exponent)
-        if self._mean is not None:
-            rows = rows - self._mean.to(rows.dtype)
-        if own is None:
-            return Rows(rows, None)
-        return Rows(own.matrix.to(rows.dtype) @ rows, own.rank)
-
-
-def _joined(ranks: list[Tensor | None]) -> Tensor | None:
-    known = [rank for rank in ranks if rank is not None]
-    return torch.cat(known) if known else None
+    def _shifted(self, rows: Tensor) -> Tensor:
+        return rows if self._mean is None else rows - self._mean.to(rows.dtype)

@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from likewise.data import Samples
-from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, refuse_not_finite
+from likewise.gradients.base import (
+    Gradients,
+    Pulled,
+    Pushed,
+    Rows,
+    joined_powers,
+    normalized_outputs,
+    refuse_not_finite,
+)
 from likewise.gradients.centered import Centered
 from likewise.gradients.pieces import Dense, Piece
 from likewise.gradients.rules import Call, pieces
@@ -52,8 +60,9 @@ class Layers(Gradients):
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
-        parts = [self._own(chunk, exponent) for chunk in self._chunks(samples)]
-        return Power(torch.cat([p.matrix for p in parts]), torch.cat([p.rank for p in parts]))
+        found = joined_powers([self._own(chunk, exponent) for chunk in self._chunks(samples)])
+        assert found is not None
+        return found
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
         """Return S(x); the caller sees to it that they fit."""
@@ -69,35 +78,32 @@ class Layers(Gradients):
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""
-        c, start, ranks = weights.shape[2], 0, []
+        c, start, owns = weights.shape[2], 0, list[Power]()
         total = torch.zeros(c, sum(self._numel.values()), device=self._device)
         total = total.to(wide(total))
         for chunk in self._chunks(samples):
             part = weights[start : start + len(chunk.samples)].to(total)
             start += len(chunk.samples)
             if exponent:
-                own = self._own(chunk, exponent)
-                part = own.matrix @ part
-                ranks.append(own.rank)
+                owns.append(self._own(chunk, exponent))
+                part = owns[-1].matrix @ part
             sums = self._by_name(total)
             for name, piece in chunk.pieces.items():
                 sums[name] += piece.pull(part.to(self._dtype))
-        return Pulled(total, torch.cat(ranks) if ranks else None)
+        return Pulled(total, joined_powers(owns))
 
-    def push(self, samples: Samples, directions: Tensor, exponent: float) -> Pushed:
+    def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
         """Return S(x) u for each direction u."""
         narrow = {k: v.to(self._dtype).contiguous() for k, v in self._by_name(directions).items()}
-        outputs, ranks = [], []
+        outputs, owns = [], list[Power]()
         for chunk in self._chunks(samples):
             moved = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
             for name, piece in chunk.pieces.items():
                 moved += piece.push(narrow[name])
-            if exponent:
-                own = self._own(chunk, exponent)
-                moved = own.matrix.to(moved) @ moved
-                ranks.append(own.rank)
+            if exponent and own is None:
+                owns.append(self._own(chunk, exponent))
             outputs.append(moved)
-        return Pushed(torch.cat(outputs), torch.cat(ranks) if ranks else None)
+        return normalized_outputs(torch.cat(outputs), own or joined_powers(owns))
 
     def about(self, mean: Tensor) -> Gradients:
         """Return the answers about J(x) − mean."""

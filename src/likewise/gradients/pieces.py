@@ -5,13 +5,13 @@ without forming it where that saves work: G Gᵀ of each sample, Σ Gᵀ w, G u,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from functools import cached_property
+from typing import NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vmap
 
 
 class Piece(ABC):
@@ -76,16 +76,22 @@ class Factored(Piece):
             return deltas @ deltas.mT * inputs.square().sum((1, 2))[:, None, None]
         if t * (i + d * d * o) < d * i * o:
             return _own_by_positions(self.inputs @ self.inputs.mT, self.deltas)
-        return _own(self.rows())
+        return _own(self._formed)
 
     def rows(self) -> Tensor:
         """Return G."""
+        return self._formed
+
+    @cached_property
+    def _formed(self) -> Tensor:
         inputs, deltas = self.inputs.unsqueeze(1), self.deltas
         product = inputs.mT @ deltas if self.inputs_first else deltas.mT @ inputs
         return product.flatten(2)
 
     def pull(self, weights: Tensor) -> Tensor:
-        """Return Σ Gᵀ w: one matrix product over samples and positions."""
+        """Return Σ Gᵀ w: of G if it was formed, or one matrix product over samples and positions."""
+        if "_formed" in self.__dict__:
+            return Dense(self._formed).pull(weights)
         inputs = self.inputs.flatten(0, 1)
         deltas = torch.einsum("ndc,ndto->cnto", weights, self.deltas).flatten(1, 2)
         total = inputs.T @ deltas if self.inputs_first else deltas.mT @ inputs
@@ -134,6 +140,39 @@ class Indexed(Piece):
         return torch.einsum("cnto,ndto->ndc", taken, self.deltas)
 
 
+class Convolving(NamedTuple):
+    """How a kernel is applied: what torch's convolution needs beside inputs and kernel."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+    def forward(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        """Return the outputs."""
+        return torch.ops.aten.convolution(inputs, kernel, None, *self)
+
+    def kernel_gradient(self, inputs: Tensor, deltas: Tensor, kernel: Tensor) -> Tensor:
+        """Return the gradient in the kernel, summed over samples."""
+        only_kernel = [False, True, False]
+        return torch.ops.aten.convolution_backward(deltas, inputs, kernel, None, *self, only_kernel)[1]
+
+    def windows(self, inputs: Tensor, kernel: torch.Size) -> Tensor:
+        """Return what the kernel meets at each position, (n, t, i)."""
+        if inputs.dim() == 4 and inputs.device.type == "cpu":  # on a GPU, unfold loops over samples
+            sides = (kernel[2:], self.dilation, self.padding, self.stride)
+            return F.unfold(inputs, *map(tuple, sides)).mT
+        inputs = F.pad(inputs, [p for p in reversed(self.padding) for _ in range(2)])
+        dims = inputs.dim() - 2
+        for i in range(dims):
+            reach = self.dilation[i] * (kernel[2 + i] - 1) + 1
+            inputs = inputs.unfold(2 + i, reach, self.stride[i])[..., :: self.dilation[i]]
+        order = (0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
+        return inputs.permute(order).flatten(1 + dims).flatten(1, dims)
+
+
 @final
 @dataclass(frozen=True)
 class Convolution(Piece):
@@ -141,44 +180,52 @@ class Convolution(Piece):
 
     inputs: Tensor  # (n, channels, ...)
     deltas: Tensor  # (n, d, outputs, ...)
-    shape: torch.Size  # of the kernel
-    apply: Callable[[Tensor, Tensor], Tensor]  # inputs, kernel -> outputs, without bias
-    unfold: Callable[[Tensor], Tensor] | None  # inputs -> (n, t, i); None with groups or transposed
+    kernel: Tensor
+    how: Convolving
 
     def own(self) -> Tensor:
-        """Return G Gᵀ."""
-        factored = self._factored()
-        return _own(self.rows()) if factored is None else factored.own()
+        """Return G Gᵀ, from the Gram matrices of positions where they are smaller than G."""
+        d, o, t = self.deltas.shape[1], self.deltas.shape[2], self.deltas[0, 0, 0].numel()
+        if not self._plain or t * (self.kernel[0].numel() + d * d * o) >= d * self.kernel.numel():
+            return _own(self._formed)
+        windows = self.how.windows(self.inputs, self.kernel.shape)
+        return _own_by_positions(windows @ windows.mT, self.deltas.flatten(3).mT)
 
     def rows(self) -> Tensor:
         """Return G."""
-        factored = self._factored()
-        if factored is not None:
-            return factored.rows()
-
-        def one(x: Tensor, delta: Tensor) -> Tensor:
-            return self._weight_gradient(x.unsqueeze(0), delta.unsqueeze(0))
-
-        return vmap(vmap(one, in_dims=(None, 0)))(self.inputs, self.deltas).flatten(2)
+        return self._formed
 
     def pull(self, weights: Tensor) -> Tensor:
-        """Return Σ Gᵀ w, by the ordinary backward of the kernel on weighted output gradients."""
+        """Return Σ Gᵀ w: of G if it was formed, or by the kernel's backward on weighted gradients."""
+        if "_formed" in self.__dict__:
+            return Dense(self._formed).pull(weights)
         weighted = torch.einsum("ndc,nd...->cn...", weights, self.deltas)
-        return torch.stack([self._weight_gradient(self.inputs, delta).flatten() for delta in weighted])
+        sums = [self.how.kernel_gradient(self.inputs, delta, self.kernel) for delta in weighted]
+        return torch.stack([total.flatten() for total in sums])
 
     def push(self, directions: Tensor) -> Tensor:
         """Return G u, by a convolution with u."""
-        moved = [self.apply(self.inputs, u.view(self.shape)).flatten(1) for u in directions]
+        moved = [self.how.forward(self.inputs, u.view_as(self.kernel)).flatten(1) for u in directions]
         return self.deltas.flatten(2) @ torch.stack(moved, 2)
 
-    def _factored(self) -> Factored | None:
-        if self.unfold is None:
-            return None
-        return Factored(self.unfold(self.inputs), self.deltas.flatten(3).mT)
+    @property
+    def _plain(self) -> bool:
+        return self.how.groups == 1 and not self.how.transposed
 
-    def _weight_gradient(self, inputs: Tensor, deltas: Tensor) -> Tensor:
-        kernel = self.inputs.new_zeros(self.shape)
-        return torch.func.vjp(lambda w: self.apply(inputs, w), kernel)[1](deltas)[0]
+    @cached_property
+    def _formed(self) -> Tensor:
+        n, d = self.deltas.shape[:2]
+        if self._plain and self.inputs.device.type != "cpu":
+            windows = self.how.windows(self.inputs, self.kernel.shape)
+            return (self.deltas.flatten(3) @ windows.unsqueeze(1)).flatten(2)
+        found = self.inputs.new_empty(n, d, self.kernel.numel())
+        for i in range(n):  # a CPU's own backward is faster than unfolding
+            for j in range(d):
+                part = self.how.kernel_gradient(
+                    self.inputs[i : i + 1], self.deltas[i : i + 1, j], self.kernel
+                )
+                found[i, j] = part.flatten()
+        return found
 
 
 def _wide(tensor: Tensor, d: int = 2) -> Tensor:

@@ -15,7 +15,7 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_unflatten
 
 from likewise.gradients.base import is_out_of_memory
-from likewise.gradients.pieces import Convolution, Dense, Factored, Indexed, Piece
+from likewise.gradients.pieces import Convolution, Convolving, Dense, Factored, Indexed, Piece
 from likewise.gradients.trace import Batched, Step, outputs_of
 
 Pieces = dict[int, Piece]  # by the place of the parameter among the leaves
@@ -150,7 +150,6 @@ def _sum(tensor: Tensor, dims: list[int]) -> Tensor:
 
 
 def _convolution(dims: int, transposed: bool) -> Rule:
-    function = getattr(F, f"conv_transpose{dims}d" if transposed else f"conv{dims}d")
     names = ["input", "weight", "bias", "stride", "padding"]
     names += ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
 
@@ -159,19 +158,12 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         x, weight = a["input"], a["weight"]
         if call.where(x) != Batched(0, 1) or call.where(weight) is not None:
             return None
-        options = {name: value for name, value in a.items() if name not in names[:3]}
         found: Pieces = {}
         place, bias_place = call.place(weight), call.place(a.get("bias"))
         deltas = call.deltas[0].squeeze(2)
         if place is not None:
-            plain = not transposed and options.get("groups", 1) == 1
-            found[place] = Convolution(
-                x.detach(),
-                deltas,
-                weight.shape,
-                lambda inputs, kernel: function(inputs, kernel, None, **options),
-                _unfolding(weight.shape, options) if plain else None,
-            )
+            x, how = _convolving(x.detach(), weight, a, dims, transposed)
+            found[place] = Convolution(x, deltas, weight.detach(), how)
         if bias_place is not None:
             found[bias_place] = Dense(deltas.flatten(3).sum(3))
         return found
@@ -179,29 +171,25 @@ def _convolution(dims: int, transposed: bool) -> Rule:
     return rule
 
 
-def _unfolding(shape: torch.Size, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    dims = len(shape) - 2
+def _convolving(
+    x: Tensor, weight: Tensor, a: dict[str, Any], dims: int, transposed: bool
+) -> tuple[Tensor, Convolving]:
+    """Return the inputs, padded where the padding is lopsided, and how the kernel is applied."""
 
     def each(name: str, default: int) -> list[int]:
-        value = options.get(name, default)
+        value = a.get(name, default)
         value = [value] if isinstance(value, int) else list(value)
         return value * dims if len(value) == 1 else value
 
-    def unfold(x: Tensor) -> Tensor:
-        stride, dilation = each("stride", 1), each("dilation", 1)
-        padding = options.get("padding", 0)
-        reach = [dl * (k - 1) for dl, k in zip(dilation, shape[2:], strict=True)]
-        if padding == "same":
-            sides = [(r // 2, r - r // 2) for r in reach]
-        else:
-            sides = [(p, p) for p in ([0] * dims if padding == "valid" else each("padding", 0))]
-        x = F.pad(x, [side for pair in reversed(sides) for side in pair])
-        for i in range(dims):
-            x = x.unfold(2 + i, reach[i] + 1, stride[i])[..., :: dilation[i]]
-        positions, window = range(2, 2 + dims), range(2 + dims, 2 + 2 * dims)
-        return x.permute(0, *positions, 1, *window).flatten(1 + dims).flatten(1, dims)
-
-    return unfold
+    dilation, padding = each("dilation", 1), [0] * dims
+    if a.get("padding") == "same":
+        reach = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
+        x = F.pad(x, [side for r in reversed(reach) for side in (r // 2, r - r // 2)])
+    elif a.get("padding") != "valid":
+        padding = each("padding", 0)
+    output_padding = each("output_padding", 0)
+    how = Convolving(each("stride", 1), padding, dilation, transposed, output_padding, a.get("groups", 1))
+    return x, how
 
 
 def _generic(call: Call) -> Pieces:
