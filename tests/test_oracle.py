@@ -7,9 +7,13 @@ import likewise as lw
 import nets
 import oracle
 
-CASES = [(make, d) for make in nets.SHAPES for d in (1, 2, 3, 10)]
+ENGINES = ("autograd", "layers")
+CASES = [(make, d, engine) for make in nets.SHAPES for d in (1, 2, 3, 10) for engine in ENGINES]
 TOLERANCE = 1e-10
-pytestmark = pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent"),
+    pytest.mark.filterwarnings("error:.*reference engine"),
+]
 
 
 def close(found, expected, tolerance=TOLERANCE):
@@ -18,14 +22,15 @@ def close(found, expected, tolerance=TOLERANCE):
     assert (found - expected).abs().max().item() <= tolerance * scale
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda c: f"{c[0].__name__}-{c[1]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda c: f"{c[0].__name__}-{c[1]}-{c[2]}")
 def case(request):
     """A gram of 7 rows with 5 other columns and one of the rows with themselves, and Jacobians."""
-    make, d = request.param
+    make, d, engine = request.param
     model, x = nets.case(make, d, 12)
     left, right = oracle.jacobians(model, x[:7]), oracle.jacobians(model, x[7:])
-    cross = lw.GramMatrix(lw.Network(model), lw.batches(x[:7], size=3), lw.batches(x[7:], size=2))
-    own = lw.GramMatrix(lw.Network(model), lw.batches(x[:7], size=3))
+    net = lw.Network(model)
+    cross = lw.GramMatrix(net, lw.batches(x[:7], size=3), lw.batches(x[7:], size=2), engine=engine)
+    own = lw.GramMatrix(net, lw.batches(x[:7], size=3), engine=engine)
     return cross, own, left, right
 
 
@@ -136,7 +141,7 @@ def test_predicted_move(case):
 
 def test_centered(case):
     _, own, left, _ = case
-    centered = lw.GramMatrix(own.net, own.data, centered=True)
+    centered = lw.GramMatrix(own.net, own.data, centered=True, engine=own._engine)
     shifted = left - left.mean(0)
     close(centered.with_kernel(lw.INNER_PRODUCT).dense(), oracle.trace(oracle.inner(shifted, shifted)))
     k = oracle.trace(oracle.correlation(shifted, shifted))

@@ -134,7 +134,8 @@ def _source(dataset: Any, labels: Any) -> tuple[_Source, int, int]:
     """Return where samples are fetched from, in what batches, and how many."""
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
         size = _ordered_batch_size(dataset)
-        source = _opened(dataset.dataset, labels, dataset.collate_fn)
+        collate = default_collate if dataset.batch_size is None else dataset.collate_fn
+        source = _opened(dataset.dataset, labels, collate)
         n = len(source)
         return source, size, n - n % size if dataset.drop_last else n
     source = _opened(dataset, labels, default_collate)
@@ -212,6 +213,9 @@ class _Items:
     def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
         if self._by_columns:
             rows = self._dataset[positions]
+            named = {self._inside} if isinstance(self._inside, str) else set(LABEL_NAMES)
+            for name in named & set(rows):
+                column(name, rows[name])  # labels that are text are an error, not left out
             batch: Any = {name: column(name, rows[name]) for name in rows if _usable(rows[name])}
             if not batch:
                 raise TypeError(
@@ -229,12 +233,15 @@ class _Items:
         return inputs, labels if self._given is None else self._given[positions]
 
     def _refuse_chance(self) -> None:
-        once, again = (tree_leaves(self([0])) for _ in range(2))
-        if any(isinstance(a, Tensor) and not _same(a, b) for a, b in zip(once, again, strict=True)):
-            raise ValueError(
-                "Sample 0 differs each time it is read: random augmentation? Every statistic reads "
-                "the data twice; give the data set without it."
-            )
+        n = len(self)
+        for place in sorted({0, n // 3, 2 * n // 3, n - 1}):
+            once, *more = (tree_leaves(self([place])) for _ in range(3))
+            pairs = [pair for again in more for pair in zip(once, again, strict=True)]
+            if any(isinstance(a, Tensor) and not _same(a, b) for a, b in pairs):
+                raise ValueError(
+                    f"Sample {place} differs each time it is read: random augmentation? Every statistic "
+                    "reads the data twice; give the data set without it."
+                )
 
 
 def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:

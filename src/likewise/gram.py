@@ -8,7 +8,7 @@ every pair and keeps one strip of the matrix. Nothing is computed before one of 
 import copy
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,7 @@ class GramMatrix:
         self.max_memory = max_memory
         self.of_network = not isinstance(engine, Gradients)  # else rows may be anything
         self._engine = _known(engine)
+        self._mean: _Mean | None = None
 
     def __repr__(self) -> str:
         centered = ", centered" if self.centered else ""
@@ -96,7 +97,7 @@ class GramMatrix:
     def with_columns(self, columns: Any) -> "GramMatrix":
         """Return the same rows against other samples, centered about the same mean."""
         other = copy.copy(self)
-        other.__dict__["gradients"] = self.gradients
+        other._mean = self._mean_now() if self.centered else None
         other.columns = batches(columns)
         return other
 
@@ -122,21 +123,39 @@ class GramMatrix:
 
         Two passes where the reduction is linear, all pairs where it is not.
         """
-        given = self._column_weights(weights)
-        if self.kernel.reduce is not mean_diagonal:
-            sums = self.over_rows(lambda k: k @ given.to(k))
-        else:
-            d, c = self.d, given.shape[1]
-            eye = torch.eye(d).to(given)
-
-            def blocks(where: range) -> Tensor:
-                return torch.einsum("nc,de->ndec", given[where.start : where.stop], eye).flatten(2)
-
-            def trace(_: range, outputs: Tensor) -> Tensor:
-                return outputs.unflatten(2, (d, c)).diagonal(dim1=1, dim2=2).mean(-1)
-
-            sums = self.product(blocks, d * c, trace).to(self.dtype)
+        sums = self.exact_row_sums(weights).to(self.dtype)
         return sums[:, 0] if weights is None or weights.dim() == 1 else sums
+
+    def exact_row_sums(self, weights: Tensor | None = None) -> Tensor:
+        """Return `row_sums` as (n, c) in float64, before they are narrowed: for ratios of sums."""
+        given = self._column_weights(weights)
+        if self.kernel.reduce is whole_block:
+            raise ValueError("Whole blocks have no single row sum: use gram @ weights or over_rows.")
+        if self.kernel.reduce is not mean_diagonal:
+            return self.over_rows(lambda k: k.to(wide(k)) @ given.to(k.device, wide(k)))
+        d, eye = self.d, torch.eye(self.d).to(given)
+        outputs_at_once = min(d, self.vectors_at_once)
+        columns_at_once = max(1, self.vectors_at_once // outputs_at_once)
+        parts = []
+        for some in given.split(columns_at_once, dim=1):
+            traces = [
+                self._trace(some, eye[:, i : i + outputs_at_once], i) for i in range(0, d, outputs_at_once)
+            ]
+            parts.append(torch.stack(traces).sum(0) / d)
+        return torch.cat(parts, 1)
+
+    def _trace(self, weights: Tensor, eye: Tensor, first: int) -> Tensor:
+        """Return the part of d Σ k w that some of the outputs, from `first` on, add to it, (n, c)."""
+        c, some = weights.shape[1], eye.shape[1]
+
+        def blocks(where: range) -> Tensor:
+            return torch.einsum("nc,de->ndec", weights[where.start : where.stop], eye).flatten(2)
+
+        def read(_: range, outputs: Tensor) -> Tensor:
+            mine = outputs[:, first : first + some].unflatten(2, (some, c))
+            return mine.diagonal(dim1=1, dim2=2).sum(-1)
+
+        return self.product(blocks, some * c, read)
 
     def over_rows(self, reduce: Callable[[Tensor], Any], own: float | None = None) -> Any:
         """Return reduce(k) joined over strips k of whole rows, (b, m), or (b, m, d, d) for blocks.
@@ -169,16 +188,24 @@ class GramMatrix:
 
     def diagonal(self) -> Tensor:
         """Return k(x, x) of the rows, (n,)."""
-        own = self.self_kernel(1 + self.kernel.row + self.kernel.column)
-        return self.kernel.reduce(own).to(self.dtype)
+        return self.exact_diagonal().to(self.dtype)
+
+    def exact_diagonal(self) -> Tensor:
+        """Return k(x, x) of the rows in float64, before it is narrowed: for ratios."""
+        gradients, exponent = self.gradients, 1 + self.kernel.row + self.kernel.column
+        return self._over_rows_of_data(
+            lambda x: self.kernel.reduce(gradients.self_kernel(x, exponent).matrix)
+        )
 
     def self_kernel(self, exponent: float = 1) -> Tensor:
         """Return K(x, x)ᵉ of the rows, (n, d, d), in float64."""
-        return self._over_rows_of_data(lambda x: self.gradients.self_kernel(x, exponent).matrix)
+        gradients = self.gradients  # a centered one takes a pass of its own, before this one
+        return self._over_rows_of_data(lambda x: gradients.self_kernel(x, exponent).matrix)
 
     def ranks(self) -> Tensor:
         """Return the rank of K(x, x), (n,): d if all outputs move freely, 0 if none can move."""
-        return self._over_rows_of_data(lambda x: self.gradients.self_kernel(x).rank)
+        gradients = self.gradients
+        return self._over_rows_of_data(lambda x: gradients.self_kernel(x).rank)
 
     def vanishing(self) -> Tensor:
         """Return which rows have no gradient, (n,) booleans: nothing is similar to them."""
@@ -191,19 +218,24 @@ class GramMatrix:
     def transposed(self) -> "GramMatrix":
         """Return the matrix with rows and columns exchanged, about the same mean."""
         other = copy.copy(self)
-        other.__dict__["gradients"] = self.gradients
+        other._mean = self._mean_now() if self.centered else None
         other.data, other.columns = self.columns, self.data
         other.kernel = Kernel(self.kernel.column, self.kernel.row, self.kernel.reduce)
         return other
 
-    @cached_property
+    @property
     def gradients(self) -> Gradients:
         """Who answers the four questions; a centered one takes a pass over the columns."""
-        if not self.centered:
-            return self._probed
-        eye = torch.eye(self.d, dtype=torch.float64) / self.columns.n
-        mean = self.pull(lambda where: eye.expand(len(where), -1, -1), 0, self._probed)
-        return self._probed.about(mean)
+        return self._probed.about(self._mean_now().vectors) if self.centered else self._probed
+
+    def _mean_now(self) -> "_Mean":
+        """Return the mean gradient of the columns, anew if the model has changed since."""
+        state = tuple((p.data_ptr(), p._version) for p in self.net.model.parameters())
+        if self._mean is None or self._mean.state != state:
+            eye = torch.eye(self.d, dtype=torch.float64) / self.columns.n
+            total = self.pull(lambda where: eye.expand(len(where), -1, -1), 0, self._probed)
+            self._mean = _Mean(state, total)
+        return self._mean
 
     def pull(
         self,
@@ -234,10 +266,12 @@ class GramMatrix:
         """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
         vanished = Vanished()
 
+        gradients = self.gradients
+
         def answer(where: range) -> Tensor:
             samples = self.data.samples(where)
             own = None if kept is None else kept.get(where)
-            pushed = self.gradients.push(samples, directions, exponent, own)
+            pushed = gradients.push(samples, directions, exponent, own)
             vanished.note(samples, pushed.ranks)
             return read(where, pushed.outputs)
 
@@ -263,8 +297,8 @@ class GramMatrix:
 
     @property
     def vectors_at_once(self) -> int:
-        """How many parameter vectors in float64 fit into half of the memory allowed."""
-        return max(1, self.max_memory // 2 // (8 * self._row_shape[1]))
+        """How many parameter vectors in float64, twice, fit into a quarter of the memory allowed."""
+        return max(1, self.max_memory // 8 // (8 * self._row_shape[1]))
 
     def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
         with self.net.evaluating():
@@ -279,7 +313,7 @@ class GramMatrix:
             refuse_dependent_samples(self.net, few)
             if isinstance(self._engine, Gradients):
                 return self._engine
-            return chosen(self.net, few, self._engine, self.max_memory)
+            return chosen(self.net, few, self._engine, self.max_memory // 2)
 
     @cached_property
     def _row_shape(self) -> tuple[int, int]:
@@ -300,6 +334,11 @@ class GramMatrix:
         if not weights.isfinite().all():
             raise ValueError("weights hold NaN or infinity, which would spread to every sum.")
         return weights.reshape(m, -1).to(wide(weights))
+
+
+class _Mean(NamedTuple):
+    state: tuple[tuple[int, int], ...]  # of the model's parameters
+    vectors: Tensor  # (d, p)
 
 
 def _known(engine: Engine | Gradients) -> Engine | Gradients:

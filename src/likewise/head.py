@@ -46,6 +46,12 @@ class _Call(NamedTuple):
     inputs: Tensor
     outputs: Tensor
 
+    @property
+    def parameters(self) -> tuple[str, str]:
+        """The names of its weight and bias."""
+        prefix = f"{self.name}." if self.name else ""
+        return f"{prefix}weight", f"{prefix}bias"
+
 
 def last_linear(net: Network, samples: Samples) -> Head | None:
     """Return the layer, or None if there is none, it has no bias, or its parameters are shared.
@@ -57,7 +63,7 @@ def last_linear(net: Network, samples: Samples) -> Head | None:
     if not calls or calls[-1].outputs.dim() != 2:
         return None
     last = calls[-1]
-    weight, bias = f"{last.name}.weight", f"{last.name}.bias"
+    weight, bias = last.parameters
     slope = _slope(last, outputs)
     if slope is None or not {weight, bias} <= set(net.names) or not _alone(net, last, samples):
         return None
@@ -83,13 +89,14 @@ def _slope(call: _Call, outputs: Tensor) -> float | None:
 
 def _alone(net: Network, call: _Call, samples: Samples) -> bool:
     """Whether ∂f/∂W = ∂f/∂b ⊗ a: W and b have no other use."""
-    layer = net.with_parameters([f"{call.name}.weight", f"{call.name}.bias"])
+    weight, bias = call.parameters
+    layer = net.with_parameters([weight, bias])
     with torch.enable_grad():
         jacobian = jacobians_one_by_one(layer, samples)
     sizes = [layer.parameters[name].numel() for name in layer.names]
     parts = dict(zip(layer.names, jacobian.split(sizes, dim=2), strict=True))
-    expected = torch.einsum("ndo,ni->ndoi", parts[f"{call.name}.bias"], call.inputs)
-    return torch.allclose(parts[f"{call.name}.weight"], expected.flatten(2), rtol=1e-3, atol=1e-6)
+    expected = torch.einsum("ndo,ni->ndoi", parts[bias], call.inputs)
+    return torch.allclose(parts[weight], expected.flatten(2), rtol=1e-3, atol=1e-6)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 A kernel is reduce( K(x,x)^row · K(x,x') · K(x',x')^column ), with K(x,x') = J(x) J(x')ᵀ the (d, d)
 block of inner products of the gradients of d outputs. A reduction turns a block into one number,
-larger for more similar; on the correlation block K^C each of them is 1 for x' = x.
+larger for more similar; on the correlation block K^C each of them is 1 for x' = x, if K(x,x) has full
+rank (else the trace is rank / d).
 """
 
 from collections.abc import Callable

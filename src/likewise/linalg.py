@@ -31,6 +31,8 @@ def power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor | None
     largest = values[..., -1] if scale is None else torch.maximum(values[..., -1], scale)
     least = (largest * floor).clamp(min=torch.finfo(values.dtype).tiny)
     alive = values > least[..., None]
+    if exponent == 1:
+        return Power(symmetric, alive.sum(-1))
     powers = torch.where(alive, values, 1).pow(exponent) * alive
     return Power((vectors * powers[..., None, :]) @ vectors.mT, alive.sum(-1))
 

@@ -62,9 +62,9 @@ class Network:
 
     @property
     def parameters(self) -> Parameters:
-        """The chosen parameters' present values, detached, by name."""
+        """Copies of the chosen parameters' present values, by name: forward may write to them."""
         every = dict(self.model.named_parameters())
-        return {name: _outside_inference(every[name].detach()) for name in self.names}
+        return {name: every[name].detach().clone() for name in self.names}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,10 +91,12 @@ class Network:
         ids: Tensor | None = None,
     ) -> Tensor:
         """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
-        inputs = self.placed(inputs)
+        inputs = tree_map(lambda value: value.clone(), self.placed(inputs))
         n = len(tree_leaves(inputs)[0])
-        buffers = {name: value.clone() for name, value in self.model.named_buffers()}
-        outputs = functional_call(self.model, {**buffers, **parameters}, *_arguments(inputs))
+        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        others = {name: value.detach().clone() for name, value in state.items() if name not in parameters}
+        with _attributes_restored(self.model):
+            outputs = functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
         return _checked(self.read(outputs, self._placed(labels), self._placed(ids)), n)
@@ -113,7 +115,10 @@ class Network:
             stack.enter_context(_attributes_restored(self.model))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_exact_layers(self.model))
-            self.model.eval()
+            device = next(self.model.parameters()).device.type
+            stack.enter_context(torch.autocast(device, enabled=False))
+            for module in self.model.modules():  # not model.eval(): what overrides it may merge weights
+                module.training = False
             yield
 
     def placed(self, inputs: Inputs) -> Inputs:
@@ -125,10 +130,9 @@ class Network:
         if not isinstance(value, Tensor):
             return value
         value = _outside_inference(value)
-        reference = next(self.model.parameters())
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
         same = value.is_floating_point() and len(dtypes) == 1
-        return value.to(reference.device, reference.dtype if same else value.dtype)
+        return value.to(next(self.model.parameters()).device, dtypes.pop() if same else value.dtype)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -219,16 +223,19 @@ def _generators_restored() -> Iterator[None]:
 
 @contextmanager
 def _attributes_restored(model: nn.Module) -> Iterator[None]:
-    """Put back every module's mode and attributes, also those that forward assigns."""
-    modules = [(module, module.training, dict(vars(module))) for module in model.modules()]
+    """Put back every module's mode and attributes, also what forward adds to its lists and dicts."""
+    modules = [(module, dict(vars(module))) for module in model.modules()]
+    held = [value for _, attributes in modules for value in attributes.values()]
+    containers = [(value, value.copy()) for value in held if isinstance(value, dict | list | set)]
     try:
         yield
     finally:
-        for module, training, attributes in modules:
-            if not isinstance(module, torch.jit.ScriptModule):
-                vars(module).clear()
-                vars(module).update(attributes)
-            module.training = training
+        for module, attributes in modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+        for container, content in containers:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
 
 
 @contextmanager

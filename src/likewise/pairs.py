@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from likewise.data import Batches, Samples
+from likewise.data import Batches
 from likewise.gradients import Gradients, Vanished
 from likewise.kernels import Kernel, mean_diagonal
 from likewise.parallel import processes
@@ -43,7 +43,7 @@ class Pairs:
         if self._kept is not None and self._same_sides:
             left = self._kept[where.start : where.stop]
         else:
-            left = self._formed(self.rows.samples(where), self.kernel.row)
+            left = self._formed(self.rows, where, self.kernel.row)
         tiles = [self._tile(left, right) for right in self._column_rows(len(where))]
         similarities = torch.cat(tiles, 1).to(self.dtype)
         if own is not None and self.rows is self.columns:
@@ -62,15 +62,14 @@ class Pairs:
 
     @property
     def _samples_at_once(self) -> int:
-        return max(1, self.max_memory // 4 // self._bytes_per_sample)
+        return max(1, self.max_memory // 8 // self._bytes_per_sample)
 
     @cached_property
     def _kept(self) -> Tensor | None:
-        """The gradients of all columns, if they fit into half of the memory."""
-        if self.columns.n * self._bytes_per_sample > self.max_memory // 2:
+        """The gradients of all columns, if they fit into a quarter of the memory."""
+        if self.columns.n * self._bytes_per_sample > self.max_memory // 4:
             return None
-        parts = [self._formed(samples, self.kernel.column) for samples in self.columns]
-        return torch.cat(parts)
+        return self._formed(self.columns, range(self.columns.n), self.kernel.column)
 
     def _column_rows(self, strip: int) -> "list[Tensor] | map[Tensor]":
         d = self.row_shape[0]
@@ -79,14 +78,23 @@ class Pairs:
         if self._kept is not None:
             return list(self._kept.split(size))
         return map(
-            lambda where: self._formed(self.columns.samples(where), self.kernel.column),
+            lambda where: self._formed(self.columns, where, self.kernel.column),
             self.columns.spans(size),
         )
 
-    def _formed(self, samples: Samples, exponent: float) -> Tensor:
-        formed = self.gradients.rows(samples, exponent)
-        self.vanished.note(samples, formed.ranks)
-        return formed.rows
+    def _formed(self, data: Batches, where: range, exponent: float) -> Tensor:
+        """Return the rows at these places, a batch at a time: activations are the user's to bound."""
+        rows: Tensor | None = None
+        for start in range(where.start, where.stop, data.size):
+            part = range(start, min(start + data.size, where.stop))
+            samples = data.samples(part)
+            formed = self.gradients.rows(samples, exponent)
+            self.vanished.note(samples, formed.ranks)
+            if rows is None:
+                rows = formed.rows.new_empty(len(where), *formed.rows.shape[1:])
+            rows[start - where.start : part.stop - where.start] = formed.rows
+        assert rows is not None
+        return rows
 
     def _tile(self, left: Tensor, right: Tensor) -> Tensor:
         """Return reduce( S(x) S(x')ᵀ ) for all pairs of (b, d, p) and (c, d, p) rows."""

@@ -35,6 +35,13 @@ def join_over(function: Callable[[range], Any], spans: list[range], what: str) -
     with _together():
         for span in _shared(spans, what):
             parts = function(span)
+            for part in parts if isinstance(parts, tuple) else (parts,):
+                if not isinstance(part, Tensor) or part.dim() == 0 or len(part) != len(span):
+                    found = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                    raise ValueError(
+                        f"A row for each of {len(span)} samples was expected, found {found}: a reduction "
+                        "keeps the rows, as k.sum(1) does."
+                    )
             if joined is None:
                 joined = tree_map(lambda part: part.new_zeros(n, *part.shape[1:]), parts)
             tree_map(place, joined, parts)
@@ -61,10 +68,15 @@ def _shared(spans: list[range], what: str) -> Iterator[range]:
 class _together:
     """Raise in all processes what was raised in one, so that none waits for ever."""
 
+    inside = False
+
     def __enter__(self) -> None:
-        pass
+        if _together.inside:
+            raise RuntimeError("A pass over the data was asked for inside another: take it before.")
+        _together.inside = True
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        _together.inside = False
         if processes() == 1:
             return
         everyone: list[Any] = [None] * processes()

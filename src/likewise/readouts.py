@@ -125,7 +125,8 @@ def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tu
 
 
 def _scrambled(ids: Tensor, seed: int) -> Tensor:
-    """Return non-negative integers that look random in id and seed (Knuth's multipliers)."""
-    mixed = (ids.long() + 1) * 2654435761 + (seed + 1) * 40503
-    mixed = (mixed.remainder(2**31) * 1103515245 + 12345).remainder(2**31)
-    return mixed // 65536
+    """Return non-negative integers that look random in id and seed, by the steps of SplitMix64."""
+    mixed = (ids.long() + 1 + (seed + 1) * 0x632BE59BD9B4E019 % 2**62) * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return (mixed ^ ((mixed >> 31) & (2**33 - 1))) & (2**62 - 1)

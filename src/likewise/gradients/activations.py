@@ -24,6 +24,8 @@ class Activations:
                 raise TypeError(f"Layers are given by name, found a {type(pattern).__name__}.")
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(f"No layer matches {pattern!r}. The model has: {', '.join(names)}.")
+        if not layers:
+            raise ValueError("At least one layer must be named.")
         if len(weights) != len(layers):
             raise ValueError(f"{len(weights)} weights for {len(layers)} layers.")
         if min(weights) < 0:

@@ -93,4 +93,8 @@ def _gradient(output: Tensor, parameters: Parameters) -> Tensor:
 
 def _joined(gradients: Parameters, parameters: Parameters) -> Tensor:
     device = next(iter(parameters.values())).device
-    return torch.cat([gradients[name].reshape(-1).to(device) for name in parameters])
+    return torch.cat([_dense(gradients[name]).reshape(-1).to(device) for name in parameters])
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient

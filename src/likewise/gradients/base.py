@@ -129,6 +129,11 @@ def normalized_outputs(outputs: Tensor, own: Power | None) -> Pushed:
     return Pushed(own.matrix.to(outputs) @ outputs, own.rank)
 
 
+def normalized_rows(rows: Tensor, own: Power) -> Tensor:
+    """Return K(x, x)ᵉ J(x), multiplied in float64: powers can be beyond the range of float32."""
+    return (own.matrix @ rows.to(own.matrix)).to(rows.dtype)
+
+
 def refuse_not_finite(rows: Tensor, samples: Samples) -> None:
     """Raise if anything of a sample's (n, ...) numbers is NaN or infinite, and name the samples."""
     finite = rows.isfinite().flatten(1).all(1)
@@ -151,7 +156,7 @@ def samples_at_once(size: int, d: int, p: int, max_memory: int) -> int:
     if size > max_memory:
         raise MemoryError(
             f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
-            f"{size / 2**20:,.1f} MiB, over max_memory = {max_memory / 2**20:,.1f} MiB: "
+            f"{size / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory leaves: "
             "choose a readout of fewer outputs, fewer parameters, or allow more memory."
         )
     return int(max_memory // size)

@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, normalized_outputs
+from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, normalized_outputs, normalized_rows
 from likewise.linalg import Power, power
 
 
@@ -34,7 +34,7 @@ class Centered(Gradients):
         if not exponent:
             return Rows(rows, None)
         own = self.self_kernel(samples, exponent)
-        return Rows(own.matrix.to(rows.dtype) @ rows, own.rank)
+        return Rows(normalized_rows(rows, own), own.rank)
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x)."""

@@ -17,6 +17,7 @@ from likewise.gradients.base import (
     Rows,
     joined_powers,
     normalized_outputs,
+    normalized_rows,
     refuse_not_finite,
     samples_at_once,
 )
@@ -58,7 +59,7 @@ class Explicit(Gradients):
             rows = self._shifted(raw[0])
             if exponent:
                 owns.append(self._own(*raw, exponent))
-                rows = owns[-1].matrix.to(rows.dtype) @ rows
+                rows = normalized_rows(rows, owns[-1])
             parts.append(rows)
         own = joined_powers(owns)
         return Rows(torch.cat(parts), None if own is None else own.rank)

@@ -20,6 +20,7 @@ from likewise.gradients.base import (
     Rows,
     joined_powers,
     normalized_outputs,
+    normalized_rows,
     refuse_not_finite,
 )
 from likewise.gradients.centered import Centered
@@ -71,7 +72,7 @@ class Layers(Gradients):
             rows = self._rows(chunk)
             if exponent:
                 own = self._own(chunk, exponent)
-                rows = own.matrix.to(rows.dtype) @ rows
+                rows = normalized_rows(rows, own)
                 ranks.append(own.rank)
             parts.append(rows)
         return Rows(torch.cat(parts), torch.cat(ranks) if ranks else None)
@@ -87,22 +88,24 @@ class Layers(Gradients):
             if exponent:
                 owns.append(self._own(chunk, exponent))
                 part = owns[-1].matrix @ part
-            sums = self._by_name(total)
-            for name, piece in chunk.pieces.items():
-                sums[name] += piece.pull(part.to(self._dtype))
+            scale, narrow = _scaled(part, (0, 1), self._dtype)
+            for name, sums in self._by_name(total).items():
+                if name in chunk.pieces:
+                    sums += chunk.pieces[name].pull(narrow) * scale.view(-1, 1)
         return Pulled(total, joined_powers(owns))
 
     def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
         """Return S(x) u for each direction u."""
-        narrow = {k: v.to(self._dtype).contiguous() for k, v in self._by_name(directions).items()}
+        scale, narrow = _scaled(directions, (1,), self._dtype)
+        named = {name: part.contiguous() for name, part in self._by_name(narrow).items()}
         outputs, owns = [], list[Power]()
         for chunk in self._chunks(samples):
             moved = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
             for name, piece in chunk.pieces.items():
-                moved += piece.push(narrow[name])
+                moved += piece.push(named[name])
             if exponent and own is None:
                 owns.append(self._own(chunk, exponent))
-            outputs.append(moved)
+            outputs.append(moved * scale.view(-1))
         return normalized_outputs(torch.cat(outputs), own or joined_powers(owns))
 
     def about(self, mean: Tensor) -> Gradients:
@@ -129,6 +132,13 @@ class Layers(Gradients):
     def _chunks(self, samples: Samples) -> Iterator[Chunk]:
         for part in samples.split(self._size):
             yield gathered(self._net, self._layout, part)
+
+
+def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the largest entries, and the rest relative to them in a narrow type without overflow."""
+    scale = wide.abs().amax(dims, keepdim=True)
+    scale = torch.where(scale > 0, scale, 1)
+    return scale, (wide / scale).to(dtype)
 
 
 def gathered(net: Network, layout: dict[int, Layout], samples: Samples) -> Chunk:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from likewise.linalg import wide
+
 
 class Piece(ABC):
     """Gradients of one parameter."""
@@ -72,8 +74,8 @@ class Factored(Piece):
         _, d, t, o = self.deltas.shape
         i = self.inputs.shape[2]
         if t == 1:
-            deltas, inputs = _wide(self.deltas[:, :, 0]), _wide(self.inputs, d)
-            return deltas @ deltas.mT * inputs.square().sum((1, 2))[:, None, None]
+            deltas = self.deltas[:, :, 0].to(wide(self.deltas))
+            return deltas @ deltas.mT * _norms(self.inputs)
         if t * (i + d * d * o) < d * i * o:
             return _own_by_positions(self.inputs @ self.inputs.mT, self.deltas)
         return _own(self._formed)
@@ -228,17 +230,16 @@ class Convolution(Piece):
         return found
 
 
-def _wide(tensor: Tensor, d: int = 2) -> Tensor:
-    """Return the tensor in float64 if more than one output needs the rank of G Gᵀ."""
-    several = (tensor.shape[1] if tensor.dim() == 3 else d) > 1
-    return tensor.double() if several and tensor.device.type != "mps" else tensor
-
-
 def _own(gradients: Tensor) -> Tensor:
     if gradients.shape[1] == 1:
-        return gradients.square().sum(2, keepdim=True)
-    wide = _wide(gradients)
-    return wide @ wide.mT
+        return _norms(gradients)
+    exact = gradients.to(wide(gradients))
+    return exact @ exact.mT
+
+
+def _norms(tensor: Tensor) -> Tensor:
+    """Return the squared norm of each sample, (n, 1, 1), added up in float64."""
+    return torch.linalg.vector_norm(tensor, dim=(1, 2), keepdim=True, dtype=wide(tensor)).square()
 
 
 def _own_by_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ def _own_by_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
     n, d, t, _ = deltas.shape
     if d == 1:
         flat = deltas[:, 0]
-        return (inputs * (flat @ flat.mT)).sum((1, 2))[:, None, None]
-    flat = deltas.flatten(1, 2).double() if deltas.device.type != "mps" else deltas.flatten(1, 2)
+        return (inputs * (flat @ flat.mT)).sum((1, 2), keepdim=True, dtype=wide(flat))
+    flat = deltas.flatten(1, 2).to(wide(deltas))
     pairs = (flat @ flat.mT).view(n, d, t, d, t)
     return torch.einsum("ndtes,nts->nde", pairs, inputs.to(pairs))

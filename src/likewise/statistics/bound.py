@@ -17,6 +17,7 @@ from torch import Tensor
 from likewise.gram import GramMatrix
 from likewise.head import Head, last_linear
 from likewise.kernels import CORRELATION
+from likewise.statistics.uncertainty import refuse_centered
 
 
 class Reach(NamedTuple):
@@ -33,6 +34,7 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
     Infinite where the outputs are not those of a last linear layer with a bias, or an activation of
     it, whose parameters are used once and chosen.
     """
+    refuse_centered(gram)
     head = output_head(gram)
     if head is None:
         return torch.full(gram.shape, torch.inf, dtype=gram.dtype)

@@ -19,8 +19,9 @@ def soft_neighbors(gram: GramMatrix) -> Tensor:
 
 
 def hard_neighbors(gram: GramMatrix, threshold: float = 0.9) -> Tensor:
-    """Return N_τ(x), how many samples have k(x, x') ≥ τ, (n,); visits all pairs."""
-    return gram.over_rows(lambda k: (k >= threshold).sum(1))
+    """Return N_τ(x), how many samples have k(x, x') ≥ τ, (n,), up to rounding; visits all pairs."""
+    rounding = 8 * torch.finfo(gram.dtype).eps
+    return gram.over_rows(lambda k: (k >= threshold - rounding).sum(1))
 
 
 def positive_neighbors(gram: GramMatrix, exponent: float = 2) -> Tensor:

@@ -42,9 +42,10 @@ def fit_quality(
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
-    y = numeric(found).cpu()
+    y = numeric(found, gram.d).cpu()
+    y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
     inner = gram.with_kernel(INNER_PRODUCT)
-    sums = inner.row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, y.square()], 1)).double().cpu()
+    sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, y.square()], 1)).cpu()
     total, first, second = sums.split([1, y.shape[1], y.shape[1]], dim=1)
     weight = torch.where(total == 0, torch.inf, total)
     variance = (second / weight - (first / weight).square()).sum(1).clamp(min=0).to(gram.dtype)

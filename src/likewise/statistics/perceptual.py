@@ -30,5 +30,5 @@ def perceptual(
     net = model if isinstance(model, Network) else Network(model, parameters="*")  # frozen ones too
     names = [layers] if isinstance(layers, str) else list(layers)
     source = Activations(net, names, [1.0] * len(names) if weights is None else weights)
-    engine = Explicit(source, max_memory)
+    engine = Explicit(source, max_memory // 2)
     return GramMatrix(net, data, columns, kernel, engine, centered, max_memory)

@@ -6,6 +6,8 @@ from torch import Tensor
 from likewise.data import column
 from likewise.gram import GramMatrix
 
+MOST_CLASSES = 100_000
+
 
 def given_labels(gram: GramMatrix, labels: Tensor | None) -> Tensor | None:
     """Return the labels of the columns: those given, else those that travel with the data."""
@@ -31,11 +33,22 @@ def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
             f"{tuple(found.shape)}, from {found.min()} to {found.max()}. Numbers that are classes: "
             "labels.long(); one-hot: labels.argmax(1)."
         )
+    if int(found.max()) >= MOST_CLASSES:
+        raise ValueError(
+            f"A class number of {int(found.max())} means more than {MOST_CLASSES} classes: number those "
+            "there are, for example by torch.unique(labels, return_inverse=True)."
+        )
     return found.cpu().long()
 
 
-def numeric(labels: Tensor) -> Tensor:
-    """Return labels as numbers to average, (m, q): classes one-hot, numbers as they are."""
-    if not labels.is_floating_point() and (labels.dim() == 1 or labels.shape[1] == 1):
-        return torch.nn.functional.one_hot(labels.reshape(-1).long()).double()
-    return labels.reshape(len(labels), -1).double()
+def numeric(labels: Tensor, d: int) -> Tensor:
+    """Return labels as numbers to average, (m, q): classes one-hot, numbers as they are.
+
+    Integers from 0 to below MOST_CLASSES, one a sample, are classes: at least d of them, so that a
+    part of the data in which the last class is missing is treated alike.
+    """
+    flat = labels.reshape(len(labels), -1)
+    whole = not labels.is_floating_point() and flat.shape[1] == 1
+    if whole and int(flat.min()) >= 0 and int(flat.max()) < MOST_CLASSES:
+        return torch.nn.functional.one_hot(flat[:, 0].long(), max(d, int(flat.max()) + 1)).double()
+    return flat.double()

@@ -21,8 +21,8 @@ def uncertainty(gram: GramMatrix) -> Tensor:
     """
     refuse_centered(gram)
     inner = gram.with_kernel(INNER_PRODUCT)
-    own = inner.diagonal()
-    return torch.where(own == 0, 0, own / inner.row_sums())
+    own = inner.exact_diagonal()
+    return torch.where(own == 0, 0, own / inner.exact_row_sums()[:, 0]).to(gram.dtype)
 
 
 def disturbance(gram: GramMatrix) -> Tensor:
@@ -50,18 +50,20 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     n, d = here.data.n, here.d
     if move.shape[-1:] != (d,) or move.numel() not in (d, n * d):
         raise ValueError(f"move must be ({n}, {d}) or ({d},), found {tuple(move.shape)}.")
-    own = here.dense().transpose(1, 2).reshape(n * d, n * d).double()
-    inverse = power(own, -1, rank_floor(net.dtype)).matrix
+    with net.evaluating():
+        rows = here.gradients.rows(here.data.samples(range(n)), 0).rows.flatten(0, 1).double()
+    inverse = power(rows @ rows.T, -1, rank_floor(net.dtype)).matrix
     target = move.to(inverse).reshape(-1, d).expand(n, d).reshape(n * d, 1)
     weights = (inverse @ target).reshape(n, d, 1)
     there = GramMatrix(net, of, columns=here.columns, kernel=INNER_PRODUCT)
-    return (there @ weights)[:, :, 0]
+    moves = there.product(lambda where: weights[where.start : where.stop], 1)
+    return moves[:, :, 0].to(there.dtype)
 
 
 def refuse_centered(gram: GramMatrix) -> None:
     """Raise where a sum of gradients is divided by, which centering makes zero."""
     if gram.centered:
         raise ValueError(
-            "Centered gradients sum to zero over the data, so nothing can be divided by their sum: "
-            "make the GramMatrix with centered=False."
+            "Centered gradients sum to zero over the data, so nothing can be divided by their sum, and "
+            "they do not bound the outputs: make the GramMatrix with centered=False."
         )
