@@ -323,7 +323,7 @@ class GramMatrix:
                 rows = engine.rows(first, 0).rows
                 return rows.shape[1], rows.shape[2]
             d = self.net.function({}, first.inputs, first.labels, first.ids).shape[1]
-        return d, sum(value.numel() for value in self.net.parameters.values())
+        return d, sum(self.net.numels.values())
 
     def _column_weights(self, weights: Tensor | None) -> Tensor:
         m = self.columns.n

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class Network:
         self._wants_ids = "ids" in inspect.signature(readout).parameters
 
     def __repr__(self) -> str:
-        p = sum(v.numel() for v in self.parameters.values())
+        p = sum(self.numels.values())
         readout = getattr(self.readout, "__name__", str(self.readout))
         return f"Network({type(self.model).__name__}, {readout}, {p:,} parameters)"
 
@@ -69,10 +70,14 @@ class Network:
     @property
     def dtype(self) -> torch.dtype:
         """The widest type among the chosen parameters."""
-        dtype = next(iter(self.parameters.values())).dtype
-        for value in self.parameters.values():
-            dtype = torch.promote_types(dtype, value.dtype)
-        return dtype
+        every = dict(self.model.named_parameters())
+        return reduce(torch.promote_types, [every[name].dtype for name in self.names])
+
+    @property
+    def numels(self) -> dict[str, int]:
+        """How many numbers each chosen parameter has."""
+        every = dict(self.model.named_parameters())
+        return {name: every[name].numel() for name in self.names}
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters chosen."""

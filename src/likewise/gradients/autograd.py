@@ -34,8 +34,7 @@ class Jacobians:
     def shape(self, samples: Samples) -> tuple[int, int, int]:
         """Return d, p and the bytes of a number."""
         outputs = self._net.function({}, samples.inputs, samples.labels, samples.ids)
-        p = sum(value.numel() for value in self._net.parameters.values())
-        return outputs.shape[1], p, self._net.dtype.itemsize
+        return outputs.shape[1], sum(self._net.numels.values()), self._net.dtype.itemsize
 
 
 def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:

@@ -15,8 +15,8 @@ from likewise.data import Samples
 from likewise.gradients.autograd import Jacobians, jacobians_one_by_one
 from likewise.gradients.base import Gradients, is_out_of_memory, samples_at_once
 from likewise.gradients.explicit import Explicit
-from likewise.gradients.layers import Layers
-from likewise.gradients.trace import Layout, Recorder, layouts
+from likewise.gradients.layers import Layers, gathered
+from likewise.gradients.trace import Layout, layouts
 from likewise.network import Network
 from likewise.readouts import Outputs, Readout
 
@@ -49,7 +49,7 @@ def disagreement(net: Network, samples: Samples) -> str | None:
     with torch.enable_grad():
         expected = jacobians_one_by_one(net, samples)
     found = Layers(net, layouts(net, samples), size=2).rows(samples, 0).rows
-    sizes = [value.numel() for value in net.parameters.values()]
+    sizes = list(net.numels.values())
     tolerance = torch.finfo(expected.dtype).eps ** 0.5
     largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     parts = zip(net.names, found.split(sizes, 2), expected.split(sizes, 2), strict=True)
@@ -82,13 +82,9 @@ def _apart(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _size(net: Network, layout: dict[int, Layout], samples: Samples, max_memory: int) -> int:
-    """Return how many samples fit: inputs, output gradients, and the largest gradient formed."""
-    recorder = Recorder(layout)
-    outputs = recorder.run(net, samples)
-    d = outputs.shape[1]
-    size = outputs.element_size()
-    inputs = sum(step.leaves[i].numel() for step in recorder.steps for i in step.layout.batched)
-    deltas = sum(shape.numel() for step in recorder.steps for shape in step.shapes)
-    numels = [value.numel() for value in net.parameters.values()]
-    needed = size * (3 * inputs + 2 * d * deltas + 3 * d * max(numels))
-    return samples_at_once(needed, d, sum(numels), max_memory)
+    """Return how many samples fit, by what the pieces of one sample hold and form."""
+    chunk = gathered(net, layout, samples)
+    numbers = sum(piece.numbers() for piece in chunk.pieces.values())
+    return samples_at_once(
+        3 * numbers * max(net.dtype.itemsize, 4), chunk.d, sum(net.numels.values()), max_memory
+    )

@@ -28,7 +28,7 @@ from likewise.gradients.pieces import Dense, Piece
 from likewise.gradients.rules import Call, pieces
 from likewise.gradients.trace import Layout, Recorder, Source, Step, Untraceable
 from likewise.linalg import Power, power, rank_floor, wide
-from likewise.network import Network, Parameters
+from likewise.network import Network
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,8 @@ class Layers(Gradients):
 
     def __init__(self, net: Network, layout: dict[int, Layout], size: int) -> None:
         self._net, self._layout, self._size = net, layout, size
-        values = net.parameters
-        self._numel = {name: value.numel() for name, value in values.items()}
-        self._device, self._dtype = next(iter(values.values())).device, net.dtype
+        self._numel, self._dtype = net.numels, net.dtype
+        self._device = next(iter(net.parameters.values())).device
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
@@ -151,7 +150,7 @@ def gathered(net: Network, layout: dict[int, Layout], samples: Samples) -> Chunk
             raise Untraceable(f"the inputs of {step.name} were overwritten in place")
         if deltas:
             for place, piece in pieces(Call(step, deltas, len(samples))).items():
-                for name, part in _chained(step.layout.sources[place], piece, net.parameters).items():
+                for name, part in _chained(step.layout.sources[place], piece, net).items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: _added(uses[name]) for name in net.names if name in uses}
     return Chunk(samples, outputs.shape[1], ordered)
@@ -178,15 +177,18 @@ def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
     known = [delta for delta in column if delta is not None]
     if not known:
         return None
+    if len(column) == 1:
+        return known[0].unsqueeze(0)
     return torch.stack([torch.zeros_like(known[0]) if delta is None else delta for delta in column])
 
 
-def _chained(source: Source, piece: Piece, parameters: Parameters) -> dict[str, Piece]:
+def _chained(source: Source, piece: Piece, net: Network) -> dict[str, Piece]:
     """Return the pieces of the parameters that a derived tensor was computed from."""
     if isinstance(source, str):
         return {source: piece}
     rows = piece.rows()
-    values = {name: parameters[name] for name in sorted(source.names())}
+    parameters, names = net.parameters, sorted(source.names())
+    values = {name: parameters[name] for name in names}
     derived, pullback, *_ = vjp(source.value, values)
     flat = rows.reshape(-1, *derived.shape).to(derived.dtype)
     try:

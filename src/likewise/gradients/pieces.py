@@ -24,6 +24,10 @@ class Piece(ABC):
         """Return G Gᵀ of each sample, (n, d, d)."""
 
     @abstractmethod
+    def numbers(self) -> int:
+        """Return how many numbers it holds once it has been asked for `own`."""
+
+    @abstractmethod
     def rows(self) -> Tensor:
         """Return G, (n, d, numel)."""
 
@@ -42,6 +46,10 @@ class Dense(Piece):
     """G itself."""
 
     gradients: Tensor  # (n, d, numel)
+
+    def numbers(self) -> int:
+        """Return how many numbers it holds."""
+        return self.gradients.numel()
 
     def own(self) -> Tensor:
         """Return G Gᵀ of each sample."""
@@ -71,14 +79,23 @@ class Factored(Piece):
 
     def own(self) -> Tensor:
         """Return G Gᵀ, from G or from the Gram matrices of positions, whichever takes less."""
-        _, d, t, o = self.deltas.shape
-        i = self.inputs.shape[2]
-        if t == 1:
+        if self.deltas.shape[2] == 1:
             deltas = self.deltas[:, :, 0].to(wide(self.deltas))
             return deltas @ deltas.mT * _norms(self.inputs)
-        if t * (i + d * d * o) < d * i * o:
-            return _own_by_positions(self.inputs @ self.inputs.mT, self.deltas)
-        return _own(self._formed)
+        if self._forms:
+            return _own(self._formed)
+        return _own_by_positions(self.inputs @ self.inputs.mT, self.deltas)
+
+    def numbers(self) -> int:
+        """Return how many numbers it holds: inputs, output gradients, and G or Gram matrices."""
+        n, d, t, o = self.deltas.shape
+        formed = d * o * self.inputs.shape[2] if self._forms else (1 + 2 * d * d) * t * t
+        return self.inputs.numel() + self.deltas.numel() + n * formed
+
+    @property
+    def _forms(self) -> bool:
+        _, d, t, o = self.deltas.shape
+        return t > 1 and forming_is_cheaper(d, t, self.inputs.shape[2], o)
 
     def rows(self) -> Tensor:
         """Return G."""
@@ -94,17 +111,23 @@ class Factored(Piece):
         """Return Σ Gᵀ w: of G if it was formed, or one matrix product over samples and positions."""
         if "_formed" in self.__dict__:
             return Dense(self._formed).pull(weights)
-        inputs = self.inputs.flatten(0, 1)
-        deltas = torch.einsum("ndc,ndto->cnto", weights, self.deltas).flatten(1, 2)
-        total = inputs.T @ deltas if self.inputs_first else deltas.mT @ inputs
-        return total.flatten(1)
+        inputs, parts = self.inputs.flatten(0, 1), []
+        for some in weights.split(_at_once(self.deltas[:, 0].numel()), dim=2):
+            deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
+            total = inputs.T @ deltas if self.inputs_first else deltas.mT @ inputs
+            parts.append(total.flatten(1))
+        return torch.cat(parts)
 
     def push(self, directions: Tensor) -> Tensor:
         """Return G u = Σ_t δ_t · (u a_t)."""
-        o, i = self.deltas.shape[3], self.inputs.shape[2]
-        matrices = directions.view(-1, i, o) if self.inputs_first else directions.view(-1, o, i).mT
-        moved = self.inputs.unsqueeze(1) @ matrices  # (n, c, t, o)
-        return self.deltas.flatten(2) @ moved.flatten(2).mT
+        n, _, t, o = self.deltas.shape
+        i = self.inputs.shape[2]
+        inputs, deltas, parts = self.inputs.flatten(0, 1), self.deltas.flatten(2), []
+        for some in directions.split(_at_once(n * t * o)):
+            side_by_side = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
+            moved = inputs @ side_by_side.transpose(0, 1).flatten(1)  # one product for all directions
+            parts.append(deltas @ moved.view(n, t, -1, o).transpose(1, 2).flatten(2).mT)
+        return torch.cat(parts, 2)
 
 
 @final
@@ -115,6 +138,11 @@ class Indexed(Piece):
     indices: Tensor  # (n, t), -1 where no gradient flows
     deltas: Tensor  # (n, d, t, o)
     size: int  # rows of the table
+
+    def numbers(self) -> int:
+        """Return how many numbers it holds: output gradients and Gram matrices of positions."""
+        n, d, t, _ = self.deltas.shape
+        return self.deltas.numel() + n * (1 + 2 * d * d) * t * t
 
     def own(self) -> Tensor:
         """Return G Gᵀ: positions that take the same row meet."""
@@ -130,16 +158,21 @@ class Indexed(Piece):
 
     def pull(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
-        deltas = torch.einsum("ndc,ndto->cnto", weights, self.deltas).flatten(1, 2)
-        total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
-        where = (self.indices % (self.size + 1)).flatten()
-        return total.index_add(1, where, deltas)[:, : self.size].flatten(1)
+        where, parts = (self.indices % (self.size + 1)).flatten(), []
+        for some in weights.split(_at_once(self.deltas[:, 0].numel()), dim=2):
+            deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
+            total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
+            parts.append(total.index_add(1, where, deltas)[:, : self.size].flatten(1))
+        return torch.cat(parts)
 
     def push(self, directions: Tensor) -> Tensor:
         """Return G u: the rows taken from u."""
         table = directions.view(len(directions), self.size, -1)
-        taken = table[:, self.indices.clamp(min=0)] * (self.indices >= 0)[None, :, :, None]
-        return torch.einsum("cnto,ndto->ndc", taken, self.deltas)
+        known, parts = (self.indices >= 0)[None, :, :, None], []
+        for some in table.split(_at_once(self.deltas[:, 0].numel())):
+            taken = some[:, self.indices.clamp(min=0)] * known
+            parts.append(torch.einsum("cnto,ndto->ndc", taken, self.deltas))
+        return torch.cat(parts, 2)
 
 
 class Convolving(NamedTuple):
@@ -187,11 +220,22 @@ class Convolution(Piece):
 
     def own(self) -> Tensor:
         """Return G Gᵀ, from the Gram matrices of positions where they are smaller than G."""
-        d, o, t = self.deltas.shape[1], self.deltas.shape[2], self.deltas[0, 0, 0].numel()
-        if not self._plain or t * (self.kernel[0].numel() + d * d * o) >= d * self.kernel.numel():
+        if self._forms:
             return _own(self._formed)
         windows = self.how.windows(self.inputs, self.kernel.shape)
         return _own_by_positions(windows @ windows.mT, self.deltas.flatten(3).mT)
+
+    def numbers(self) -> int:
+        """Return how many numbers it holds: inputs, output gradients, and G or unfolded inputs."""
+        n, d, t = len(self.inputs), self.deltas.shape[1], self.deltas[0, 0, 0].numel()
+        unfolded = t * self.kernel[0].numel() + (1 + 2 * d * d) * t * t
+        formed = d * self.kernel.numel() if self._forms else unfolded
+        return self.inputs.numel() + self.deltas.numel() + n * formed
+
+    @property
+    def _forms(self) -> bool:
+        d, o, t = self.deltas.shape[1], self.deltas.shape[2], self.deltas[0, 0, 0].numel()
+        return not self._plain or forming_is_cheaper(d, t, self.kernel[0].numel(), o)
 
     def rows(self) -> Tensor:
         """Return G."""
@@ -201,14 +245,19 @@ class Convolution(Piece):
         """Return Σ Gᵀ w: of G if it was formed, or by the kernel's backward on weighted gradients."""
         if "_formed" in self.__dict__:
             return Dense(self._formed).pull(weights)
-        weighted = torch.einsum("ndc,nd...->cn...", weights, self.deltas)
-        sums = [self.how.kernel_gradient(self.inputs, delta, self.kernel) for delta in weighted]
-        return torch.stack([total.flatten() for total in sums])
+        sums = []
+        for column in weights.unbind(2):
+            deltas = torch.einsum("nd,nd...->n...", column, self.deltas)
+            sums.append(self.how.kernel_gradient(self.inputs, deltas, self.kernel).flatten())
+        return torch.stack(sums)
 
     def push(self, directions: Tensor) -> Tensor:
         """Return G u, by a convolution with u."""
-        moved = [self.how.forward(self.inputs, u.view_as(self.kernel)).flatten(1) for u in directions]
-        return self.deltas.flatten(2) @ torch.stack(moved, 2)
+        deltas, parts = self.deltas.flatten(2), []
+        for u in directions:
+            moved = self.how.forward(self.inputs, u.view_as(self.kernel))
+            parts.append(deltas @ moved.flatten(1).unsqueeze(2))
+        return torch.cat(parts, 2)
 
     @property
     def _plain(self) -> bool:
@@ -228,6 +277,18 @@ class Convolution(Piece):
                 )
                 found[i, j] = part.flatten()
         return found
+
+
+def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
+    """Whether G Gᵀ takes less from G than from Gram matrices of its t positions."""
+    by_positions = t * t * (i + d * d * o)
+    by_forming = d * t * i * o + d * d * i * o
+    return by_forming <= by_positions
+
+
+def _at_once(numel: int) -> int:
+    """Return how many columns of weights to take together, at so many numbers each: about 64 MiB."""
+    return max(1, 2**24 // max(1, numel))
 
 
 def _own(gradients: Tensor) -> Tensor:

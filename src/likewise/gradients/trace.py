@@ -78,7 +78,6 @@ class Step:
     layout: Layout
     leaves: list[Any]
     edges: dict[int, GradientEdge]  # to the gradients of its outputs
-    shapes: list[torch.Size]  # of its outputs
     versions: list[int]
 
     @property
@@ -178,7 +177,7 @@ class Recorder(TorchFunctionMode):
         outputs = outputs_of(result)
         edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
         versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
-        self.steps.append(Step(layout, leaves, edges, [out.shape for out in outputs], versions))
+        self.steps.append(Step(layout, leaves, edges, versions))
         return result
 
 

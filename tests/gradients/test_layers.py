@@ -1,0 +1,87 @@
+"""Both engines on models of every kind, against plain autograd in float64."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import likewise as lw
+import models
+import oracle
+
+TABLE = Path(__file__).parents[2] / "docs" / "correctness.md"
+# Where operations cannot be traced the reference takes over, with a warning: these and no others.
+BY_REFERENCE = {"control flow on data", "an autograd.Function of one's own"}
+
+
+def errors(name, engine):
+    """The largest error of rows, own kernels, sums and readings, relative to what they should be."""
+    model, x = models.of(name)
+    expected = oracle.jacobians(model, x)
+    n, d, p = expected.shape
+    gram = lw.GramMatrix(lw.Network(model), lw.batches(x, 3), engine=engine)
+    samples, generator = gram.data.samples(range(n)), torch.Generator().manual_seed(0)
+    weights = torch.randn(n, d, 3, dtype=torch.float64, generator=generator)
+    directions = torch.randn(2, p, dtype=torch.float64, generator=generator)
+    sums = torch.einsum("ndc,ndp->cp", weights, expected)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gradients = gram.gradients
+        with gram.net.evaluating():
+            found = {
+                "rows": (gradients.rows(samples, 0).rows, expected),
+                "own": (gradients.self_kernel(samples).matrix, expected @ expected.mT),
+                "pull": (
+                    gradients.pull(samples, weights, 0).total,
+                    torch.einsum("ndc,ndp->cp", weights, expected),
+                ),
+                "push": (gradients.push(samples, directions, 0).outputs, expected @ directions.T),
+            }
+    fell_back = any("reference engine" in str(w.message) for w in caught)
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in found.values())
+    return worst, fell_back
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_layers_are_exact(name):
+    worst, fell_back = errors(name, "layers")
+    assert worst < 1e-9
+    assert fell_back == (name in BY_REFERENCE)
+
+
+@pytest.mark.parametrize("name", models.CASES)
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot")
+def test_the_reference_is_exact(name):
+    assert errors(name, "autograd")[0] < 1e-9
+
+
+def test_the_public_table_names_every_model():
+    assert len(models.CASES) >= 45
+    assert TABLE.read_text() == table()
+
+
+def table():
+    rows = [
+        f"| {name} | {'exact' if name not in BY_REFERENCE else 'by the reference, with a warning'} | exact |"
+        for name in models.CASES
+    ]
+    return "\n".join(
+        [
+            "# Which models are right?",
+            "",
+            f"{len(models.CASES)} small models in float64: rows, K(x, x), sums and readings of both",
+            "engines against one plain backward per sample and output, to a relative error under 1e-9",
+            "(`tests/gradients/test_layers.py`, part of `make test`). This page is compared with that test and",
+            "remade by `PYTHONPATH=tests python tests/gradients/test_layers.py`.",
+            "",
+            "| model | engine `layers` (the default) | engine `autograd` |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table())
