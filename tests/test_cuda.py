@@ -49,5 +49,5 @@ def test_a_gpu_gives_the_numbers_of_the_host(make):
     state = torch.cuda.get_rng_state()
     model.cuda()
     for found, value in zip(numbers(model, x, y), expected, strict=True):
-        assert (found.cpu() - value).abs().nan_to_num().max() < 1e-8 * (1 + value.nan_to_num().abs().max())
+        assert (found.cpu() - value).abs().nan_to_num().max() < 1e-6 * (1 + value.nan_to_num().abs().max())
     assert torch.equal(torch.cuda.get_rng_state(), state)

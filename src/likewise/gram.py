@@ -172,7 +172,7 @@ class GramMatrix:
             rows=self.data,
             columns=self.columns,
             kernel=self.kernel,
-            row_shape=self._row_shape,
+            d=self.d,
             dtype=self.dtype,
             max_memory=self.max_memory,
             vanished=(vanished := Vanished()),

@@ -29,14 +29,13 @@ def errors(name, engine):
         warnings.simplefilter("always")
         gradients = gram.gradients
         with gram.net.evaluating():
+            pairs = gradients.features(samples, 0)
             found = {
                 "rows": (gradients.rows(samples, 0).rows, expected),
                 "own": (gradients.self_kernel(samples).matrix, expected @ expected.mT),
-                "pull": (
-                    gradients.pull(samples, weights, 0).total,
-                    torch.einsum("ndc,ndp->cp", weights, expected),
-                ),
+                "pull": (gradients.pull(samples, weights, 0).total, sums),
                 "push": (gradients.push(samples, directions, 0).outputs, expected @ directions.T),
+                "pairs": (pairs.blocks(pairs), torch.einsum("ndp,mep->nmde", expected, expected)),
             }
     fell_back = any("reference engine" in str(w.message) for w in caught)
     worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in found.values())
@@ -72,8 +71,8 @@ def table():
             "",
             f"{len(models.CASES)} small models in float64: rows, K(x, x), sums and readings of both",
             "engines against one plain backward per sample and output, to a relative error under 1e-9",
-            "(`tests/gradients/test_layers.py`, part of `make test`). This page is compared with that test and",
-            "remade by `PYTHONPATH=tests python tests/gradients/test_layers.py`.",
+            "(`tests/gradients/test_layers.py`, part of `make test`). This page is compared with that test",
+            "and remade by `PYTHONPATH=tests python tests/gradients/test_layers.py`.",
             "",
             "| model | engine `layers` (the default) | engine `autograd` |",
             "|---|---|---|",

@@ -3,6 +3,7 @@
 from likewise.gradients.activations import Activations
 from likewise.gradients.autograd import Jacobians
 from likewise.gradients.base import (
+    Features,
     Gradients,
     Kept,
     Pulled,
@@ -20,6 +21,7 @@ __all__ = [
     "Activations",
     "Engine",
     "Explicit",
+    "Features",
     "Gradients",
     "Jacobians",
     "Kept",

@@ -74,6 +74,43 @@ class Rows(NamedTuple):
     ranks: Tensor | None  # (n,), None for exponent 0
 
 
+class Features(NamedTuple):
+    """S(x) for inner products of pairs, in parts: explicit rows, and outer products never formed.
+
+    S(x) S(x')ᵀ = rows rows'ᵀ + Σ (a·a') δ δ'ᵀ over the factors (a, δ).
+    """
+
+    rows: Tensor  # (n, d, q)
+    factors: tuple[tuple[Tensor, Tensor], ...]  # (n, i) and (n, d, o) each
+    ranks: Tensor | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, samples first."""
+        return [self.rows, *(part for factor in self.factors for part in factor)]
+
+    def over(self, tensors: list[Tensor]) -> "Features":
+        """Return features of the same parts with other tensors."""
+        pairs = tuple(zip(tensors[1::2], tensors[2::2], strict=True))
+        return Features(tensors[0], pairs, None)
+
+    def traces(self, other: "Features") -> Tensor:
+        """Return tr S(x) S(x')ᵀ of all pairs, (n, m); the trace needs no off-diagonal product."""
+        total = self.rows.flatten(1) @ other.rows.flatten(1).T
+        for (a, delta), (b, epsilon) in zip(self.factors, other.factors, strict=True):
+            total += (a @ b.T) * (delta.flatten(1) @ epsilon.flatten(1).T)
+        return total
+
+    def blocks(self, other: "Features") -> Tensor:
+        """Return S(x) S(x')ᵀ of all pairs, (n, m, d, d)."""
+        n, d, m = len(self.rows), self.rows.shape[1], len(other.rows)
+        total = (self.rows.flatten(0, 1) @ other.rows.flatten(0, 1).T).view(n, d, m, d)
+        for (a, delta), (b, epsilon) in zip(self.factors, other.factors, strict=True):
+            products = (delta.flatten(0, 1) @ epsilon.flatten(0, 1).T).view(n, d, m, d)
+            total += products * (a @ b.T)[:, None, :, None]
+        return total.transpose(1, 2)
+
+
 class Pulled(NamedTuple):
     """Σₓ S(x)ᵀ w(x), a parameter vector for each column of weights."""
 
@@ -98,6 +135,10 @@ class Gradients(ABC):
     @abstractmethod
     def rows(self, samples: Samples, exponent: float) -> Rows:
         """Return S(x), (n, d, p)."""
+
+    @abstractmethod
+    def features(self, samples: Samples, exponent: float) -> Features:
+        """Return S(x) in whatever parts make pairs cheap."""
 
     @abstractmethod
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:

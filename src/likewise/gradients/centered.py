@@ -8,7 +8,15 @@ from typing import final
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.base import Gradients, Pulled, Pushed, Rows, normalized_outputs, normalized_rows
+from likewise.gradients.base import (
+    Features,
+    Gradients,
+    Pulled,
+    Pushed,
+    Rows,
+    normalized_outputs,
+    normalized_rows,
+)
 from likewise.linalg import Power, power
 
 
@@ -35,6 +43,11 @@ class Centered(Gradients):
             return Rows(rows, None)
         own = self.self_kernel(samples, exponent)
         return Rows(normalized_rows(rows, own), own.rank)
+
+    def features(self, samples: Samples, exponent: float) -> Features:
+        """Return S(x), all of it explicit."""
+        found = self.rows(samples, exponent)
+        return Features(found.rows, (), found.ranks)
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x)."""

@@ -6,7 +6,9 @@ over and a warning says why.
 """
 
 import warnings
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +31,8 @@ def chosen(net: Network, samples: Samples, engine: Engine, max_memory: int) -> G
         try:
             layout = layouts(net, samples)
             size = _size(net, layout, samples[:1], max_memory)
-            wrong = disagreement(_checkable(net, samples[:1], max_memory), samples[:2])
+            with _full_float32():
+                wrong = disagreement(_checkable(net, samples[:1], max_memory), samples[:2])
             if wrong is None:
                 return Layers(net, layout, size)
             reason = f"the gradient in {wrong} came out different from autograd's"
@@ -57,6 +60,20 @@ def disagreement(net: Network, samples: Samples) -> str | None:
         if theirs.numel() and _apart(ours, theirs) > tolerance * largest:
             return name
     return None
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """No TF32 on a GPU: two right gradients in TF32 differ by more than a wrong one may."""
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def _checkable(net: Network, samples: Samples, max_memory: int) -> Network:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.gradients.base import (
+    Features,
     Gradients,
     Pulled,
     Pushed,
@@ -63,6 +64,11 @@ class Explicit(Gradients):
             parts.append(rows)
         own = joined_powers(owns)
         return Rows(torch.cat(parts), None if own is None else own.rank)
+
+    def features(self, samples: Samples, exponent: float) -> Features:
+        """Return S(x), all of it explicit."""
+        found = self.rows(samples, exponent)
+        return Features(found.rows, (), found.ranks)
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x)."""

@@ -14,6 +14,7 @@ from torch.func import vjp, vmap
 
 from likewise.data import Samples
 from likewise.gradients.base import (
+    Features,
     Gradients,
     Pulled,
     Pushed,
@@ -24,7 +25,7 @@ from likewise.gradients.base import (
     refuse_not_finite,
 )
 from likewise.gradients.centered import Centered
-from likewise.gradients.pieces import Dense, Piece
+from likewise.gradients.pieces import Dense, Factored, Piece
 from likewise.gradients.rules import Call, pieces
 from likewise.gradients.trace import Layout, Recorder, Source, Step, Untraceable
 from likewise.linalg import Power, power, rank_floor, wide
@@ -75,6 +76,31 @@ class Layers(Gradients):
                 ranks.append(own.rank)
             parts.append(rows)
         return Rows(torch.cat(parts), torch.cat(ranks) if ranks else None)
+
+    def features(self, samples: Samples, exponent: float) -> Features:
+        """Return S(x): outer products of linear layers as factors, all else explicit."""
+        parts, ranks = [], []
+        for chunk in self._chunks(samples):
+            own = self._own(chunk, exponent) if exponent else None
+            parts.append(self._features(chunk, own))
+            if own is not None:
+                ranks.append(own.rank)
+        joined = [torch.cat(tensors) for tensors in zip(*(p.tensors for p in parts), strict=True)]
+        return parts[0].over(joined)._replace(ranks=torch.cat(ranks) if ranks else None)
+
+    def _features(self, chunk: Chunk, own: Power | None) -> Features:
+        dtype = torch.promote_types(self._dtype, torch.float32)
+
+        def mixed(value: Tensor) -> Tensor:
+            return value.to(dtype) if own is None else normalized_rows(value.to(dtype), own)
+
+        outer = {name: p for name, p in chunk.pieces.items() if isinstance(p, Factored) and p.is_outer}
+        explicit = [mixed(p.rows()) for name, p in chunk.pieces.items() if name not in outer]
+        empty = torch.zeros(len(chunk.samples), chunk.d, 0, dtype=dtype, device=self._device)
+        rows = torch.cat([empty, *explicit], 2)
+        factors = tuple((p.inputs[:, 0].to(dtype), mixed(p.deltas[:, :, 0])) for p in outer.values())
+        refuse_not_finite(rows, chunk.samples)
+        return Features(rows, factors, None)
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""

@@ -93,6 +93,13 @@ class Factored(Piece):
         return self.inputs.numel() + self.deltas.numel() + n * formed
 
     @property
+    def is_outer(self) -> bool:
+        """Whether G is one outer product, larger than its factors."""
+        _, d, t, o = self.deltas.shape
+        i = self.inputs.shape[2]
+        return t == 1 and d * i * o > i + d * o
+
+    @property
     def _forms(self) -> bool:
         _, d, t, o = self.deltas.shape
         return t > 1 and forming_is_cheaper(d, t, self.inputs.shape[2], o)
