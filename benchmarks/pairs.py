@@ -78,9 +78,8 @@ def main() -> None:
             exact = by_torch_func(model.double(), x[:16].double())
             model.float()
             error = (found[:16, :16].double() - exact).norm() / exact.norm()
-            report.append(
-                f"{way} {statistics.median(seconds):.2f} ({max(seconds) - min(seconds):.2f}), error {error:.0e}"
-            )
+            spread = max(seconds) - min(seconds)
+            report.append(f"{way} {statistics.median(seconds):.2f} ({spread:.2f}), error {error:.0e}")
         print(f"{name:8} N = {n}, d = {d}: " + "; ".join(report), flush=True)
 
 

@@ -83,6 +83,8 @@ class Pairs:
             samples = data.samples(part)
             formed = self.gradients.features(samples, exponent)
             self.vanished.note(samples, formed.ranks)
+            if part == where:
+                return formed
             if whole is None:
                 whole = formed.over([t.new_empty(len(where), *t.shape[1:]) for t in formed.tensors])
             for room, tensor in zip(whole.tensors, formed.tensors, strict=True):

@@ -177,7 +177,8 @@ def normalized_rows(rows: Tensor, own: Power) -> Tensor:
 
 def refuse_not_finite(rows: Tensor, samples: Samples) -> None:
     """Raise if anything of a sample's (n, ...) numbers is NaN or infinite, and name the samples."""
-    finite = rows.isfinite().flatten(1).all(1)
+    finite = rows.flatten(1).sum(1, dtype=torch.float32 if rows.device.type == "mps" else torch.float64)
+    finite = finite.isfinite()  # a sum is finite if and only if its terms are
     if not finite.all():
         bad = samples.ids.to(finite.device)[~finite]
         raise ValueError(

@@ -85,7 +85,8 @@ class Layers(Gradients):
             parts.append(self._features(chunk, own))
             if own is not None:
                 ranks.append(own.rank)
-        joined = [torch.cat(tensors) for tensors in zip(*(p.tensors for p in parts), strict=True)]
+        columns = zip(*(part.tensors for part in parts), strict=True)
+        joined = [tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in columns]
         return parts[0].over(joined)._replace(ranks=torch.cat(ranks) if ranks else None)
 
     def _features(self, chunk: Chunk, own: Power | None) -> Features:
