@@ -4,23 +4,15 @@ Every statistic reads the data at least twice and refers to samples by number, s
 hold: what shuffles or augments at random is refused. Labels and ids travel with the inputs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils._pytree import tree_map
 
-LABEL_NAMES = ("labels", "label")
+from likewise.sources import Source, opened
 
 
 @dataclass(frozen=True)
@@ -44,17 +36,10 @@ class Samples:
             yield self[start : start + size]
 
 
-class _Source(Protocol):
-    """Where samples are fetched from, by position."""
-
-    def __len__(self) -> int: ...
-    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]: ...
-
-
 class Batches(Sequence[Samples]):
     """Batches of a data set, in order: `data[0]` is Samples, `data[2:5]` are batches again."""
 
-    def __init__(self, source: _Source, positions: Sequence[int], size: int) -> None:
+    def __init__(self, source: Source, positions: Sequence[int], size: int) -> None:
         self._source, self._positions, self.size = source, positions, size
 
     @property
@@ -119,7 +104,7 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
         if labels is not None:
             raise ValueError("These are batches already: give labels when they are made.")
     else:
-        source, own_size, count = _source(dataset, labels)
+        source, own_size, count = opened(dataset, labels)
         positions = range(count)
     size = own_size if size is None else size
     for name, value in (("size", size), ("limit", limit)):
@@ -128,192 +113,3 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
     if len(positions) == 0:
         raise ValueError("The data set is empty: there is nothing to compare.")
     return Batches(source, positions[:limit], size)
-
-
-def _source(dataset: Any, labels: Any) -> tuple[_Source, int, int]:
-    """Return where samples are fetched from, in what batches, and how many."""
-    if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
-        size = _ordered_batch_size(dataset)
-        collate = default_collate if dataset.batch_size is None else dataset.collate_fn
-        source = _opened(dataset.dataset, labels, collate)
-        n = len(source)
-        return source, size, n - n % size if dataset.drop_last else n
-    source = _opened(dataset, labels, default_collate)
-    return source, 256, len(source)
-
-
-def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> _Source:
-    if isinstance(dataset, str | bytes | IterableDataset | DataLoader) or not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
-            "data twice. Collect it first, for example list(dataset)."
-        )
-    whole = _whole(dataset)
-    if whole is not None:
-        return _Whole(*_apart(whole, labels))
-    if hasattr(dataset, "column_names"):
-        return _Items(dataset, lambda rows: rows, labels, by_columns=True)
-    return _Items(dataset, collate, labels, by_columns=False)
-
-
-def _whole(dataset: Any) -> Any:
-    """Return the data set as a tree of tensors if it holds all samples at once, else None."""
-    if isinstance(dataset, Tensor | np.ndarray):
-        return _tensor(dataset)
-    if hasattr(dataset, "to_numpy"):  # pandas, polars
-        return _tensor(np.array(dataset.to_numpy()))
-    _refuse_list_of_columns(dataset)
-    if isinstance(dataset, Mapping):
-        return {str(name): column(str(name), values) for name, values in dataset.items()}
-    arrays = isinstance(dataset, tuple) and len(dataset) > 0
-    if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) for v in dataset):
-        return tuple(_whole(v) for v in dataset)
-    if arrays and isinstance(dataset[0], Tensor | np.ndarray | Mapping):
-        return (_whole(dataset[0]), *(column("labels", v) for v in dataset[1:]))
-    return None
-
-
-class _Whole:
-    """Samples from tensors that hold all of them."""
-
-    def __init__(self, inputs: Any, labels: Tensor | None) -> None:
-        leaves = [*tree_leaves(inputs), *([] if labels is None else [labels])]
-        lengths = sorted({len(leaf) if leaf.dim() else 0 for leaf in leaves})
-        if len(lengths) != 1:
-            raise ValueError(f"Inputs and labels differ in length: {lengths}.")
-        self._inputs, self._labels, self._n = inputs, labels, lengths[0]
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
-        where: slice | list[int] = positions
-        if positions == list(range(positions[0], positions[0] + len(positions))):
-            where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
-        labels = None if self._labels is None else self._labels[where]
-        return tree_map(lambda t: t[where], self._inputs), labels
-
-
-class _Items:
-    """Samples from a data set that is read item by item, or by columns."""
-
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool) -> None:
-        self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
-        given = labels is not None and labels is not False and not isinstance(labels, str)
-        self._given = column("labels", labels) if given else None
-        self._inside = False if given else labels
-        if self._given is not None and len(self._given) != len(dataset):
-            raise ValueError(f"{len(self._given)} labels for {len(dataset)} samples.")
-        if len(dataset):
-            self._refuse_chance()
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
-        if self._by_columns:
-            rows = self._dataset[positions]
-            named = {self._inside} if isinstance(self._inside, str) else set(LABEL_NAMES)
-            for name in named & set(rows):
-                column(name, rows[name])  # labels that are text are an error, not left out
-            batch: Any = {name: column(name, rows[name]) for name in rows if _usable(rows[name])}
-            if not batch:
-                raise TypeError(
-                    f"The columns {sorted(rows)} hold no numbers: tokenize or transform them first."
-                )
-        else:
-            try:
-                batch = self._collate([self._dataset[i] for i in positions])
-            except (TypeError, RuntimeError) as error:
-                raise TypeError(
-                    f"The samples at {positions[:3]} ... cannot be put into one batch ({error}): "
-                    "let the data set return tensors, or give a DataLoader with a collate_fn."
-                ) from error
-        inputs, labels = _apart(batch, self._inside)
-        return inputs, labels if self._given is None else self._given[positions]
-
-    def _refuse_chance(self) -> None:
-        n = len(self)
-        for place in sorted({0, n // 3, 2 * n // 3, n - 1}):
-            once, *more = (tree_leaves(self([place])) for _ in range(3))
-            pairs = [pair for again in more for pair in zip(once, again, strict=True)]
-            if any(isinstance(a, Tensor) and not _same(a, b) for a, b in pairs):
-                raise ValueError(
-                    f"Sample {place} differs each time it is read: random augmentation? Every statistic "
-                    "reads the data twice; give the data set without it."
-                )
-
-
-def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
-    """Return inputs and labels of a batch or of a whole data set."""
-    if labels is not None and labels is not False and not isinstance(labels, str):
-        return _bare(batch), column("labels", labels)
-    if labels is False:
-        return _bare(batch), None
-    if isinstance(batch, Mapping):
-        names = [labels] if labels else [name for name in LABEL_NAMES if name in batch]
-        if labels and labels not in batch:
-            raise ValueError(f"There is no column {labels!r}, only {sorted(batch)}.")
-        inputs = {name: value for name, value in batch.items() if name not in names}
-        return inputs, batch[names[0]] if names else None
-    if isinstance(batch, tuple | list) and len(batch) > 1:
-        return _bare(tuple(batch[:-1])), batch[-1]
-    return _bare(batch), None
-
-
-def _bare(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
-
-
-def _usable(values: Any) -> bool:
-    return isinstance(values, Tensor) or not isinstance(values[0], str)
-
-
-def column(name: str, values: Any) -> Tensor:
-    """Return one number or array a sample as a tensor, or say why not."""
-    if isinstance(values, Sequence) and len(values) and isinstance(values[0], Tensor):
-        return torch.stack(list(values))
-    if len(values) and isinstance(values[0], str):
-        raise TypeError(
-            f"Column {name!r} holds text: map it to numbers first, for example labels by "
-            "np.unique(labels, return_inverse=True)[1]."
-        )
-    try:
-        return _tensor(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"Column {name!r} cannot become a tensor ({error}): numbers of one shape for every "
-            "sample are needed; pad, transform or leave it out."
-        ) from error
-
-
-def _tensor(values: Any) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _refuse_list_of_columns(dataset: Any) -> None:
-    if isinstance(dataset, list) and len(dataset) == 2 and all(isinstance(v, Tensor) for v in dataset):
-        first, second = dataset
-        if first.shape != second.shape and first.dim() and second.dim() and len(first) == len(second):
-            raise TypeError(
-                f"A list is a sequence of samples, but these two have shapes {tuple(first.shape)} and "
-                f"{tuple(second.shape)}: did you mean the tuple (X, y)?"
-            )
-
-
-def _ordered_batch_size(loader: DataLoader[Any]) -> int:
-    """Return the batch size of a loader that reads its data set from first to last, or refuse it."""
-    drawn = loader.batch_sampler
-    inner = getattr(drawn, "sampler", loader.sampler)
-    if type(inner) is not SequentialSampler or (drawn is not None and type(drawn) is not BatchSampler):
-        culprit = inner if type(drawn) is BatchSampler or drawn is None else drawn
-        raise ValueError(
-            f"This DataLoader takes its samples by {type(culprit).__name__}, and two passes may see them "
-            "in different orders. Make it with shuffle=False and no sampler or batch_sampler of its own; "
-            "for part of the data, give a torch.utils.data.Subset."
-        )
-    return loader.batch_size or 256

@@ -17,19 +17,16 @@ from likewise.data import Samples, batches
 from likewise.gradients import (
     Engine,
     Gradients,
-    Kept,
     Vanished,
     chosen,
     refuse_dependent_samples,
 )
-from likewise.kernels import CORRELATION, Kernel, mean_diagonal, whole_block
+from likewise.kernels import CORRELATION, INNER_PRODUCT, Kernel, mean_diagonal, whole_block
 from likewise.linalg import wide
 from likewise.network import Network
 from likewise.pairs import Pairs
-from likewise.parallel import join_over, sum_over
-
-Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
-Read = Callable[[range, Tensor], Tensor]  # what to keep of the products (b, d, c) at these places
+from likewise.parallel import join_over
+from likewise.passes import Passes
 
 
 class GramMatrix:
@@ -115,8 +112,8 @@ class GramMatrix:
             )
         if not weights.isfinite().all():
             raise ValueError("weights hold NaN or infinity, which would spread to every sum.")
-        part = self.product(lambda where: weights[where.start : where.stop], weights.shape[2])
-        return part.to(self.dtype)
+        part = lambda where: weights[where.start : where.stop]  # noqa: E731
+        return self.passes.product(part, weights.shape[2]).to(self.dtype)
 
     def row_sums(self, weights: Tensor | None = None) -> Tensor:
         """Return Σ_x' k(x, x') w(x'), (n,), or (n, c) for weights (m, c); w = 1 if not given.
@@ -133,29 +130,7 @@ class GramMatrix:
             raise ValueError("Whole blocks have no single row sum: use gram @ weights or over_rows.")
         if self.kernel.reduce is not mean_diagonal:
             return self.over_rows(lambda k: k.to(wide(k)) @ given.to(k.device, wide(k)))
-        d, eye = self.d, torch.eye(self.d).to(given)
-        outputs_at_once = min(d, self.vectors_at_once)
-        columns_at_once = max(1, self.vectors_at_once // outputs_at_once)
-        parts = []
-        for some in given.split(columns_at_once, dim=1):
-            traces = [
-                self._trace(some, eye[:, i : i + outputs_at_once], i) for i in range(0, d, outputs_at_once)
-            ]
-            parts.append(torch.stack(traces).sum(0) / d)
-        return torch.cat(parts, 1)
-
-    def _trace(self, weights: Tensor, eye: Tensor, first: int) -> Tensor:
-        """Return the part of d Σ k w that some of the outputs, from `first` on, add to it, (n, c)."""
-        c, some = weights.shape[1], eye.shape[1]
-
-        def blocks(where: range) -> Tensor:
-            return torch.einsum("nc,de->ndec", weights[where.start : where.stop], eye).flatten(2)
-
-        def read(_: range, outputs: Tensor) -> Tensor:
-            mine = outputs[:, first : first + some].unflatten(2, (some, c))
-            return mine.diagonal(dim1=1, dim2=2).sum(-1)
-
-        return self.product(blocks, some * c, read)
+        return self.passes.traces(given)
 
     def over_rows(self, reduce: Callable[[Tensor], Any], own: float | None = None) -> Any:
         """Return reduce(k) joined over strips k of whole rows, (b, m), or (b, m, d, d) for blocks.
@@ -233,72 +208,20 @@ class GramMatrix:
         state = tuple((p.data_ptr(), p._version) for p in self.net.model.parameters())
         if self._mean is None or self._mean.state != state:
             eye = torch.eye(self.d, dtype=torch.float64) / self.columns.n
-            total = self.pull(lambda where: eye.expand(len(where), -1, -1), 0, self._probed)
-            self._mean = _Mean(state, total)
+            plain = self._passes(self._probed, INNER_PRODUCT)
+            self._mean = _Mean(state, plain.pull(lambda where: eye.expand(len(where), -1, -1)))
         return self._mean
 
-    def pull(
-        self,
-        weights: Weights,
-        exponent: float,
-        gradients: Gradients | None = None,
-        kept: Kept | None = None,
-    ) -> Tensor:
-        """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
-        gradients, vanished = gradients or self.gradients, Vanished()
-
-        def term(where: range) -> Tensor:
-            samples = self.columns.samples(where)
-            pulled = gradients.pull(samples, weights(where), exponent)
-            if pulled.own is not None:
-                vanished.note(samples, pulled.own.rank)
-                if kept is not None:
-                    kept.put(where, pulled.own)
-            return pulled.total
-
-        with self.net.evaluating():
-            total = sum_over(term, self.columns.spans(), "summing gradients")
-        if not self.square:  # else the second pass names them
-            vanished.warn()
-        return total
-
-    def push(self, directions: Tensor, exponent: float, read: Read, kept: Kept | None = None) -> Tensor:
-        """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
-        vanished = Vanished()
-
-        gradients = self.gradients
-
-        def answer(where: range) -> Tensor:
-            samples = self.data.samples(where)
-            own = None if kept is None else kept.get(where)
-            pushed = gradients.push(samples, directions, exponent, own)
-            vanished.note(samples, pushed.ranks)
-            return read(where, pushed.outputs)
-
-        with self.net.evaluating():
-            answers = join_over(answer, self.data.spans(), "reading off")
-        vanished.warn()
-        return answers
-
-    def product(self, weights: Weights, c: int, read: Read = lambda _, outputs: outputs) -> Tensor:
-        """Return read(places, gram @ weights) in float64, in as many rounds as vectors need to fit."""
-        group = self.vectors_at_once
-        if c > group:
-            rounds = [
-                self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
-                for i in range(0, c, group)
-            ]
-            return read(range(self.data.n), torch.cat(rounds, 2))
-        same = self.square and self.kernel.row == self.kernel.column
-        fits = 8 * self.data.n * self.d**2 <= self.max_memory // 8
-        kept = Kept(self.data.n) if same and fits else None
-        total = self.pull(weights, self.kernel.column, kept=kept)
-        return self.push(total, self.kernel.row, read, kept)
-
     @property
-    def vectors_at_once(self) -> int:
-        """How many parameter vectors in float64, twice, fit into a quarter of the memory allowed."""
-        return max(1, self.max_memory // 8 // (8 * self._row_shape[1]))
+    def passes(self) -> Passes:
+        """The passes of products with this matrix."""
+        return self._passes(self.gradients, self.kernel)
+
+    def _passes(self, gradients: Gradients, kernel: Kernel) -> Passes:
+        d, p = self._row_shape
+        return Passes(
+            self.net, gradients, self.data, self.columns, kernel.row, kernel.column, d, p, self.max_memory
+        )
 
     def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
         with self.net.evaluating():
@@ -345,7 +268,3 @@ def _known(engine: Engine | Gradients) -> Engine | Gradients:
     if isinstance(engine, Gradients) or engine in ("auto", "autograd", "layers"):
         return engine
     raise ValueError(f"There is no engine {engine!r}: choose 'auto', 'layers' or 'autograd'.")
-
-
-def _some_columns(weights: Weights, which: slice) -> Weights:
-    return lambda where: weights(where)[:, :, which]

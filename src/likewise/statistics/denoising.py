@@ -95,7 +95,7 @@ class _Means:
             eye = torch.eye(d, dtype=torch.float64).expand(len(where), -1, -1)
             return torch.cat([eye, *(_spread(value, d) for value in values)], 2)
 
-        self.total, predictions, sums = inner.product(weights, sum(sizes)).split(sizes, dim=2)
+        self.total, predictions, sums = inner.passes.product(weights, sum(sizes)).split(sizes, dim=2)
         rounding = max(64 * torch.finfo(inner.net.dtype).eps, 1e-10)
         self.unit = torch.linalg.pinv(self.total, rtol=rounding)
         self._range = self.unit @ self.total

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from likewise.gram import GramMatrix, Weights
+from likewise.gram import GramMatrix
+from likewise.passes import Passes, Weights
 
 
 class Squares(NamedTuple):
@@ -28,21 +29,21 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
     """Return Σ_x' ‖L(x) B(x, x')‖² of the kernel's blocks B, for L (n, d, d), by random signs."""
     if draws < 4:
         raise ValueError(f"At least 4 draws are needed for an error bar, found {draws}.")
-    leading = min(draws // 4, 32, max(1, gram.vectors_at_once // 3))
-    signs = _Signs(gram, draws, seed)
-    basis = torch.linalg.qr(gram.pull(signs.columns(0, leading), gram.kernel.column).T).Q.T
-    exact = _exact_part(gram, left, basis)
+    passes = gram.passes
+    leading = min(draws // 4, 32, max(1, passes.vectors_at_once // 3))
+    signs = _Signs(passes.d, draws, seed)
+    basis = torch.linalg.qr(passes.pull(signs.columns(0, leading)).T).Q.T
+    exact = _exact_part(passes, left, basis)
 
     def squares(where: range, outputs: Tensor) -> Tensor:
         size = (left[where.start : where.stop] @ outputs).square().sum(1)
         return torch.stack([size.sum(1), size.square().sum(1)], 1)
 
     count, moments = draws - leading, exact.new_zeros(len(exact), 2)
-    for start in range(leading, draws, gram.vectors_at_once):
-        stop = min(start + gram.vectors_at_once, draws)
-        probes = gram.pull(signs.columns(start, stop), gram.kernel.column)
+    for start in range(leading, draws, passes.vectors_at_once):
+        probes = passes.pull(signs.columns(start, min(start + passes.vectors_at_once, draws)))
         probes -= (probes @ basis.T) @ basis
-        moments += gram.push(probes, gram.kernel.row, squares) / count
+        moments += passes.push(probes, squares) / count
     rest, second = moments.unbind(1)
     error = ((second - rest.square()).clamp(min=0) / (count - 1)).sqrt()
     return Squares((exact + rest).clamp(min=0), error)
@@ -51,8 +52,8 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
 class _Signs:
     """Random signs for each column sample, the same whenever and wherever they are asked for."""
 
-    def __init__(self, gram: GramMatrix, draws: int, seed: int) -> None:
-        self._d, self._draws, self._seed = gram.d, draws, seed
+    def __init__(self, d: int, draws: int, seed: int) -> None:
+        self._d, self._draws, self._seed = d, draws, seed
 
     def columns(self, start: int, stop: int) -> Weights:
         """Return the weights of draws start to stop, by place."""
@@ -66,17 +67,15 @@ class _Signs:
         return weights
 
 
-def _exact_part(gram: GramMatrix, left: Tensor, basis: Tensor) -> Tensor:
-    column, row = gram.kernel.column, gram.kernel.row
-
+def _exact_part(passes: Passes, left: Tensor, basis: Tensor) -> Tensor:
     def along(where: range) -> Tensor:
-        return gram.gradients.push(gram.columns.samples(where), basis, column).outputs
+        return passes.gradients.push(passes.columns.samples(where), basis, passes.column).outputs
 
-    spread = gram.pull(along, column)  # U C
+    spread = passes.pull(along)  # U C
     inner = spread @ basis.T
 
     def read(where: range, outputs: Tensor) -> Tensor:
         near, far = (left[where.start : where.stop] @ outputs).split(len(basis), dim=2)
         return (near * (2 * far - near @ inner)).sum((1, 2))
 
-    return gram.push(torch.cat([basis, spread]), row, read)
+    return passes.push(torch.cat([basis, spread]), read)

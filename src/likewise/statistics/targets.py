@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from likewise.data import column
 from likewise.gram import GramMatrix
+from likewise.sources import column
 
 MOST_CLASSES = 100_000
 

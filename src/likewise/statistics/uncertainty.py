@@ -56,7 +56,7 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     target = move.to(inverse).reshape(-1, d).expand(n, d).reshape(n * d, 1)
     weights = (inverse @ target).reshape(n, d, 1)
     there = GramMatrix(net, of, columns=here.columns, kernel=INNER_PRODUCT)
-    moves = there.product(lambda where: weights[where.start : where.stop], 1)
+    moves = there.passes.product(lambda where: weights[where.start : where.stop], 1)
     return moves[:, :, 0].to(there.dtype)
 
 
