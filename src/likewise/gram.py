@@ -17,6 +17,7 @@ from likewise.data import Samples, batches
 from likewise.gradients import (
     Engine,
     Gradients,
+    PartsChanged,
     Vanished,
     chosen,
     refuse_dependent_samples,
@@ -25,7 +26,7 @@ from likewise.kernels import CORRELATION, INNER_PRODUCT, Kernel, mean_diagonal, 
 from likewise.linalg import wide
 from likewise.network import Network
 from likewise.pairs import Pairs
-from likewise.parallel import join_over
+from likewise.parallel import FailedElsewhere, join_over
 from likewise.passes import Passes
 
 
@@ -52,7 +53,7 @@ class GramMatrix:
         self.columns = self.data if columns is None else batches(columns)
         if not isinstance(kernel, Kernel):
             raise TypeError(f"kernel must be a Kernel such as likewise.CORRELATION, found {kernel!r}.")
-        if not isinstance(max_memory, int):
+        if not isinstance(max_memory, int) or max_memory < 1:
             raise TypeError(f"max_memory is a number of bytes, such as 2**30, found {max_memory!r}.")
         self.kernel = kernel
         self.centered = centered
@@ -142,6 +143,14 @@ class GramMatrix:
 
     def map_strips(self, function: Callable[[range, Tensor], Any], own: float | None = None) -> Any:
         """Return function(places of the rows, k) joined over strips: `over_rows` that says where."""
+        try:
+            return self._map_strips(function, own)
+        except (PartsChanged, FailedElsewhere) as problem:
+            if PartsChanged.__name__ not in f"{type(problem).__name__}: {problem}":
+                raise
+        return self._map_strips(function, own)
+
+    def _map_strips(self, function: Callable[[range, Tensor], Any], own: float | None) -> Any:
         pairs = Pairs(
             gradients=self.gradients,
             rows=self.data,

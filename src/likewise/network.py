@@ -9,6 +9,7 @@ its attributes, mode and every random generator are what they were.
 
 import inspect
 import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
@@ -116,6 +117,8 @@ class Network:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap's own business
             stack.enter_context(_generators_restored())
             stack.enter_context(_attributes_restored(self.model))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -246,12 +249,16 @@ def _attributes_restored(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _exact_layers(model: nn.Module) -> Iterator[None]:
     """Turn off kernels that cannot be differentiated in evaluation mode."""
-    fast, cudnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.cudnn.enabled
+    fast = torch.backends.mha.get_fastpath_enabled()
+    backends: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
+    enabled = [backend.enabled for backend in backends]
     torch.backends.mha.set_fastpath_enabled(False)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        torch.backends.cudnn.enabled = False
+        for backend in backends:
+            backend.enabled = False
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        torch.backends.cudnn.enabled = cudnn
+        for backend, was in zip(backends, enabled, strict=True):
+            backend.enabled = was

@@ -15,6 +15,10 @@ from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 
+class FailedElsewhere(RuntimeError):
+    """Another process raised an error, whose type and text are quoted."""
+
+
 def processes() -> int:
     """Return how many processes share the work."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -83,7 +87,7 @@ class _together:
         dist.all_gather_object(everyone, None if error is None else f"{kind.__name__}: {error}")
         broken = [(rank, text) for rank, text in enumerate(everyone) if text is not None]
         if error is None and broken:
-            raise RuntimeError(f"Process {broken[0][0]} failed: {broken[0][1]}")
+            raise FailedElsewhere(f"Process {broken[0][0]} failed: {broken[0][1]}")
 
 
 def _alike(result: Any) -> Any:

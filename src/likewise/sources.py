@@ -5,6 +5,7 @@ what shuffles or augments at random is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,7 +44,9 @@ def opened(dataset: Any, labels: Any) -> tuple[Source, int, int]:
 
 
 def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> Source:
-    if isinstance(dataset, str | bytes | IterableDataset | DataLoader) or not hasattr(dataset, "__len__"):
+    if dataset is None or isinstance(dataset, str | bytes | PathLike):
+        raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
+    if isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
             "data twice. Collect it first, for example list(dataset)."
@@ -61,7 +64,7 @@ def _whole(dataset: Any) -> Any:
     if isinstance(dataset, Tensor | np.ndarray):
         return _tensor(dataset)
     if hasattr(dataset, "to_numpy"):  # pandas, polars
-        return _tensor(np.array(dataset.to_numpy()))
+        return column("table", np.array(dataset.to_numpy()))
     _refuse_list_of_columns(dataset)
     if isinstance(dataset, Mapping):
         return {str(name): column(str(name), values) for name, values in dataset.items()}
@@ -196,12 +199,24 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _refuse_list_of_columns(dataset: Any) -> None:
-    if isinstance(dataset, list) and len(dataset) == 2 and all(isinstance(v, Tensor) for v in dataset):
-        first, second = dataset
-        if first.shape != second.shape and first.dim() and second.dim() and len(first) == len(second):
+    if not isinstance(dataset, list) or not dataset:
+        return
+    if isinstance(dataset[0], str):
+        raise TypeError("A list of text was given: no model takes it as it is; tokenize or read it first.")
+    first, second = dataset[0], dataset[-1]
+    columns = len(dataset) == 2 and all(hasattr(v, "__len__") and not isinstance(v, tuple) for v in dataset)
+    if columns and np.shape(first) != np.shape(second) and len(first) == len(second):
+        raise TypeError(
+            f"A list is a sequence of samples, but these two have shapes {np.shape(first)} and "
+            f"{np.shape(second)}: did you mean the tuple (X, y)?"
+        )
+    if isinstance(first, tuple | list) and len(first) == 2 and all(isinstance(v, Tensor) for v in first):
+        inputs, labels = first
+        whole = labels.dim() == 1 and not labels.is_floating_point()
+        if whole and inputs.dim() > 1 and len(inputs) == len(labels):
             raise TypeError(
-                f"A list is a sequence of samples, but these two have shapes {tuple(first.shape)} and "
-                f"{tuple(second.shape)}: did you mean the tuple (X, y)?"
+                "This looks like a list of batches, but an item is one sample: give the loader itself, "
+                "or its data set."
             )
 
 

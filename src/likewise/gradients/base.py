@@ -21,6 +21,10 @@ class VanishingGradientWarning(UserWarning):
     """Some samples have no gradient, so nothing is similar to them."""
 
 
+class PartsChanged(Exception):
+    """Features of some samples come in other parts than those before: start again."""
+
+
 class Vanished:
     """The samples of one pass that turned out to have no gradient."""
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.autograd import Jacobians, jacobians_one_by_one
+from likewise.gradients.autograd import Jacobians, disagreement
 from likewise.gradients.base import Gradients, is_out_of_memory, samples_at_once
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.layers import Layers, gathered
-from likewise.gradients.trace import Layout, layouts
+from likewise.gradients.trace import Trace, traced
 from likewise.network import Network
 from likewise.readouts import Outputs, Readout
 
@@ -29,12 +29,11 @@ def chosen(net: Network, samples: Samples, engine: Engine, max_memory: int) -> G
     """Return the engine asked for; call it inside `net.evaluating`, with a few samples."""
     if engine != "autograd":
         try:
-            layout = layouts(net, samples)
-            size = _size(net, layout, samples[:1], max_memory)
-            with _full_float32():
-                wrong = disagreement(_checkable(net, samples[:1], max_memory), samples[:2])
+            trace = traced(net, samples)
+            size = _size(net, trace, samples[:1], max_memory)
+            wrong = _wrong(_checkable(net, samples[:1], max_memory), samples[:2])
             if wrong is None:
-                return Layers(net, layout, size)
+                return Layers(net, trace, size)
             reason = f"the gradient in {wrong} came out different from autograd's"
         except Exception as error:  # the reference is for whatever cannot be traced
             if is_out_of_memory(error):
@@ -45,21 +44,6 @@ def chosen(net: Network, samples: Samples, engine: Engine, max_memory: int) -> G
             stacklevel=2,
         )
     return Explicit(Jacobians(net), max_memory)
-
-
-def disagreement(net: Network, samples: Samples) -> str | None:
-    """Return the name of the first parameter whose traced gradient is not autograd's, if any."""
-    with torch.enable_grad():
-        expected = jacobians_one_by_one(net, samples)
-    found = Layers(net, layouts(net, samples), size=2).rows(samples, 0).rows
-    sizes = list(net.numels.values())
-    tolerance = torch.finfo(expected.dtype).eps ** 0.5
-    largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    parts = zip(net.names, found.split(sizes, 2), expected.split(sizes, 2), strict=True)
-    for name, ours, theirs in parts:
-        if theirs.numel() and _apart(ours, theirs) > tolerance * largest:
-            return name
-    return None
 
 
 @contextmanager
@@ -94,13 +78,16 @@ def _some_outputs(net: Network, d: int, most: int) -> Readout:
     return read
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).abs().max().nan_to_num(nan=torch.inf)
+def _wrong(net: Network, samples: Samples) -> str | None:
+    """Return the first parameter whose traced gradient is not autograd's, if any."""
+    with _full_float32():
+        rows = Layers(net, traced(net, samples), size=2).rows(samples, 0).rows
+        return disagreement(net, rows, samples)
 
 
-def _size(net: Network, layout: dict[int, Layout], samples: Samples, max_memory: int) -> int:
+def _size(net: Network, trace: Trace, samples: Samples, max_memory: int) -> int:
     """Return how many samples fit, by what the pieces of one sample hold and form."""
-    chunk = gathered(net, layout, samples)
+    chunk = gathered(net, trace, samples)
     numbers = sum(piece.numbers() for piece in chunk.pieces.values())
     return samples_at_once(
         3 * numbers * max(net.dtype.itemsize, 4), chunk.d, sum(net.numels.values()), max_memory

@@ -4,7 +4,9 @@ One forward pass, a backward for each output that stops at those operations, and
 no gradient is formed that need not be.
 """
 
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
@@ -13,9 +15,11 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from likewise.data import Samples
+from likewise.gradients.autograd import disagreement, jacobians_one_by_one
 from likewise.gradients.base import (
     Features,
     Gradients,
+    PartsChanged,
     Pulled,
     Pushed,
     Rows,
@@ -27,7 +31,7 @@ from likewise.gradients.base import (
 from likewise.gradients.centered import Centered
 from likewise.gradients.pieces import Dense, Factored, Piece
 from likewise.gradients.rules import Call, pieces
-from likewise.gradients.trace import Layout, Recorder, Source, Step, Untraceable
+from likewise.gradients.trace import Recorder, Source, Step, Trace, Untraceable, traced
 from likewise.linalg import Power, power, rank_floor, wide
 from likewise.network import Network
 
@@ -54,8 +58,10 @@ class Chunk:
 class Layers(Gradients):
     """Answers from operations on parameters, `size` samples at a time."""
 
-    def __init__(self, net: Network, layout: dict[int, Layout], size: int) -> None:
-        self._net, self._layout, self._size = net, layout, size
+    def __init__(self, net: Network, trace: Trace, size: int) -> None:
+        self._net, self._size = net, size
+        self._traces = [trace]  # a model that branches on its data has several
+        self._outer: frozenset[str] | None = None  # parameters whose gradients are kept as factors
         self._numel, self._dtype = net.numels, net.dtype
         self._device = next(iter(net.parameters.values())).device
 
@@ -95,13 +101,30 @@ class Layers(Gradients):
         def mixed(value: Tensor) -> Tensor:
             return value.to(dtype) if own is None else normalized_rows(value.to(dtype), own)
 
-        outer = {name: p for name, p in chunk.pieces.items() if isinstance(p, Factored) and p.is_outer}
-        explicit = [mixed(p.rows()) for name, p in chunk.pieces.items() if name not in outer]
-        empty = torch.zeros(len(chunk.samples), chunk.d, 0, dtype=dtype, device=self._device)
-        rows = torch.cat([empty, *explicit], 2)
-        factors = tuple((p.inputs[:, 0].to(dtype), mixed(p.deltas[:, :, 0])) for p in outer.values())
+        outer = self._outer_products(chunk)
+        none = torch.zeros(len(chunk.samples), chunk.d, 0, dtype=dtype, device=self._device)
+        explicit, factors = [none], []
+        for name, numel in self._numel.items():
+            piece = chunk.pieces.get(name)
+            if name in outer:
+                factors.append((outer[name].inputs[:, 0].to(dtype), mixed(outer[name].deltas[:, :, 0])))
+            elif piece is not None:
+                explicit.append(mixed(piece.rows()))
+            else:
+                explicit.append(none.new_zeros(*none.shape[:2], numel))
+        rows = torch.cat(explicit, 2)
         refuse_not_finite(rows, chunk.samples)
-        return Features(rows, factors, None)
+        return Features(rows, tuple(factors), None)
+
+    def _outer_products(self, chunk: Chunk) -> dict[str, Factored]:
+        """Return the pieces to keep as factors: of the same parameters in every batch."""
+        found = {k: p for k, p in chunk.pieces.items() if isinstance(p, Factored) and p.is_outer}
+        if self._outer is None:
+            self._outer = frozenset(found)
+        if not self._outer <= found.keys():
+            self._outer = frozenset()
+            raise PartsChanged("the model branches on its data: pairs are taken from explicit gradients")
+        return {name: found[name] for name in self._outer}
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""
@@ -157,7 +180,34 @@ class Layers(Gradients):
 
     def _chunks(self, samples: Samples) -> Iterator[Chunk]:
         for part in samples.split(self._size):
-            yield gathered(self._net, self._layout, part)
+            yield self._gathered(part)
+
+    def _gathered(self, samples: Samples) -> Chunk:
+        """Return the gradients of some samples by a trace that fits: known, new, or none at all."""
+        for trace in self._traces:
+            with suppress(Untraceable):
+                return gathered(self._net, trace, samples)
+        try:
+            trace = traced(self._net, samples)
+            found = gathered(self._net, trace, samples)
+        except Untraceable as problem:
+            return self._by_reference(samples, str(problem))
+        if disagreement(self._net, self._rows(found)[:2], samples[:2]) is not None:
+            return self._by_reference(samples, "it disagrees with autograd")
+        self._traces.append(trace)
+        return found
+
+    def _by_reference(self, samples: Samples, reason: str) -> Chunk:
+        """Return gradients by plain autograd, where the operations of this batch are not to be had."""
+        warnings.warn(
+            f"{type(self._net.model).__name__} branches on its data ({reason}): some batches are "
+            "differentiated one sample at a time.",
+            stacklevel=2,
+        )
+        with torch.enable_grad():
+            rows = jacobians_one_by_one(self._net, samples)
+        parts = rows.split(list(self._numel.values()), dim=2)
+        return Chunk(samples, rows.shape[1], {k: Dense(v) for k, v in zip(self._numel, parts, strict=True)})
 
 
 def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -167,17 +217,17 @@ def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Te
     return scale, (wide / scale).to(dtype)
 
 
-def gathered(net: Network, layout: dict[int, Layout], samples: Samples) -> Chunk:
+def gathered(net: Network, trace: Trace, samples: Samples) -> Chunk:
     """Return the gradients of some samples from one forward pass and a backward for each output."""
-    recorder = Recorder(layout)
-    outputs = recorder.run(net, samples)
+    recorder = Recorder(net, trace)
+    outputs = recorder.recorded(net, samples)
     uses: dict[str, list[Piece]] = {}
     for step, deltas in zip(recorder.steps, _deltas(outputs, recorder.steps), strict=True):
         if not step.unchanged():
-            raise Untraceable(f"the inputs of {step.name} were overwritten in place")
+            raise Untraceable(f"the inputs of {step.operation.name} were overwritten in place")
         if deltas:
             for place, piece in pieces(Call(step, deltas, len(samples))).items():
-                for name, part in _chained(step.layout.sources[place], piece, net).items():
+                for name, part in _chained(step.operation.sources[place], piece, net).items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: _added(uses[name]) for name in net.names if name in uses}
     return Chunk(samples, outputs.shape[1], ordered)

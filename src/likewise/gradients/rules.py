@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_unflatten
 
 from likewise.gradients.base import is_out_of_memory
 from likewise.gradients.pieces import Convolution, Convolving, Dense, Factored, Indexed, Piece
-from likewise.gradients.trace import Batched, Step, outputs_of
+from likewise.gradients.trace import Step, outputs_of
 
 Pieces = dict[int, Piece]  # by the place of the parameter among the leaves
 Rule = Callable[["Call"], Pieces | None]
@@ -26,43 +26,36 @@ class Call:
     """One operation with the gradients of its outputs, (n, d, ...), samples first."""
 
     def __init__(self, step: Step, deltas: dict[int, Tensor], n: int) -> None:
-        self.step, self.n = step, n
-        self.deltas = {  # (d, *shape) -> (n, d, ...) with the batch dimension kept, `each` long
-            place: _samples_first(delta, step.layout.outputs[place], n, skip=1)
-            for place, delta in deltas.items()
+        self.operation, self.layout, self.n = step.operation, step.layout, n
+        self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
+            place: _samples_first(delta, step.layout.outputs[place] + 1, n) for place, delta in deltas.items()
         }
 
     def bound(self, *names: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of positional ones."""
-        args, kwargs = tree_unflatten(self.step.leaves, self.step.layout.spec)
+        args, kwargs = tree_unflatten(self.operation.leaves, self.operation.spec)
         return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def place(self, value: Any) -> int | None:
         """Return the place of a parameter among the leaves, None for anything else."""
-        for place in self.step.layout.sources:
-            if self.step.leaves[place] is value:
-                return place
-        return None
+        return next((i for i in self.operation.sources if self.operation.leaves[i] is value), None)
 
-    def where(self, value: Any) -> Batched | None:
+    def batch_dimension(self, value: Any) -> int | None:
         """Return which dimension of an argument holds samples, None if none does."""
-        for place, where in self.step.layout.batched.items():
-            if self.step.leaves[place] is value:
-                return where
-        return None
+        return next((d for i, d in self.layout.batched.items() if self.operation.leaves[i] is value), None)
 
     def samples(self, value: Any) -> Tensor | None:
         """Return an argument as (n, ...), samples first, or None if it holds no samples."""
-        where = self.where(value)
-        return None if where is None else _samples_first(value.detach(), where, self.n)
+        dimension = self.batch_dimension(value)
+        return None if dimension is None else _samples_first(value.detach(), dimension, self.n)
 
 
 def pieces(call: Call) -> Pieces:
     """Return the pieces of all parameters of one operation."""
-    rule = RULES.get(call.step.layout.function)
+    rule = RULES.get(call.operation.function)
     if rule is not None and set(call.deltas) == {0}:
         found = rule(call)
-        if found is not None and found.keys() == call.step.layout.sources.keys():
+        if found is not None and found.keys() == call.operation.sources.keys():
             return found
     return _generic(call)
 
@@ -124,7 +117,6 @@ def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[i
         a = call.bound(*names)
         x, weight, bias = a["input"], a.get("weight"), a.get("bias")
         inputs = call.samples(x)
-        layout = call.step.layout
         if inputs is None or a.get("training") or a.get("use_input_stats"):
             return None
         found: Pieces = {}
@@ -134,8 +126,8 @@ def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[i
         if place is not None:
             with torch.no_grad():
                 bare = dict.fromkeys({"weight", "bias"} & set(names))
-                plain = layout.function(**{**a, **bare})
-            hat = _samples_first(plain, layout.outputs[0], call.n).unsqueeze(1)
+                plain = call.operation.function(**{**a, **bare})
+            hat = _samples_first(plain, call.layout.outputs[0], call.n).unsqueeze(1)
             found[place] = Dense(_sum(deltas * hat, summed).flatten(2))
         if bias_place is not None:
             found[bias_place] = Dense(_sum(deltas, summed).flatten(2))
@@ -156,7 +148,7 @@ def _convolution(dims: int, transposed: bool) -> Rule:
     def rule(call: Call) -> Pieces | None:
         a = call.bound(*names)
         x, weight = a["input"], a["weight"]
-        if call.where(x) != Batched(0, 1) or call.where(weight) is not None:
+        if call.batch_dimension(x) != 0 or len(x) != call.n or call.batch_dimension(weight) is not None:
             return None
         found: Pieces = {}
         place, bias_place = call.place(weight), call.place(a.get("bias"))
@@ -194,20 +186,21 @@ def _convolving(
 
 def _generic(call: Call) -> Pieces:
     """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
-    layout = call.step.layout
+    operation, layout = call.operation, call.layout
     batched = {
-        place: _samples_first(call.step.leaves[place].detach(), where, call.n)
-        for place, where in layout.batched.items()
+        place: _samples_first(operation.leaves[place].detach(), dimension, call.n)
+        for place, dimension in layout.batched.items()
     }
-    tracked = {place: call.step.leaves[place].detach() for place in layout.sources}
+    counts = {place: operation.leaves[place] // call.n for place in layout.counts}
+    tracked = {place: operation.leaves[place].detach() for place in operation.sources}
 
     def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
         def apply(parameters: dict[int, Tensor]) -> dict[int, Tensor]:
-            leaves = list(call.step.leaves)
-            for place, value in (*own.items(), *layout.counts.items(), *parameters.items()):
+            leaves = list(operation.leaves)
+            for place, value in (*own.items(), *counts.items(), *parameters.items()):
                 leaves[place] = value
-            args, kwargs = tree_unflatten(leaves, layout.spec)
-            outputs = outputs_of(layout.function(*args, **kwargs))
+            args, kwargs = tree_unflatten(leaves, operation.spec)
+            outputs = outputs_of(operation.function(*args, **kwargs))
             return {place: outputs[place] for place in deltas}
 
         _, pullback, *_ = vjp(apply, tracked)
@@ -220,9 +213,8 @@ def _generic(call: Call) -> Pieces:
     except Exception as error:  # no batching rule: take the operation sample by sample
         if is_out_of_memory(error):
             raise
-        name = getattr(layout.function, "__name__", str(layout.function))
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"{name} is differentiated one sample at a time: {reason}", stacklevel=2)
+        reason = str(error).strip().splitlines()[0][:80]
+        warnings.warn(f"{operation.name} is differentiated one sample at a time: {reason}", stacklevel=2)
         each = [
             one({k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()})
             for i in range(call.n)
@@ -231,10 +223,9 @@ def _generic(call: Call) -> Pieces:
     return {place: Dense(rows) for place, rows in found.items()}
 
 
-def _samples_first(value: Tensor, where: Batched, n: int, skip: int = 0) -> Tensor:
-    """Return (n, ...) with `each` left in the place of the batch; `skip` dimensions come before."""
-    apart = value.unflatten(where.dim + skip, (n, where.each))
-    return apart.movedim(where.dim + skip, 0)
+def _samples_first(value: Tensor, dimension: int, n: int) -> Tensor:
+    """Return (n, ...) with what one sample has left in the place of the batch."""
+    return value.unflatten(dimension, (n, -1)).movedim(dimension, 0)
 
 
 def _all_but_channel(dims: int, parameter: Any) -> list[int]:

@@ -2,9 +2,10 @@
 
 Tied weights, a weight used by F.linear outside its module, raw parameters, modules called twice: all
 are operations on the same tensor. Which dimension of a tensor is the batch is not guessed: the model is
-called on 2 and on 3 samples, and what grows with them belongs to the batch. What does not grow is
-derived from parameters alone (a normalized or sliced weight) and treated as a parameter that is
-computed: gradients in it are chained on.
+called on n and on n + 1 samples, and what grows belongs to the batch. What does not grow is derived from
+parameters alone (a normalized or sliced weight) and treated as a parameter that is computed: gradients
+in it are chained on. A pass whose operations, or parameters in them, are not those of the trace is
+noticed: the model branches on its data, and another trace may fit.
 """
 
 from collections.abc import Callable
@@ -15,32 +16,26 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from likewise.data import Samples
 from likewise.network import Network, Parameters
 
 
 class Untraceable(Exception):
-    """The model's operations are not the same from call to call."""
-
-
-class Batched(NamedTuple):
-    """A dimension of a tensor that holds `each` entries a sample."""
-
-    dim: int
-    each: int
+    """The model's operations are not those that were expected."""
 
 
 @dataclass(frozen=True)
 class Derived:
     """A tensor computed from parameters alone."""
 
+    place: int  # of the operation in the sequence of all
+    which: int  # of its outputs
     function: Callable[..., Any]
     leaves: tuple[Any, ...]
     spec: TreeSpec
     sources: dict[int, "str | Derived"]  # which leaves are parameters or derived
-    which: int  # of the outputs
 
     def value(self, parameters: Parameters) -> Tensor:
         """Return it, differentiable in the parameters."""
@@ -60,34 +55,51 @@ Source = str | Derived
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What is known of one operation from calls on 2 and 3 samples."""
+class Operation:
+    """One operation on parameters, or on what is derived from them."""
 
     function: Callable[..., Any]
+    leaves: list[Any]
     spec: TreeSpec
     sources: dict[int, Source]
-    batched: dict[int, Batched]  # tensors among the arguments that hold samples
-    counts: dict[int, int]  # integers among the arguments that are so many times the batch size
-    outputs: dict[int, Batched]  # outputs that hold samples; empty: derived
-
-
-@dataclass
-class Step:
-    """One operation of a forward pass on a whole batch."""
-
-    layout: Layout
-    leaves: list[Any]
-    edges: dict[int, GradientEdge]  # to the gradients of its outputs
-    versions: list[int]
+    outputs: list[Tensor]
 
     @property
     def name(self) -> str:
-        """What the operation is called."""
-        return _name(self.layout.function)
+        """What it is called."""
+        return getattr(self.function, "__name__", str(self.function))
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What must be the same in every pass."""
+        keys = {i: s if isinstance(s, str) else (s.place, s.which) for i, s in self.sources.items()}
+        return self.function, self.spec, keys
+
+
+class Layout(NamedTuple):
+    """What is known of one operation from calls on n and n + 1 samples."""
+
+    signature: tuple[Any, ...]
+    batched: dict[int, int]  # tensors among the arguments that hold samples: along which dimension
+    counts: tuple[int, ...]  # integers among the arguments that grow with the batch
+    outputs: dict[int, int]  # outputs that hold samples; none: derived from parameters alone
+
+
+Trace = dict[int, Layout]  # by place in the sequence of all operations
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a forward pass on a whole batch."""
+
+    operation: Operation
+    layout: Layout
+    edges: dict[int, GradientEdge]  # to the gradients of its outputs
+    versions: list[int]
 
     def unchanged(self) -> bool:
         """Whether no argument was written to since."""
-        return self.versions == [leaf._version for leaf in self.leaves if isinstance(leaf, Tensor)]
+        return self.versions == _versions(self.operation)
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -95,137 +107,126 @@ def outputs_of(result: Any) -> list[Any]:
     return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
 
 
-def layouts(net: Network, samples: Samples) -> dict[int, Layout]:
-    """Return the operations on parameters by their place in the sequence of all operations."""
-    few = [_repeated(samples, n) for n in (2, 3)]
-    _Scout(net.parameters, set()).run(net, few[0])  # models may set up caches on their first call
+def traced(net: Network, samples: Samples) -> Trace:
+    """Return the operations on parameters, from calls on these samples and on one more of them."""
+    more = _repeated(samples, len(samples) + 1)
+    Watch(net).run(net, samples)  # models may set up caches on their first call
     derived: set[int] = set()
     while True:
-        two, three = (_Scout(net.parameters, derived).run(net, part) for part in few)
-        if two.calls != three.calls or two.seen.keys() != three.seen.keys():
+        fewer, larger = (Watch(net, derived).run(net, part) for part in (samples, more))
+        if fewer.calls != larger.calls or fewer.seen.keys() != larger.seen.keys():
             raise Untraceable("the operations depend on the number of samples")
-        found = {place: _compared(two.seen[place], three.seen[place]) for place in two.seen}
-        more = {place for place, layout in found.items() if not layout.outputs} - derived
-        if not more:
-            return {place: layout for place, layout in found.items() if layout.outputs}
-        derived |= more
+        n = len(samples)
+        trace = {place: _compared(fewer.seen[place], larger.seen[place], n) for place in fewer.seen}
+        new = {place for place, layout in trace.items() if not layout.outputs} - derived
+        if not new:
+            return trace
+        derived |= new
 
 
-class _Seen(NamedTuple):
-    function: Callable[..., Any]
-    leaves: list[Any]
-    spec: TreeSpec
-    sources: dict[int, Source]
-    outputs: list[Tensor]
+class Watch(TorchFunctionMode):
+    """Sees the operations on parameters, and on what is known to be derived from them."""
 
-
-class _Scout(TorchFunctionMode):
-    """Finds the operations on parameters, and on what is known to be derived from them."""
-
-    def __init__(self, parameters: Parameters, derived: set[int]) -> None:
+    def __init__(self, net: Network, derived: set[int] | None = None) -> None:
         super().__init__()
-        self.parameters = {name: value.requires_grad_() for name, value in parameters.items()}
-        self.known: dict[int, Source] = {id(value): name for name, value in self.parameters.items()}
-        self.alive: list[Tensor] = []
-        self.derived, self.calls, self.seen = derived, 0, dict[int, _Seen]()
+        self.parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+        self.calls, self.seen, self.derived = 0, dict[int, Operation](), derived or set()
+        self._known: dict[int, Source] = {id(value): name for name, value in self.parameters.items()}
+        self._alive: list[Tensor] = []  # an id is only unique among the living
 
-    def run(self, net: Network, samples: Samples) -> "_Scout":
-        _called(self, net, self.parameters, samples)
+    def run(self, net: Network, samples: Samples) -> "Watch":
+        """Return itself, after a call of the network on these samples."""
+        inputs, labels, ids = net.placed((samples.inputs, samples.labels, samples.ids))
+        with torch.enable_grad(), self:
+            self.outputs = net.function(self.parameters, inputs, labels, ids)
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, self.calls = self.calls, self.calls + 1
         result = func(*args, **(kwargs or {}))
         leaves, spec = tree_flatten((args, kwargs or {}))
-        sources = {i: self.known[id(v)] for i, v in enumerate(leaves) if id(v) in self.known}
+        sources = {i: self._known[id(v)] for i, v in enumerate(leaves) if id(v) in self._known}
+        if not sources:
+            return result
         outputs = outputs_of(result)
-        if not sources or not any(out.requires_grad for out in outputs):
+        if not any(out.requires_grad for out in outputs) or all(id(o) in self._known for o in outputs):
             return result
-        if all(id(out) in self.known for out in outputs):
-            return result
-        self.alive += outputs  # an id is only unique among the living
-        self.seen[place] = _Seen(func, leaves, spec, sources, outputs)
+        self.seen[place] = Operation(func, leaves, spec, sources, outputs)
+        self.noticed(place, self.seen[place])
         if place in self.derived:
+            self._alive += outputs
             for which, out in enumerate(outputs):
-                self.known[id(out)] = Derived(func, tuple(leaves), spec, sources, which)
+                self._known[id(out)] = Derived(place, which, func, tuple(leaves), spec, sources)
         return result
 
-
-class Recorder(TorchFunctionMode):
-    """Records the known operations of one forward pass."""
-
-    def __init__(self, known: dict[int, Layout]) -> None:
-        super().__init__()
-        self._known, self._calls, self.steps = known, 0, list[Step]()
-
-    def run(self, net: Network, samples: Samples) -> Tensor:
-        """Return the outputs of the samples, with the operations recorded in `steps`."""
-        parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
-        outputs = _called(self, net, parameters, samples)
-        if len(self.steps) != len(self._known):
-            raise Untraceable(f"{len(self.steps)} operations on parameters instead of {len(self._known)}")
-        return outputs
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        layout, self._calls = self._known.get(self._calls), self._calls + 1
-        result = func(*args, **(kwargs or {}))
-        if layout is None:
-            return result
-        leaves, spec = tree_flatten((args, kwargs or {}))
-        if (func is not layout.function and func != layout.function) or spec != layout.spec:
-            raise Untraceable(f"{_name(func)} was called where {_name(layout.function)} was expected")
-        outputs = outputs_of(result)
-        edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
-        versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
-        self.steps.append(Step(layout, leaves, edges, versions))
-        return result
+    def noticed(self, place: int, operation: Operation) -> None:
+        """Do something with an operation as it happens."""
 
 
-def _called(mode: TorchFunctionMode, net: Network, parameters: Parameters, samples: Samples) -> Tensor:
-    inputs, labels, ids = net.placed((samples.inputs, samples.labels, samples.ids))
-    with torch.enable_grad(), mode:
-        return net.function(parameters, inputs, labels, ids)
+class Recorder(Watch):
+    """Records one forward pass that follows a trace, or raises Untraceable."""
+
+    def __init__(self, net: Network, trace: Trace) -> None:
+        super().__init__(net, {place for place, layout in trace.items() if not layout.outputs})
+        self._trace, self.steps = trace, list[Step]()
+
+    def noticed(self, place: int, operation: Operation) -> None:
+        """Record it, if it is the one that the trace has here."""
+        layout = self._trace.get(place)
+        if layout is None or layout.signature != operation.signature:
+            raise Untraceable(f"{operation.name} was called where the trace has something else")
+        if layout.outputs:
+            outputs = operation.outputs
+            edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
+            self.steps.append(Step(operation, layout, edges, _versions(operation)))
+
+    def recorded(self, net: Network, samples: Samples) -> Tensor:
+        """Return the outputs of the samples, with the operations in `steps`."""
+        self.run(net, samples)
+        if self.seen.keys() != self._trace.keys():
+            raise Untraceable(f"{len(self.seen)} operations on parameters instead of {len(self._trace)}")
+        return self.outputs
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", str(function))
+def _versions(operation: Operation) -> list[int]:
+    return [leaf._version for leaf in operation.leaves if isinstance(leaf, Tensor)]
 
 
 def _repeated(samples: Samples, n: int) -> Samples:
     places = [i % len(samples) for i in range(n)]
     labels = None if samples.labels is None else samples.labels[places]
-    inputs = torch.utils._pytree.tree_map(lambda t: t[places], samples.inputs)
-    return Samples(inputs, labels, samples.ids[places])
+    return Samples(tree_map(lambda t: t[places], samples.inputs), labels, samples.ids[places])
 
 
-def _compared(two: _Seen, three: _Seen) -> Layout:
-    if two.function != three.function or two.spec != three.spec:
-        raise Untraceable(f"{_name(two.function)} became {_name(three.function)} with more samples")
-    batched, counts = {}, {}
-    for place, (a, b) in enumerate(zip(two.leaves, three.leaves, strict=True)):
-        if isinstance(a, Tensor) and place not in two.sources:
-            where = _batch_dimension(a, b)
-            if where is not None:
-                batched[place] = where
+def _compared(fewer: Operation, larger: Operation, n: int) -> Layout:
+    if fewer.signature != larger.signature:
+        raise Untraceable(f"{fewer.name} became {larger.name} with one sample more")
+    batched: dict[int, int] = {}
+    counts = []
+    for place, (a, b) in enumerate(zip(fewer.leaves, larger.leaves, strict=True)):
+        if isinstance(a, Tensor) and place not in fewer.sources:
+            dimension = _batch_dimension(a, b, n)
+            if dimension is not None:
+                batched[place] = dimension
         elif isinstance(a, int) and not isinstance(a, bool) and a != b:
-            if a * 3 != b * 2:
-                raise Untraceable(f"{_name(two.function)} has an argument {a} of 2 samples, {b} of 3")
-            counts[place] = a // 2
-    outputs = {}
-    for place, (a, b) in enumerate(zip(two.outputs, three.outputs, strict=True)):
-        where = _batch_dimension(a, b)
-        if where is not None and a.requires_grad:
-            outputs[place] = where
-    return Layout(two.function, two.spec, two.sources, batched, counts, outputs)
+            if a * (n + 1) != b * n:
+                raise Untraceable(f"{fewer.name} has an argument {a} of {n} samples, {b} of {n + 1}")
+            counts.append(place)
+    outputs: dict[int, int] = {}
+    for place, (a, b) in enumerate(zip(fewer.outputs, larger.outputs, strict=True)):
+        dimension = _batch_dimension(a, b, n)
+        if dimension is not None and a.requires_grad:
+            outputs[place] = dimension
+    return Layout(fewer.signature, batched, tuple(counts), outputs)
 
 
-def _batch_dimension(two: Tensor, three: Tensor) -> Batched | None:
-    if two.dim() != three.dim():
+def _batch_dimension(fewer: Tensor, larger: Tensor, n: int) -> int | None:
+    if fewer.dim() != larger.dim():
         raise Untraceable("the number of dimensions depends on the number of samples")
-    grown = [i for i, (a, b) in enumerate(zip(two.shape, three.shape, strict=True)) if a != b]
+    grown = [i for i, (a, b) in enumerate(zip(fewer.shape, larger.shape, strict=True)) if a != b]
     if not grown:
         return None
     dim = grown[0]
-    if len(grown) > 1 or two.shape[dim] * 3 != three.shape[dim] * 2:
-        raise Untraceable(f"shape {tuple(two.shape)} of 2 samples became {tuple(three.shape)} of 3")
-    return Batched(dim, two.shape[dim] // 2)
+    if len(grown) > 1 or fewer.shape[dim] * (n + 1) != larger.shape[dim] * n:
+        raise Untraceable(f"shape {tuple(fewer.shape)} became {tuple(larger.shape)} with one sample more")
+    return dim
