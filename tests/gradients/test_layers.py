@@ -55,6 +55,12 @@ def test_the_reference_is_exact(name):
     assert errors(name, "autograd")[0] < 1e-9
 
 
+def test_a_single_sample_is_traced_too(recwarn):
+    model, x = models.of("Linear on tokens")
+    assert lw.similarity(model, x[:1]).shape == (1, 1)
+    assert not [str(w.message) for w in recwarn]
+
+
 def test_the_public_table_names_every_model():
     assert len(models.CASES) >= 45
     assert TABLE.read_text() == table()

@@ -109,6 +109,7 @@ def outputs_of(result: Any) -> list[Any]:
 
 def traced(net: Network, samples: Samples) -> Trace:
     """Return the operations on parameters, from calls on these samples and on one more of them."""
+    samples = _repeated(samples, max(2, len(samples)))  # one alone may be squeezed away
     more = _repeated(samples, len(samples) + 1)
     Watch(net).run(net, samples)  # models may set up caches on their first call
     derived: set[int] = set()
