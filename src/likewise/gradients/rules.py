@@ -15,7 +15,8 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_unflatten
 
 from likewise.gradients.base import is_out_of_memory
-from likewise.gradients.pieces import Convolution, Convolving, Dense, Factored, Indexed, Piece
+from likewise.gradients.convolution import Convolution, Convolving
+from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.trace import Step, outputs_of
 
 Pieces = dict[int, Piece]  # by the place of the parameter among the leaves
