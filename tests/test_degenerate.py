@@ -134,6 +134,26 @@ def test_nan_inputs_are_named():
         lw.soft_neighbors(lw.GramMatrix(linear(), x))
 
 
+PRODUCTS = {
+    "dense": lambda g: g.dense(),
+    "sums": lambda g: g.row_sums(),
+    "reading": lambda g: g.with_columns(inputs(2)).row_sums(),
+    "uncertainty": lw.uncertainty,
+    "denoising": lw.denoising,
+    "diagonal": lambda g: g.diagonal(),
+}
+
+
+@pytest.mark.parametrize("engine", ["autograd", "layers"])
+@pytest.mark.parametrize("use", PRODUCTS)
+def test_nan_inputs_are_named_without_any_normalization(use, engine):
+    x = inputs()
+    x[4, 1] = torch.nan  # a linear layer whose bias gradient stays finite
+    gram = lw.GramMatrix(linear(2), x, kernel=lw.INNER_PRODUCT, engine=engine)
+    with pytest.raises(ValueError, match=r"not finite, the first with ids \[4\]"):
+        PRODUCTS[use](gram)
+
+
 def test_integer_inputs():
     model = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 2)).double()
     x = torch.randint(0, 7, (6, 3))

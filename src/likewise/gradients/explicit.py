@@ -35,7 +35,7 @@ class Source(Protocol):
         """Return d, p and the bytes of a number, before any row is formed."""
 
 
-# A chunk of rows exists about five times: per parameter, joined, normalized and twice in float64.
+# A chunk of rows takes about seven times its room: per parameter, joined, normalized, twice in float64.
 COPIES = 7
 
 

@@ -112,9 +112,10 @@ class Layers(Gradients):
                 explicit.append(mixed(piece.rows()))
             else:
                 explicit.append(none.new_zeros(*none.shape[:2], numel))
-        rows = torch.cat(explicit, 2)
-        refuse_not_finite(rows, chunk.samples)
-        return Features(rows, tuple(factors), None)
+        features = Features(torch.cat(explicit, 2), tuple(factors), None)
+        for part in features.tensors:
+            refuse_not_finite(part, chunk.samples)
+        return features
 
     def _outer_products(self, chunk: Chunk) -> dict[str, Factored]:
         """Return the pieces to keep as factors: of the same parameters in every batch."""
@@ -141,6 +142,8 @@ class Layers(Gradients):
             for name, sums in self._by_name(total).items():
                 if name in chunk.pieces:
                     sums += chunk.pieces[name].pull(narrow) * scale.view(-1, 1)
+            if not total.sum().isfinite():
+                self._own(chunk, 1)  # which names the samples
         return Pulled(total, joined_powers(owns))
 
     def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
@@ -154,6 +157,7 @@ class Layers(Gradients):
                 moved += piece.push(named[name])
             if exponent and own is None:
                 owns.append(self._own(chunk, exponent))
+            refuse_not_finite(moved, chunk.samples)
             outputs.append(moved * scale.view(-1))
         return normalized_outputs(torch.cat(outputs), own or joined_powers(owns))
 
