@@ -21,9 +21,10 @@ LEVELS = {
     "head": 3,
     "pairs": 3,
     "passes": 3,
-    "gram": 4,
-    "similarity": 5,
-    "statistics": 5,
+    "plan": 4,
+    "gram": 5,
+    "similarity": 6,
+    "statistics": 6,
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 

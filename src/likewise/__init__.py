@@ -20,6 +20,7 @@ from likewise.kernels import (
     whole_block,
 )
 from likewise.network import Network
+from likewise.plan import Plan
 from likewise.readouts import (
     all_outputs,
     label_against_random,
@@ -62,6 +63,7 @@ __all__ = [
     "LabelSuspicion",
     "Neighbors",
     "Network",
+    "Plan",
     "Samples",
     "SimilarityHistogram",
     "VanishingGradientWarning",

@@ -39,8 +39,9 @@ class Samples:
 class Batches(Sequence[Samples]):
     """Batches of a data set, in order: `data[0]` is Samples, `data[2:5]` are batches again."""
 
-    def __init__(self, source: Source, positions: Sequence[int], size: int) -> None:
+    def __init__(self, source: Source, positions: Sequence[int], size: int, given: bool = True) -> None:
         self._source, self._positions, self.size = source, positions, size
+        self.given = given  # whether the size is the user's, else it may be chosen to fit
 
     @property
     def n(self) -> int:
@@ -60,7 +61,7 @@ class Batches(Sequence[Samples]):
             if step != 1:
                 raise ValueError(f"Batches can be sliced in order only, found a step of {step}.")
             part = self._positions[start * self.size : max(start, stop) * self.size]
-            return Batches(self._source, part, self.size)
+            return Batches(self._source, part, self.size, self.given)
         if not -len(self) <= which < len(self):
             raise IndexError(f"batch {which} of {len(self)}")
         start = which % len(self) * self.size
@@ -82,7 +83,7 @@ class Batches(Sequence[Samples]):
 
     def take(self, places: Sequence[int]) -> "Batches":
         """Return the samples at these places, in batches."""
-        return Batches(self._source, [self._positions[i] for i in places], self.size)
+        return Batches(self._source, [self._positions[i] for i in places], self.size, self.given)
 
     def labels(self) -> Tensor | None:
         """Return the labels of all samples, or None if there are none."""
@@ -92,7 +93,7 @@ class Batches(Sequence[Samples]):
 
 
 def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: int | None = None) -> Batches:
-    """Return the data set as batches of `size` (256, or the loader's) in a fixed order.
+    """Return the data set as batches of `size` (the loader's, or what fits into memory) in a fixed order.
 
     `dataset`: a tensor or array; a tuple (X, y); a dict of tensors; a torch Dataset or sequence; an
     un-shuffled DataLoader; a Hugging Face dataset. Items that are pairs are (input, label), dicts
@@ -100,7 +101,8 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
     False where all that an item holds is input. `limit`: use the first so many samples only.
     """
     if isinstance(dataset, Batches):
-        own_size, source, positions = dataset.size, dataset._source, dataset._positions
+        own_size = dataset.size if dataset.given else None
+        source, positions = dataset._source, dataset._positions
         if labels is not None:
             raise ValueError("These are batches already: give labels when they are made.")
     else:
@@ -112,4 +114,4 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
             raise ValueError(f"{name} must be at least 1, found {value}.")
     if len(positions) == 0:
         raise ValueError("The data set is empty: there is nothing to compare.")
-    return Batches(source, positions[:limit], size)
+    return Batches(source, positions[:limit], size or 256, given=size is not None)

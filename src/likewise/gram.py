@@ -28,6 +28,7 @@ from likewise.network import Network
 from likewise.pairs import Pairs
 from likewise.parallel import FailedElsewhere, join_over
 from likewise.passes import Passes
+from likewise.plan import Plan, planned
 
 
 class GramMatrix:
@@ -150,8 +151,9 @@ class GramMatrix:
                 raise
         return self._map_strips(function, own)
 
-    def _map_strips(self, function: Callable[[range, Tensor], Any], own: float | None) -> Any:
-        pairs = Pairs(
+    def pairs(self) -> Pairs:
+        """Return all pairs of this matrix, to be visited strip by strip."""
+        return Pairs(
             gradients=self.gradients,
             rows=self.data,
             columns=self.columns,
@@ -159,12 +161,32 @@ class GramMatrix:
             d=self.d,
             dtype=self.dtype,
             max_memory=self.max_memory,
-            vanished=(vanished := Vanished()),
+            vanished=Vanished(),
         )
+
+    def _map_strips(self, function: Callable[[range, Tensor], Any], own: float | None) -> Any:
+        pairs = self.pairs()
         with self.net.evaluating():
             joined = join_over(lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs")
-        vanished.warn()
+            pairs.gradients.settle()
+        pairs.vanished.warn()
         return joined
+
+    def plan(self, statistic: Callable[..., Any] | None = None, **options: Any) -> Plan:
+        """Return what `statistic(gram, **options)` would take, from a trial on two batches.
+
+        Of no statistic: of `gram.row_sums()`, which N_S is, where that takes two passes, of all pairs
+        where it does not. Options that have an entry for each row are cut to those of the trial.
+        """
+        return planned(self, statistic or GramMatrix.row_sums, options)
+
+    def part(self, n: int) -> "GramMatrix":
+        """Return the first n rows against the first n columns, with the same engine."""
+        other = copy.copy(self)
+        other.data = self.data.take(range(min(n, self.data.n)))
+        same = self.square
+        other.columns = other.data if same else self.columns.take(range(min(n, self.columns.n)))
+        return other
 
     def dense(self) -> Tensor:
         """Return the whole matrix, (n, m), or (n, m, d, d) of whole blocks."""
@@ -234,15 +256,17 @@ class GramMatrix:
 
     def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
         with self.net.evaluating():
-            spans, data = self.data.spans(), self.data
-            return join_over(lambda where: function(data.samples(where)), spans, "samples")
+            data, spans = self.data, self._passes(self._probed, self.kernel).spans(self.data)
+            joined = join_over(lambda where: function(data.samples(where)), spans, "samples")
+            self._probed.settle()
+            return joined
 
     @cached_property
     def _probed(self) -> Gradients:
         """The engine, once the model was seen to be deterministic and its samples independent."""
         with self.net.evaluating():
             few = self.data.samples(range(min(3, self.data.n)))
-            refuse_dependent_samples(self.net, few)
+            refuse_dependent_samples(self.net.exact(), few)
             if isinstance(self._engine, Gradients):
                 return self._engine
             return chosen(self.net, few, self._engine, self.max_memory // 2)

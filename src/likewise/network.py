@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,11 +30,20 @@ Parameters = dict[str, Tensor]
 Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
 
 
+class _Copy(NamedTuple):
+    of: Tensor
+    value: Tensor
+    versions: tuple[int, int]
+
+
 class Network:
     """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
 
     `parameters`: None for all that require grad, or names and glob patterns like "layer4.*". Their
     values are read from the model at each call, so that a Network follows a model in training.
+    `autocast`: torch.bfloat16 or torch.float16 runs the model in that type where PyTorch's autocast does;
+    what is made of its activations and output gradients stays in the parameters' type. See the guide for
+    what that costs in precision.
     """
 
     def __init__(
@@ -42,7 +51,10 @@ class Network:
         model: nn.Module,
         readout: Readout = all_outputs,
         parameters: str | Sequence[str] | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
+        if autocast not in (None, torch.bfloat16, torch.float16):
+            raise TypeError(f"autocast is torch.bfloat16, torch.float16 or None, found {autocast!r}.")
         if not isinstance(model, nn.Module):
             raise TypeError(f"A torch.nn.Module is needed, found {type(model).__name__}.")
         if isinstance(model, torch.jit.ScriptModule):
@@ -54,8 +66,10 @@ class Network:
             )
         self.model = _unwrapped(model)
         self.readout = readout
+        self.autocast = autocast
         self.names = _selected(self.model, parameters)
         self._wants_ids = "ids" in inspect.signature(readout).parameters
+        self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
 
     def __repr__(self) -> str:
         p = sum(self.numels.values())
@@ -66,7 +80,7 @@ class Network:
     def parameters(self) -> Parameters:
         """Copies of the chosen parameters' present values, by name: forward may write to them."""
         every = dict(self.model.named_parameters())
-        return {name: every[name].detach().clone() for name in self.names}
+        return {name: self._copied(name, every[name]) for name in self.names}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,7 +96,11 @@ class Network:
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters chosen."""
-        return Network(self.model, self.readout, parameters)
+        return Network(self.model, self.readout, parameters, self.autocast)
+
+    def exact(self, readout: Readout | None = None) -> "Network":
+        """Return the same in full precision, to check by; with another readout if one is given."""
+        return Network(self.model, readout or self.readout, self.names)
 
     def outputs(self, inputs: Inputs, labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """Return f(θ, x) for a batch, (n, d), in evaluation mode and without gradients."""
@@ -100,12 +118,16 @@ class Network:
         inputs = tree_map(lambda value: value.clone(), self.placed(inputs))
         n = len(tree_leaves(inputs)[0])
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        others = {name: value.detach().clone() for name, value in state.items() if name not in parameters}
-        with _attributes_restored(self.model):
+        with torch._C.DisableTorchFunction():  # copying is no operation of the model's
+            others = {k: self._copied(k, value) for k, value in state.items() if k not in parameters}
+        device, low = next(iter(state.values())).device.type, self.autocast
+        cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
+        with _attributes_restored(self.model), cast:
             outputs = functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
-        return _checked(self.read(outputs, self._placed(labels), self._placed(ids)), n)
+        found = _checked(self.read(outputs, self._placed(labels), self._placed(ids)), n)
+        return found if low is None else found.to(self.dtype)
 
     def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None) -> Tensor:
         """Return what the readout makes of the model's outputs."""
@@ -127,7 +149,18 @@ class Network:
             stack.enter_context(torch.autocast(device, enabled=False))
             for module in self.model.modules():  # not model.eval(): what overrides it may merge weights
                 module.training = False
+            stack.callback(self._copies.clear)
             yield
+
+    def _copied(self, name: str, value: Tensor) -> Tensor:
+        """Return a copy for forward to write to if it likes; one that it did not write to serves again."""
+        if value.is_inference():  # which has no version
+            return value.clone()
+        copy = self._copies.get(name)
+        if copy is None or copy.of is not value or copy.versions != (value._version, copy.value._version):
+            copied = value.detach().clone()
+            copy = self._copies[name] = _Copy(value, copied, (value._version, copied._version))
+        return copy.value.detach()
 
     def placed(self, inputs: Inputs) -> Inputs:
         """Return inputs on the model's device and in its precision, as `function` makes them."""

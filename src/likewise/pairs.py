@@ -38,18 +38,47 @@ class Pairs:
         share = -(-self.rows.n // processes())
         return self.rows.spans(max(1, min(self._samples_at_once, by_result, share)))
 
+    @property
+    def formations(self) -> int:
+        """How many times the gradients of a sample are formed, in all strips."""
+        if self._fits:
+            return self.columns.n + (0 if self._symmetric else self.rows.n)
+        return self.rows.n + self.columns.n * len(self.strips)
+
     def strip(self, where: range, own: float | None = None) -> Tensor:
         """Return k of these rows with all columns, (b, m) or (b, m, d, d); `own` on the diagonal."""
-        if self._kept is not None and self.rows is self.columns and self.kernel.row == self.kernel.column:
+        if self._kept is not None and self._symmetric:
             left = _part(self._kept, where)
         else:
             left = self._formed(self.rows, where, self.kernel.row)
-        tiles = [self._tile(left, right) for right in self._column_features(len(where))]
-        similarities = torch.cat(tiles, 1).to(self.dtype)
+        if self._symmetric and len(where) == self.columns.n:
+            similarities = self._mirrored(left).to(self.dtype)
+        else:
+            tiles = [self._tile(left, right) for right in self._column_features(len(where))]
+            similarities = torch.cat(tiles, 1).to(self.dtype)
         if own is not None and self.rows is self.columns:
             places = torch.arange(len(where), device=similarities.device)
             similarities[places, places + where.start] = own
         return similarities
+
+    @property
+    def _symmetric(self) -> bool:
+        return self.rows is self.columns and self.kernel.row == self.kernel.column
+
+    def _mirrored(self, features: Features) -> Tensor:
+        """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
+        n, side = len(features.rows), max(64, -(-len(features.rows) // 8))
+        whole: Tensor | None = None
+        for start in range(0, n, side):
+            here, on = range(start, min(start + side, n)), range(start, n)
+            tile = self._tile(_part(features, here), _part(features, on))
+            if whole is None:
+                whole = tile.new_empty(n, n, *tile.shape[2:])
+            whole[start : here.stop, start:] = tile
+            beyond = tile[:, len(here) :].transpose(0, 1)
+            whole[here.stop :, start : here.stop] = beyond.mT if tile.dim() == 4 else beyond
+        assert whole is not None
+        return whole
 
     @cached_property
     def _bytes_per_sample(self) -> int:
@@ -60,10 +89,15 @@ class Pairs:
     def _samples_at_once(self) -> int:
         return max(1, self.max_memory // 8 // self._bytes_per_sample)
 
+    @property
+    def _fits(self) -> bool:
+        """Whether the features of all columns fit into a quarter of the memory."""
+        return self.columns.n * self._bytes_per_sample <= self.max_memory // 4
+
     @cached_property
     def _kept(self) -> Features | None:
-        """The features of all columns, if they fit into a quarter of the memory."""
-        if self.columns.n * self._bytes_per_sample > self.max_memory // 4:
+        """The features of all columns, if they fit."""
+        if not self._fits:
             return None
         return self._formed(self.columns, range(self.columns.n), self.kernel.column)
 

@@ -6,13 +6,37 @@ make the same calls in the same order; an error in one is raised in all.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
+
+Clock = Callable[[], float]  # anything that grows as work is done: seconds, operations
+
+
+class Pass(NamedTuple):
+    """One pass over data that was made, and what it took by the clock."""
+
+    what: str
+    cost: float
+
+
+_records: list[tuple[Clock, list[Pass]]] = []
+
+
+@contextmanager
+def recorded(clock: Clock) -> Iterator[list[Pass]]:
+    """Collect the passes made inside, each with what it took."""
+    passes: list[Pass] = []
+    _records.append((clock, passes))
+    try:
+        yield passes
+    finally:
+        _records.pop()
 
 
 class FailedElsewhere(RuntimeError):
@@ -36,7 +60,7 @@ def join_over(function: Callable[[range], Any], spans: list[range], what: str) -
     def place(where: Tensor, part: Tensor) -> None:
         where[span.start : span.stop] = part
 
-    with _together():
+    with _together(), _noted(what):
         for span in _shared(spans, what):
             parts = function(span)
             for part in parts if isinstance(parts, tuple) else (parts,):
@@ -55,11 +79,19 @@ def join_over(function: Callable[[range], Any], spans: list[range], what: str) -
 def sum_over(function: Callable[[range], Tensor], spans: list[range], what: str) -> Tensor:
     """Return Σ function(span), a tensor of the same shape for each."""
     total: Tensor | None = None
-    with _together():
+    with _together(), _noted(what):
         for span in _shared(spans, what):
             term = function(span)
             total = term if total is None else total.add_(term)
     return _summed(_alike(total))
+
+
+@contextmanager
+def _noted(what: str) -> Iterator[None]:
+    starts = [clock() for clock, _ in _records]
+    yield
+    for (clock, passes), start in zip(_records, starts, strict=True):
+        passes.append(Pass(what, clock() - start))
 
 
 def _shared(spans: list[range], what: str) -> Iterator[range]:

@@ -37,6 +37,13 @@ class Passes:
         """How many parameter vectors in float64, twice, fit into a quarter of the memory allowed."""
         return max(1, self.max_memory // 8 // (8 * self.p))
 
+    def spans(self, data: Batches) -> list[range]:
+        """Return the batches to read: the user's, or what fits at once, not too few or many samples."""
+        at_once = self.gradients.at_once
+        if data.given or at_once is None:
+            return data.spans()
+        return data.spans(at_once * (256 // at_once) if at_once < 256 else min(at_once, 2048))
+
     def pull(self, weights: Weights, kept: Kept | None = None) -> Tensor:
         """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
         vanished = Vanished()
@@ -51,7 +58,8 @@ class Passes:
             return pulled.total
 
         with self.net.evaluating():
-            total = sum_over(term, self.columns.spans(), "summing gradients")
+            total = sum_over(term, self.spans(self.columns), "summing gradients")
+            self.gradients.settle()
         if self.rows is not self.columns:  # else the second pass names them
             vanished.warn()
         return total
@@ -68,7 +76,8 @@ class Passes:
             return read(where, pushed.outputs)
 
         with self.net.evaluating():
-            answers = join_over(answer, self.rows.spans(), "reading off")
+            answers = join_over(answer, self.spans(self.rows), "reading off")
+            self.gradients.settle()
         vanished.warn()
         return answers
 

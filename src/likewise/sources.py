@@ -31,8 +31,8 @@ class Source(Protocol):
         """Return the inputs and labels of the samples at these positions."""
 
 
-def opened(dataset: Any, labels: Any) -> tuple[Source, int, int]:
-    """Return where samples are fetched from, in what batches, and how many."""
+def opened(dataset: Any, labels: Any) -> tuple[Source, int | None, int]:
+    """Return where samples are fetched from, in what batches if that is given, and how many."""
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
         size = _ordered_batch_size(dataset)
         collate = default_collate if dataset.batch_size is None else dataset.collate_fn
@@ -40,7 +40,7 @@ def opened(dataset: Any, labels: Any) -> tuple[Source, int, int]:
         n = len(source)
         return source, size, n - n % size if dataset.drop_last else n
     source = _opened(dataset, labels, default_collate)
-    return source, 256, len(source)
+    return source, None, len(source)
 
 
 def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> Source:

@@ -16,6 +16,7 @@ from likewise.gradients.base import (
 from likewise.gradients.choice import Engine, chosen
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.layers import Layers
+from likewise.gradients.meter import Meter
 from likewise.gradients.probe import refuse_dependent_samples
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Jacobians",
     "Kept",
     "Layers",
+    "Meter",
     "PartsChanged",
     "Pulled",
     "Pushed",

@@ -4,6 +4,8 @@ vmap is not trusted unseen: its Jacobian of the first sample must be that of pla
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -60,6 +62,20 @@ def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:
         y = net.function(parameters, x.inputs, x.labels, x.ids)[0]
         jacobians.append(torch.stack([_gradient(output, parameters) for output in y]))
     return torch.stack(jacobians)
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 on a GPU: two right gradients in TF32 differ by more than a wrong one may."""
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def disagreement(net: Network, rows: Tensor, samples: Samples) -> str | None:

@@ -32,14 +32,18 @@ class Vanished:
         self._ids: set[int] = set()
         self._seen: set[int] = set()
 
+        self._noted: list[tuple[Tensor, Tensor]] = []
+
     def note(self, samples: Samples, ranks: Tensor | None) -> None:
-        """Remember which samples have rank 0."""
+        """Remember which samples have rank 0, without waiting for a GPU."""
         self._seen.update(samples.ids.tolist())
         if ranks is not None:
-            self._ids.update(samples.ids[ranks.cpu() == 0].tolist())
+            self._noted.append((samples.ids, ranks == 0))
 
     def warn(self) -> None:
         """Name them, if there are any."""
+        for ids, gone in self._noted:
+            self._ids.update(ids[gone.cpu()].tolist())
         if self._ids:
             first = sorted(self._ids)
             warnings.warn(
@@ -132,6 +136,9 @@ class Pushed(NamedTuple):
 class Gradients(ABC):
     """A way to get at gradients."""
 
+    at_once: int | None = None  # how many samples fit into the memory allowed, where that is known
+    room: tuple[int, int] = 0, 0  # bytes: beside the samples, and of each sample, where that is known
+
     @abstractmethod
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ, (n, d, d), in float64, and its ranks."""
@@ -155,6 +162,9 @@ class Gradients(ABC):
         `own`: K(x, x)ᵉ where it is known already.
         """
 
+    def settle(self) -> None:  # noqa: B027
+        """Raise now what was put off so as not to wait for a GPU; call it at the end of a pass."""
+
     @abstractmethod
     def about(self, mean: Tensor) -> "Gradients":
         """Return the same four questions about J(x) − mean, with mean (d, p)."""
@@ -175,21 +185,50 @@ def normalized_outputs(outputs: Tensor, own: Power | None) -> Pushed:
 
 
 def normalized_rows(rows: Tensor, own: Power) -> Tensor:
-    """Return K(x, x)ᵉ J(x), multiplied in float64: powers can be beyond the range of float32."""
+    """Return K(x, x)ᵉ J(x), also where powers are beyond the range of float32; `rows` may be overwritten."""
+    if rows.shape[1] == 1:  # twice by the root, which is within the range
+        root = own.matrix.sqrt().to(rows.dtype)
+        return rows.mul_(root).mul_(root)
     return (own.matrix @ rows.to(own.matrix)).to(rows.dtype)
 
 
 def refuse_not_finite(rows: Tensor, samples: Samples) -> None:
     """Raise if anything of a sample's (n, ...) numbers is NaN or infinite, and name the samples."""
+    if rows.sum().isfinite():  # one cheap sum; it may overflow, or infinities cancel to NaN: then look closer
+        return
     finite = rows.flatten(1).sum(1, dtype=torch.float32 if rows.device.type == "mps" else torch.float64)
-    finite = finite.isfinite()  # a sum is finite if and only if its terms are
+    _refuse(samples.ids, finite.isfinite(), rows.dtype)  # a sum is finite if and only if its terms are
+
+
+def _refuse(ids: Tensor, finite: Tensor, dtype: torch.dtype) -> None:
     if not finite.all():
-        bad = samples.ids.to(finite.device)[~finite]
+        bad = ids[~finite.to(ids.device)]
         raise ValueError(
             f"The gradient of {len(bad)} samples is not finite, the first with ids "
             f"{bad[:5].tolist()}: look for NaN or infinity in their inputs (or an overflow in "
-            f"{rows.dtype}), and leave them out."
+            f"{dtype}), and leave them out."
         )
+
+
+class Doubts:
+    """What is to be finite: looked at now on a CPU, later on a GPU, so that it need not stop."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Tensor, Tensor, torch.dtype]] = []
+
+    def note(self, rows: Tensor, samples: Samples) -> None:
+        """Raise, now or when settled, if anything of a sample's (n, ...) numbers is not finite."""
+        if rows.device.type == "cpu":
+            refuse_not_finite(rows, samples)
+        elif rows[0].numel():
+            largest = torch.linalg.vector_norm(rows.flatten(1), torch.inf, dim=1)
+            self._open.append((samples.ids, largest.isfinite(), rows.dtype))
+
+    def settle(self) -> None:
+        """Raise what was put off."""
+        pending, self._open = self._open, []
+        for ids, finite, dtype in pending:
+            _refuse(ids, finite, dtype)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -197,12 +236,13 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
 
 
-def samples_at_once(size: int, d: int, p: int, max_memory: int) -> int:
-    """Return how many samples of `size` bytes each fit, or say that not even one does."""
-    if size > max_memory:
+def samples_at_once(size: int, d: int, p: int, max_memory: int, rest: int = 0) -> int:
+    """Return how many samples of `size` bytes each fit beside the `rest`, or say that not even one does."""
+    if size + rest > max_memory:
         raise MemoryError(
             f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
-            f"{size / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory leaves: "
-            "choose a readout of fewer outputs, fewer parameters, or allow more memory."
+            f"{(size + rest) / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory "
+            f"leaves for them: allow max_memory={2 * (size + rest):_}, or choose a readout of fewer "
+            "outputs or fewer parameters."
         )
-    return int(max_memory // size)
+    return int((max_memory - rest) // size)

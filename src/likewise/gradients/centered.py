@@ -26,6 +26,7 @@ class Centered(Gradients):
 
     def __init__(self, plain: Gradients, mean: Tensor, floor: float) -> None:
         self._plain, self._mean, self._floor = plain, mean, floor
+        self.at_once, self.room = plain.at_once, plain.room
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
@@ -64,6 +65,10 @@ class Centered(Gradients):
         if exponent and own is None:
             own = self.self_kernel(samples, exponent)
         return normalized_outputs(outputs, own)
+
+    def settle(self) -> None:
+        """Raise now what was put off."""
+        self._plain.settle()
 
     def about(self, mean: Tensor) -> "Centered":
         """Return the answers about J(x) less both means."""

@@ -5,18 +5,20 @@ no gradient is formed that need not be.
 """
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
 from likewise.data import Samples
-from likewise.gradients.autograd import disagreement, jacobians_one_by_one
+from likewise.gradients.autograd import disagreement, full_float32, jacobians_one_by_one
 from likewise.gradients.base import (
+    Doubts,
     Features,
     Gradients,
     PartsChanged,
@@ -29,8 +31,9 @@ from likewise.gradients.base import (
     refuse_not_finite,
 )
 from likewise.gradients.centered import Centered
-from likewise.gradients.pieces import Dense, Factored, Piece
+from likewise.gradients.pieces import Dense, Factored, Piece, own_of
 from likewise.gradients.rules import Call, pieces
+from likewise.gradients.sums import summed
 from likewise.gradients.trace import Recorder, Source, Step, Trace, Untraceable, traced
 from likewise.linalg import Power, power, rank_floor, wide
 from likewise.network import Network
@@ -44,24 +47,25 @@ class Chunk:
     d: int
     pieces: dict[str, Piece]  # only parameters that the outputs depend on
 
-    def own(self, device: torch.device, exponent: float, floor: float) -> Power:
-        """Return K(x, x)ᵉ: the sum over parameters."""
+    def own(self, device: torch.device) -> Tensor:
+        """Return K(x, x): the sum over parameters."""
         empty = torch.zeros(len(self.samples), self.d, self.d, device=device)
         total = empty.to(wide(empty))
         for piece in self.pieces.values():
             total += piece.own()
-        refuse_not_finite(total, self.samples)
-        return power(total, exponent, floor)
+        return total
 
 
 @final
 class Layers(Gradients):
     """Answers from operations on parameters, `size` samples at a time."""
 
-    def __init__(self, net: Network, trace: Trace, size: int) -> None:
-        self._net, self._size = net, size
+    def __init__(self, net: Network, trace: Trace, size: int, room: tuple[int, int] = (0, 0)) -> None:
+        self._net, self._size, self.at_once, self.room = net, size, size, room
+        self._doubts = Doubts()
         self._traces = [trace]  # a model that branches on its data has several
         self._outer: frozenset[str] | None = None  # parameters whose gradients are kept as factors
+        self._directions: tuple[Any, Tensor, dict[str, Tensor]] | None = None  # the last ones pushed
         self._numel, self._dtype = net.numels, net.dtype
         self._device = next(iter(net.parameters.values())).device
 
@@ -75,7 +79,7 @@ class Layers(Gradients):
         """Return S(x); the caller sees to it that they fit."""
         parts, ranks = [], []
         for chunk in self._chunks(samples):
-            rows = self._rows(chunk)
+            rows = self._rows(chunk, self._numel)
             if exponent:
                 own = self._own(chunk, exponent)
                 rows = normalized_rows(rows, own)
@@ -87,35 +91,30 @@ class Layers(Gradients):
         """Return S(x): outer products of linear layers as factors, all else explicit."""
         parts, ranks = [], []
         for chunk in self._chunks(samples):
-            own = self._own(chunk, exponent) if exponent else None
-            parts.append(self._features(chunk, own))
-            if own is not None:
-                ranks.append(own.rank)
+            features = self._features(chunk, exponent)
+            parts.append(features)
+            if features.ranks is not None:
+                ranks.append(features.ranks)
         columns = zip(*(part.tensors for part in parts), strict=True)
         joined = [tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in columns]
         return parts[0].over(joined)._replace(ranks=torch.cat(ranks) if ranks else None)
 
-    def _features(self, chunk: Chunk, own: Power | None) -> Features:
-        dtype = torch.promote_types(self._dtype, torch.float32)
-
-        def mixed(value: Tensor) -> Tensor:
-            return value.to(dtype) if own is None else normalized_rows(value.to(dtype), own)
-
+    def _features(self, chunk: Chunk, exponent: float) -> Features:
         outer = self._outer_products(chunk)
-        none = torch.zeros(len(chunk.samples), chunk.d, 0, dtype=dtype, device=self._device)
-        explicit, factors = [none], []
-        for name, numel in self._numel.items():
-            piece = chunk.pieces.get(name)
-            if name in outer:
-                factors.append((outer[name].inputs[:, 0].to(dtype), mixed(outer[name].deltas[:, :, 0])))
-            elif piece is not None:
-                explicit.append(mixed(piece.rows()))
-            else:
-                explicit.append(none.new_zeros(*none.shape[:2], numel))
-        features = Features(torch.cat(explicit, 2), tuple(factors), None)
-        for part in features.tensors:
-            refuse_not_finite(part, chunk.samples)
-        return features
+        own = self._own(chunk, exponent) if exponent and chunk.d > 1 else None
+        rows = self._rows(chunk, {k: v for k, v in self._numel.items() if k not in outer})
+        if exponent and own is None:  # one output: the squared norm of what is there anyway
+            norms = own_of(rows) + sum(piece.own() for piece in outer.values())
+            own = power(norms, exponent, rank_floor(self._dtype))
+        factors = []
+        for piece in outer.values():
+            inputs, deltas = piece.inputs[:, 0].to(rows.dtype), piece.deltas[:, :, 0].to(rows.dtype)
+            self._doubts.note(inputs, chunk.samples)
+            self._doubts.note(deltas, chunk.samples)
+            factors.append((inputs, deltas if own is None else normalized_rows(deltas, own)))
+        if own is None:
+            return Features(rows, tuple(factors), None)
+        return Features(normalized_rows(rows, own), tuple(factors), own.rank)
 
     def _outer_products(self, chunk: Chunk) -> dict[str, Factored]:
         """Return the pieces to keep as factors: of the same parameters in every batch."""
@@ -141,15 +140,19 @@ class Layers(Gradients):
             scale, narrow = _scaled(part, (0, 1), self._dtype)
             for name, sums in self._by_name(total).items():
                 if name in chunk.pieces:
-                    sums += chunk.pieces[name].pull(narrow) * scale.view(-1, 1)
-            if not total.sum().isfinite():
-                self._own(chunk, 1)  # which names the samples
+                    _add(sums, chunk.pieces[name].pull(narrow), scale)
+            if not exponent and not total.sum().isfinite():
+                refuse_not_finite(chunk.own(self._device), chunk.samples)
         return Pulled(total, joined_powers(owns))
 
     def push(self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None) -> Pushed:
         """Return S(x) u for each direction u."""
-        scale, narrow = _scaled(directions, (1,), self._dtype)
-        named = {name: part.contiguous() for name, part in self._by_name(narrow).items()}
+        if self._directions is None or self._directions[0]() is not directions:  # the same for every batch
+            scale, narrow = _scaled(directions, (1,), self._dtype)
+            named = {name: part.contiguous() for name, part in self._by_name(narrow).items()}
+            gone = weakref.ref(directions, lambda _: setattr(self, "_directions", None))
+            self._directions = gone, scale, named
+        _, scale, named = self._directions
         outputs, owns = [], list[Power]()
         for chunk in self._chunks(samples):
             moved = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
@@ -157,7 +160,7 @@ class Layers(Gradients):
                 moved += piece.push(named[name])
             if exponent and own is None:
                 owns.append(self._own(chunk, exponent))
-            refuse_not_finite(moved, chunk.samples)
+            self._doubts.note(moved, chunk.samples)
             outputs.append(moved * scale.view(-1))
         return normalized_outputs(torch.cat(outputs), own or joined_powers(owns))
 
@@ -169,17 +172,26 @@ class Layers(Gradients):
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
 
     def _own(self, chunk: Chunk, exponent: float) -> Power:
-        return chunk.own(self._device, exponent, rank_floor(self._dtype))
+        total = chunk.own(self._device)
+        self._doubts.note(total, chunk.samples)
+        return power(total, exponent, rank_floor(self._dtype))
 
-    def _rows(self, chunk: Chunk) -> Tensor:
+    def settle(self) -> None:
+        """Raise now what was put off so as not to wait for a GPU."""
+        self._doubts.settle()
+
+    def _rows(self, chunk: Chunk, numels: dict[str, int]) -> Tensor:
+        """Return J(x) of some parameters, each piece straight into its place."""
         dtype = torch.promote_types(self._dtype, torch.float32)
-        rows = torch.zeros(
-            len(chunk.samples), chunk.d, sum(self._numel.values()), dtype=dtype, device=self._device
+        rows = torch.empty(
+            len(chunk.samples), chunk.d, sum(numels.values()), dtype=dtype, device=self._device
         )
-        parts = dict(zip(self._numel, rows.split(list(self._numel.values()), dim=2), strict=True))
-        for name, piece in chunk.pieces.items():
-            parts[name].copy_(piece.rows())
-        refuse_not_finite(rows, chunk.samples)
+        for (name, _), part in zip(numels.items(), rows.split(list(numels.values()), dim=2), strict=True):
+            if name in chunk.pieces:
+                chunk.pieces[name].write(part)
+            else:
+                part.zero_()
+        self._doubts.note(rows, chunk.samples)
         return rows
 
     def _chunks(self, samples: Samples) -> Iterator[Chunk]:
@@ -196,7 +208,11 @@ class Layers(Gradients):
             found = gathered(self._net, trace, samples)
         except Untraceable as problem:
             return self._by_reference(samples, str(problem))
-        if disagreement(self._net, self._rows(found)[:2], samples[:2]) is not None:
+        with full_float32():
+            net = self._net.exact()
+            few = gathered(net, traced(net, samples), samples[:2])
+            wrong = disagreement(net, self._rows(few, self._numel), samples[:2])
+        if wrong is not None:
             return self._by_reference(samples, "it disagrees with autograd")
         self._traces.append(trace)
         return found
@@ -212,6 +228,14 @@ class Layers(Gradients):
             rows = jacobians_one_by_one(self._net, samples)
         parts = rows.split(list(self._numel.values()), dim=2)
         return Chunk(samples, rows.shape[1], {k: Dense(v) for k, v in zip(self._numel, parts, strict=True)})
+
+
+def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
+    """Add scaled terms, (c, numel), in the precision of the sums."""
+    if len(sums) == 1 and sums.device.type == "cpu":  # without a copy of the terms
+        sums.add_(terms, alpha=scale.item())
+    else:
+        sums += terms * scale.view(-1, 1)
 
 
 def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -233,7 +257,7 @@ def gathered(net: Network, trace: Trace, samples: Samples) -> Chunk:
             for place, piece in pieces(Call(step, deltas, len(samples))).items():
                 for name, part in _chained(step.operation.sources[place], piece, net).items():
                     uses.setdefault(name, []).append(part)
-    ordered = {name: _added(uses[name]) for name in net.names if name in uses}
+    ordered = {name: summed(uses[name]) for name in net.names if name in uses}
     return Chunk(samples, outputs.shape[1], ordered)
 
 
@@ -278,13 +302,3 @@ def _chained(source: Source, piece: Piece, net: Network) -> dict[str, Piece]:
         each = [pullback(row)[0] for row in flat]
         found = {name: torch.stack([one[name] for one in each]) for name in values}
     return {name: Dense(value.reshape(*rows.shape[:2], -1)) for name, value in found.items()}
-
-
-def _added(uses: list[Piece]) -> Piece:
-    """Return the gradient of a parameter that is used several times: the sum over its uses."""
-    if len(uses) == 1:
-        return uses[0]
-    total = uses[0].rows().clone()
-    for use in uses[1:]:
-        total += use.rows()
-    return Dense(total)

@@ -4,6 +4,7 @@ Each piece stands for G, (n, d, numel), the gradients of d outputs of n samples,
 without forming it where that saves work: G Gᵀ of each sample, Σ Gᵀ w, G u, and G itself.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,12 +24,12 @@ class Piece(ABC):
         """Return G Gᵀ of each sample, (n, d, d)."""
 
     @abstractmethod
-    def numbers(self) -> int:
-        """Return how many numbers it holds once it has been asked for `own`."""
-
-    @abstractmethod
     def rows(self) -> Tensor:
         """Return G, (n, d, numel)."""
+
+    def write(self, out: Tensor) -> None:
+        """Put G in its place, (n, d, numel)."""
+        out.copy_(self.rows())
 
     @abstractmethod
     def pull(self, weights: Tensor) -> Tensor:
@@ -45,10 +46,6 @@ class Dense(Piece):
     """G itself."""
 
     gradients: Tensor  # (n, d, numel)
-
-    def numbers(self) -> int:
-        """Return how many numbers it holds."""
-        return self.gradients.numel()
 
     def own(self) -> Tensor:
         """Return G Gᵀ of each sample."""
@@ -85,12 +82,6 @@ class Factored(Piece):
             return own_of(self._formed)
         return own_by_positions(self.inputs @ self.inputs.mT, self.deltas)
 
-    def numbers(self) -> int:
-        """Return how many numbers it holds: inputs, output gradients, and G or Gram matrices."""
-        n, d, t, o = self.deltas.shape
-        formed = d * o * self.inputs.shape[2] if self._forms else (1 + 2 * d * d) * t * t
-        return self.inputs.numel() + self.deltas.numel() + n * formed
-
     @property
     def is_outer(self) -> bool:
         """Whether G is one outer product, larger than its factors."""
@@ -118,22 +109,22 @@ class Factored(Piece):
         if "_formed" in self.__dict__:
             return Dense(self._formed).pull(weights)
         inputs, parts = self.inputs.flatten(0, 1), []
-        for some in weights.split(_at_once(self.deltas[:, 0].numel()), dim=2):
+        for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
             deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
             total = inputs.T @ deltas if self.inputs_first else deltas.mT @ inputs
             parts.append(total.flatten(1))
-        return torch.cat(parts)
+        return joined(parts, 0)
 
     def push(self, directions: Tensor) -> Tensor:
         """Return G u = Σ_t δ_t · (u a_t)."""
         n, _, t, o = self.deltas.shape
         i = self.inputs.shape[2]
         inputs, deltas, parts = self.inputs.flatten(0, 1), self.deltas.flatten(2), []
-        for some in directions.split(_at_once(n * t * o)):
+        for some in directions.split(columns_at_once(n * t * o)):
             side_by_side = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
             moved = inputs @ side_by_side.transpose(0, 1).flatten(1)  # one product for all directions
             parts.append(deltas @ moved.view(n, t, -1, o).transpose(1, 2).flatten(2).mT)
-        return torch.cat(parts, 2)
+        return joined(parts, 2)
 
 
 @final
@@ -144,11 +135,6 @@ class Indexed(Piece):
     indices: Tensor  # (n, t), -1 where no gradient flows
     deltas: Tensor  # (n, d, t, o)
     size: int  # rows of the table
-
-    def numbers(self) -> int:
-        """Return how many numbers it holds: output gradients and Gram matrices of positions."""
-        n, d, t, _ = self.deltas.shape
-        return self.deltas.numel() + n * (1 + 2 * d * d) * t * t
 
     def own(self) -> Tensor:
         """Return G Gᵀ: positions that take the same row meet."""
@@ -165,7 +151,7 @@ class Indexed(Piece):
     def pull(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
         where, parts = (self.indices % (self.size + 1)).flatten(), []
-        for some in weights.split(_at_once(self.deltas[:, 0].numel()), dim=2):
+        for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
             deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
             total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
             parts.append(total.index_add(1, where, deltas)[:, : self.size].flatten(1))
@@ -175,10 +161,10 @@ class Indexed(Piece):
         """Return G u: the rows taken from u."""
         table = directions.view(len(directions), self.size, -1)
         known, parts = (self.indices >= 0)[None, :, :, None], []
-        for some in table.split(_at_once(self.deltas[:, 0].numel())):
+        for some in table.split(columns_at_once(self.deltas[:, 0].numel())):
             taken = some[:, self.indices.clamp(min=0)] * known
             parts.append(torch.einsum("cnto,ndto->ndc", taken, self.deltas))
-        return torch.cat(parts, 2)
+        return joined(parts, 2)
 
 
 def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
@@ -188,7 +174,12 @@ def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
     return by_forming <= by_positions
 
 
-def _at_once(numel: int) -> int:
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """Return parts as one, without a copy where there is but one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def columns_at_once(numel: int) -> int:
     """Return how many columns of weights to take together, at so many numbers each: about 64 MiB."""
     return max(1, 2**24 // max(1, numel))
 
@@ -202,7 +193,11 @@ def own_of(gradients: Tensor) -> Tensor:
 
 
 def _norms(tensor: Tensor) -> Tensor:
-    """Return the squared norm of each sample, (n, 1, 1), added up in float64."""
+    """Return the squared norm of each sample, (n, 1, 1): short runs as they are, their sum in float64."""
+    run = math.gcd(tensor[0].numel(), 4096)
+    if run >= 32 and tensor.is_contiguous():
+        parts = torch.linalg.vector_norm(tensor.view(len(tensor), -1, run), dim=2, keepdim=True)
+        return parts.to(wide(parts)).square().sum(1, keepdim=True)
     return torch.linalg.vector_norm(tensor, dim=(1, 2), keepdim=True, dtype=wide(tensor)).square()
 
 

@@ -6,6 +6,7 @@ differentiated by vmap of its own vjp, and where that fails, one sample at a tim
 
 import warnings
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -28,9 +29,13 @@ class Call:
 
     def __init__(self, step: Step, deltas: dict[int, Tensor], n: int) -> None:
         self.operation, self.layout, self.n = step.operation, step.layout, n
+        parameters = [step.operation.leaves[place].dtype for place in step.operation.sources]
+        dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
         self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
-            place: _samples_first(delta, step.layout.outputs[place] + 1, n) for place, delta in deltas.items()
+            place: _samples_first(delta.to(dtype), step.layout.outputs[place] + 1, n)
+            for place, delta in deltas.items()
         }
+        self.dtype = dtype
 
     def bound(self, *names: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of positional ones."""
@@ -48,7 +53,11 @@ class Call:
     def samples(self, value: Any) -> Tensor | None:
         """Return an argument as (n, ...), samples first, or None if it holds no samples."""
         dimension = self.batch_dimension(value)
-        return None if dimension is None else _samples_first(value.detach(), dimension, self.n)
+        return None if dimension is None else _samples_first(self.raised(value), dimension, self.n)
+
+    def raised(self, value: Tensor) -> Tensor:
+        """Return an argument in the parameters' precision."""
+        return value.detach().to(self.dtype) if value.is_floating_point() else value.detach()
 
 
 def pieces(call: Call) -> Pieces:
@@ -127,14 +136,24 @@ def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[i
         if place is not None:
             with torch.no_grad():
                 bare = dict.fromkeys({"weight", "bias"} & set(names))
-                plain = call.operation.function(**{**a, **bare})
+                plain = call.operation.function(**{**a, **bare, "input": call.raised(x)})
             hat = _samples_first(plain, call.layout.outputs[0], call.n).unsqueeze(1)
-            found[place] = Dense(_sum(deltas * hat, summed).flatten(2))
+            found[place] = Dense(_dot(deltas, hat, summed).flatten(2))
         if bias_place is not None:
             found[bias_place] = Dense(_sum(deltas, summed).flatten(2))
         return found
 
     return rule
+
+
+def _dot(deltas: Tensor, hat: Tensor, dims: list[int]) -> Tensor:
+    """Return deltas ∘ hat, (n, d, ...), summed over dimensions counted after the first two."""
+    if deltas.shape[1] > 1 or not dims:
+        return _sum(deltas * hat, dims)
+    last = [i + 1 for i in range(deltas.dim() - 2) if i not in dims]
+    order = [0, *last, *(i + 1 for i in dims)]
+    left, right = (t[:, 0].permute(order).flatten(len(last) + 1) for t in (deltas, hat))
+    return torch.linalg.vecdot(left, right).unsqueeze(1)
 
 
 def _sum(tensor: Tensor, dims: list[int]) -> Tensor:
@@ -155,7 +174,7 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         place, bias_place = call.place(weight), call.place(a.get("bias"))
         deltas = call.deltas[0].squeeze(2)
         if place is not None:
-            x, how = _convolving(x.detach(), weight, a, dims, transposed)
+            x, how = _convolving(call.raised(x), weight, a, dims, transposed)
             found[place] = Convolution(x, deltas, weight.detach(), how)
         if bias_place is not None:
             found[bias_place] = Dense(deltas.flatten(3).sum(3))
@@ -189,7 +208,7 @@ def _generic(call: Call) -> Pieces:
     """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
     operation, layout = call.operation, call.layout
     batched = {
-        place: _samples_first(operation.leaves[place].detach(), dimension, call.n)
+        place: _samples_first(call.raised(operation.leaves[place]), dimension, call.n)
         for place, dimension in layout.batched.items()
     }
     counts = {place: operation.leaves[place] // call.n for place in layout.counts}

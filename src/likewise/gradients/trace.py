@@ -109,8 +109,8 @@ def outputs_of(result: Any) -> list[Any]:
 
 def traced(net: Network, samples: Samples) -> Trace:
     """Return the operations on parameters, from calls on these samples and on one more of them."""
-    samples = _repeated(samples, max(2, len(samples)))  # one alone may be squeezed away
-    more = _repeated(samples, len(samples) + 1)
+    samples = repeated(samples, max(2, len(samples)))  # one alone may be squeezed away
+    more = repeated(samples, len(samples) + 1)
     Watch(net).run(net, samples)  # models may set up caches on their first call
     derived: set[int] = set()
     while True:
@@ -193,7 +193,8 @@ def _versions(operation: Operation) -> list[int]:
     return [leaf._version for leaf in operation.leaves if isinstance(leaf, Tensor)]
 
 
-def _repeated(samples: Samples, n: int) -> Samples:
+def repeated(samples: Samples, n: int) -> Samples:
+    """Return n samples: these, over and over."""
     places = [i % len(samples) for i in range(n)]
     labels = None if samples.labels is None else samples.labels[places]
     return Samples(tree_map(lambda t: t[places], samples.inputs), labels, samples.ids[places])

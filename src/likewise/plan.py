@@ -1,0 +1,169 @@
+"""What will a statistic take? Told before the work, from a trial of it on two batches.
+
+The statistic itself is run on one and on two batches, and each pass over data that it makes is
+extrapolated: passes over samples by their number, visits of all pairs by that of pairs and of gradients
+formed. No statistic needs a formula of its own.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from likewise.data import Batches
+from likewise.gradients import Gradients, Meter
+from likewise.network import Network
+from likewise.pairs import Pairs
+from likewise.parallel import Clock, Pass, recorded
+from likewise.passes import Passes
+
+
+class Matrix(Protocol):
+    """What is asked of a GramMatrix here."""
+
+    net: Network
+    data: Batches
+    columns: Batches
+    max_memory: int
+
+    @property
+    def gradients(self) -> Gradients: ...  # noqa: D102
+    @property
+    def passes(self) -> Passes: ...  # noqa: D102
+    def pairs(self) -> Pairs: ...  # noqa: D102
+    def part(self, n: int) -> "Matrix": ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a statistic takes, as far as a trial tells."""
+
+    method: str  # how gradients are had, and which passes are made
+    passes: int  # over the samples
+    visits_of_pairs: int  # of all n × m pairs
+    flops: float  # multiplications and additions of matrix products and convolutions
+    peak_bytes: int  # of tensors, beside the model and the data
+    seconds: float  # on this device, as busy as it is now
+    batch: int  # samples read at once
+
+    def __str__(self) -> str:
+        made = [f"{self.passes} passes"] if self.passes else []
+        made += [f"all pairs {self.visits_of_pairs} times"] if self.visits_of_pairs else []
+        return (
+            f"about {_duration(self.seconds)}: {' and '.join(made)} in batches of {self.batch}, "
+            f"{self.flops / 1e12:.3g} TFLOP, at most about {self.peak_bytes / 2**20:,.0f} MiB; {self.method}"
+        )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The passes of a statistic on some samples, by seconds and by operations."""
+
+    n: int
+    m: int
+    formations: int
+    seconds: list[Pass]
+    flops: list[Pass]
+    peak: int
+    result: int
+
+
+def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]) -> Plan:
+    """Return what `statistic(gram, **options)` would take."""
+    _ = gram.gradients  # set-up, and the mean of a centered one, are no part of a batch
+    batch = len(gram.passes.spans(gram.data)[0])
+    trial = min(batch, max(8, gram.data.n // 50))
+    few = _tried(gram, statistic, options, trial)
+    n, m, visits = gram.data.n, gram.columns.n, sum(p.what == "pairs" for p in few.seconds)
+    if visits and trial < min(256, n // 4):  # of fewer, the products of pairs do not show
+        trial = min(256, n // 4)
+        few = _tried(gram, statistic, options, trial)
+    more = _tried(gram, statistic, options, 2 * trial)
+    formations = gram.pairs().formations if visits else 0
+    seconds, flops = (
+        sum(
+            _extrapolated(a, b, few, more, n, m, formations)
+            for a, b in zip(getattr(few, kind), getattr(more, kind), strict=True)
+        )
+        for kind in ("seconds", "flops")
+    )
+    growth = max(0, more.peak - few.peak) / max(1, more.n - few.n)
+    reach = n if visits else batch
+    rest, each = gram.gradients.room
+    at_once = rest + each * min(batch, gram.gradients.at_once or 0)
+    peak = max(few.peak + growth * (reach - few.n), at_once) + more.result * n / more.n
+    return Plan(
+        method=f"engine {type(gram.gradients).__name__.lower()}",
+        passes=sum(p.what != "pairs" for p in more.seconds),
+        visits_of_pairs=visits,
+        flops=flops,
+        peak_bytes=int(min(peak, gram.max_memory + more.peak) if visits else peak),
+        seconds=seconds,
+        batch=batch,
+    )
+
+
+def _tried(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any], n: int) -> _Trial:
+    part = gram.part(n)
+    cut = {
+        name: value[: part.data.n]
+        if isinstance(value, Tensor) and value.dim() and len(value) == gram.data.n
+        else value
+        for name, value in options.items()
+    }
+    counter = FlopCounterMode(display=False)
+    with counter, Meter() as meter, recorded(counter.get_total_flops) as flops:
+        kept = statistic(part, **cut)
+        result = meter.now
+    del kept
+    timed = []
+    for _ in range(2):
+        with recorded(_clock(gram.net)) as passes:
+            statistic(part, **cut)
+        timed.append(passes)
+    seconds = [min(both, key=lambda made: made.cost) for both in zip(*timed, strict=True)]
+    any_pairs = any(p.what == "pairs" for p in seconds)
+    formations = part.pairs().formations if any_pairs else 0
+    return _Trial(part.data.n, part.columns.n, formations, seconds, flops, meter.peak, result)
+
+
+def _clock(net: Network) -> Clock:
+    """Return a clock that waits for the device."""
+    device = next(net.model.parameters()).device
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def _extrapolated(
+    few: Pass, more: Pass, small: _Trial, large: _Trial, n: int, m: int, formations: int
+) -> float:
+    """Return what a pass takes of all samples, given what it took of fewer and of more."""
+    if more.what == "summing gradients":
+        return more.cost * m / large.m
+    if more.what != "pairs":
+        return more.cost * n / large.n
+    if large.n == small.n:
+        return more.cost * (n * m) / (large.n * large.m)
+    # cost = formed · formations + met · pairs, from two trials
+    square = [(small.formations, small.n * small.m), (large.formations, large.n * large.m)]
+    (a, b), (c, d) = square
+    det = a * d - b * c
+    met = max(0.0, (a * more.cost - c * few.cost) / det) if det else 0.0
+    formed = max(0.0, (more.cost - met * d) / c)
+    return formed * formations + met * n * m
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
