@@ -115,10 +115,11 @@ class Network:
         ids: Tensor | None = None,
     ) -> Tensor:
         """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
-        inputs = tree_map(lambda value: value.clone(), self.placed(inputs))
-        n = len(tree_leaves(inputs)[0])
-        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        with torch._C.DisableTorchFunction():  # copying is no operation of the model's
+        with torch._C.DisableTorchFunction():  # none of this is an operation of the model's
+            inputs = tree_map(lambda value: value.clone(), self.placed(inputs))
+            labels, ids = self.placed((labels, ids))
+            n = len(tree_leaves(inputs)[0])
+            state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             others = {k: self._copied(k, value) for k, value in state.items() if k not in parameters}
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
@@ -126,7 +127,7 @@ class Network:
             outputs = functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
-        found = _checked(self.read(outputs, self._placed(labels), self._placed(ids)), n)
+        found = _checked(self.read(outputs, labels, ids), n)
         return found if low is None else found.to(self.dtype)
 
     def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None) -> Tensor:
@@ -164,16 +165,16 @@ class Network:
 
     def placed(self, inputs: Inputs) -> Inputs:
         """Return inputs on the model's device and in its precision, as `function` makes them."""
-        return tree_map(self._placed, inputs)
-
-    def _placed(self, value: Any) -> Any:
-        """Move a tensor to the model's device, and floating ones to the model's precision."""
-        if not isinstance(value, Tensor):
-            return value
-        value = _outside_inference(value)
+        device = next(self.model.parameters()).device
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        same = value.is_floating_point() and len(dtypes) == 1
-        return value.to(next(self.model.parameters()).device, dtypes.pop() if same else value.dtype)
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            same = value.is_floating_point() and len(dtypes) == 1
+            return _outside_inference(value).to(device, next(iter(dtypes)) if same else value.dtype)
+
+        return tree_map(place, inputs)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -186,6 +186,8 @@ def normalized_outputs(outputs: Tensor, own: Power | None) -> Pushed:
 
 def normalized_rows(rows: Tensor, own: Power) -> Tensor:
     """Return K(x, x)ᵉ J(x), also where powers are beyond the range of float32; `rows` may be overwritten."""
+    if rows.shape[1] == 1 and rows.device.type != "cpu":  # of a gradient out of this range little is left
+        return rows.mul_(own.matrix.clamp(max=torch.finfo(rows.dtype).max).to(rows.dtype))
     if rows.shape[1] == 1:  # twice by the root, which is within the range
         root = own.matrix.sqrt().to(rows.dtype)
         return rows.mul_(root).mul_(root)

@@ -79,8 +79,8 @@ def _size(net: Network, trace: Trace, samples: Samples, max_memory: int) -> tupl
     rest = p * (number + 4 + 3 * 8)  # copies, a sum in the model's precision, and three in float64
     if rest > max_memory:
         samples_at_once(1, d, p, max_memory, rest)
-    few, more = (_room(net, trace, repeated(samples, n)) for n in (2, 6))
-    each = int(SLACK * max(more - few, 4) / 4)
+    few, more = (_room(net, trace, repeated(samples, n)) for n in (2, 4))
+    each = int(SLACK * max(more - few, 2) / 2)
     fit = samples_at_once(each, d, p, max_memory, rest)
     on_cpu = next(iter(net.parameters.values())).device.type == "cpu"
     return min(fit, max(32, CACHE // each)) if on_cpu else fit, (rest, each)

@@ -80,6 +80,7 @@ class Layers(Gradients):
         parts, ranks = [], []
         for chunk in self._chunks(samples):
             rows = self._rows(chunk, self._numel)
+            self._doubts.note(rows, chunk.samples)
             if exponent:
                 own = self._own(chunk, exponent)
                 rows = normalized_rows(rows, own)
@@ -103,8 +104,11 @@ class Layers(Gradients):
         outer = self._outer_products(chunk)
         own = self._own(chunk, exponent) if exponent and chunk.d > 1 else None
         rows = self._rows(chunk, {k: v for k, v in self._numel.items() if k not in outer})
-        if exponent and own is None:  # one output: the squared norm of what is there anyway
+        if own is not None or not exponent:
+            self._doubts.note(rows, chunk.samples)
+        else:  # one output: the squared norm of what is there anyway
             norms = own_of(rows) + sum(piece.own() for piece in outer.values())
+            self._doubts.note(norms, chunk.samples)
             own = power(norms, exponent, rank_floor(self._dtype))
         factors = []
         for piece in outer.values():
@@ -191,7 +195,6 @@ class Layers(Gradients):
                 chunk.pieces[name].write(part)
             else:
                 part.zero_()
-        self._doubts.note(rows, chunk.samples)
         return rows
 
     def _chunks(self, samples: Samples) -> Iterator[Chunk]:

@@ -145,6 +145,8 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, self.calls = self.calls, self.calls + 1
         result = func(*args, **(kwargs or {}))
+        if not self._touched((args, kwargs)):
+            return result
         leaves, spec = tree_flatten((args, kwargs or {}))
         sources = {i: self._known[id(v)] for i, v in enumerate(leaves) if id(v) in self._known}
         if not sources:
@@ -159,6 +161,14 @@ class Watch(TorchFunctionMode):
             for which, out in enumerate(outputs):
                 self._known[id(out)] = Derived(place, which, func, tuple(leaves), spec, sources)
         return result
+
+    def _touched(self, value: Any) -> bool:
+        """Whether a parameter is among the arguments: a quick look, since most operations have none."""
+        if isinstance(value, tuple | list):
+            return any(map(self._touched, value))
+        if isinstance(value, dict):
+            return any(map(self._touched, value.values()))
+        return id(value) in self._known
 
     def noticed(self, place: int, operation: Operation) -> None:
         """Do something with an operation as it happens."""
