@@ -19,6 +19,7 @@ LEVELS = {
     "network": 1,  # knows the readouts
     "gradients": 2,
     "head": 3,
+    "losses": 3,
     "pairs": 3,
     "passes": 3,
     "plan": 4,

@@ -1,5 +1,6 @@
 """Which inputs does a neural network treat alike?"""
 
+from likewise import losses
 from likewise.data import Batches, Samples, batches
 from likewise.gradients import VanishingGradientWarning
 from likewise.gram import GramMatrix
@@ -81,6 +82,7 @@ __all__ = [
     "label_suspicion",
     "lipschitz_bound",
     "log_probabilities",
+    "losses",
     "mean_diagonal",
     "near_identity",
     "nearest",

@@ -5,7 +5,7 @@ outputs always sum to one), and zero when no parameter moves them (a dead ReLU).
 `floor` times the largest are null: they stay null in every power, and the rank found is returned.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,40 @@ def power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor | None
         return Power(symmetric, alive.sum(-1))
     powers = torch.where(alive, values, 1).pow(exponent) * alive
     return Power((vectors * powers[..., None, :]) @ vectors.mT, alive.sum(-1))
+
+
+def inverse_root(symmetric: Tensor, floor: float) -> Power:
+    """Return A^-½ as `power` does, differentiable in A also where eigenvalues coincide."""
+    if symmetric.shape[-1] > 1:
+        return Power(*_InverseRoot.apply(symmetric, floor))
+    alive = symmetric.detach() > torch.finfo(symmetric.dtype).tiny
+    return Power(torch.where(alive, symmetric, 1).rsqrt() * alive, alive[..., 0, 0].long())
+
+
+class _InverseRoot(torch.autograd.Function):
+    """A^-½ with its derivative by divided differences: V (F ∘ Vᵀ E V) Vᵀ, F_ij = Δf / Δλ."""
+
+    @staticmethod
+    def forward(ctx: Any, symmetric: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+        least = (values[..., -1:] * floor).clamp(min=torch.finfo(values.dtype).tiny)
+        alive = values > least
+        roots = torch.where(alive, values, 1).rsqrt() * alive
+        ctx.save_for_backward(vectors, roots, alive)
+        ctx.mark_non_differentiable(rank := alive.sum(-1))
+        return (vectors * roots[..., None, :]) @ vectors.mT, rank
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        vectors, r, alive = ctx.saved_tensors
+        # of λ^-½ with r = λ^-½: (rᵢ − rⱼ) / (λᵢ − λⱼ) = − rᵢ² rⱼ² / (rᵢ + rⱼ), without a difference
+        a, b = r[..., :, None], r[..., None, :]
+        both = alive[..., :, None] & alive[..., None, :]
+        slopes = torch.where(both, -(a * b).square() / torch.where(both, a + b, 1), 0)
+        one = alive[..., :, None] ^ alive[..., None, :]  # the null direction stays null: f = 0, λ = 0 there
+        slopes = torch.where(one, (a + b) ** 3, slopes)
+        inner = vectors.mT @ gradients[0] @ vectors
+        return vectors @ (slopes * (inner + inner.mT) / 2) @ vectors.mT, None
 
 
 def rank_floor(dtype: torch.dtype) -> float:

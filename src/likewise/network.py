@@ -115,20 +115,28 @@ class Network:
         ids: Tensor | None = None,
     ) -> Tensor:
         """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
+        return self.chosen(self.called(parameters, inputs), inputs, labels, ids)
+
+    def called(self, parameters: Parameters, inputs: Inputs) -> Any:
+        """Return whatever the model returns; call it inside `evaluating`."""
         with torch._C.DisableTorchFunction():  # none of this is an operation of the model's
             inputs = tree_map(lambda value: value.clone(), self.placed(inputs))
-            labels, ids = self.placed((labels, ids))
-            n = len(tree_leaves(inputs)[0])
             state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             others = {k: self._copied(k, value) for k, value in state.items() if k not in parameters}
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
         with _attributes_restored(self.model), cast:
-            outputs = functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
+            return functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
+
+    def chosen(self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None) -> Tensor:
+        """Return the outputs, (n, d), that the readout makes of what the model returned."""
+        with torch._C.DisableTorchFunction():
+            labels, ids = self.placed((labels, ids))
+            n = len(tree_leaves(inputs)[0])
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
         found = _checked(self.read(outputs, labels, ids), n)
-        return found if low is None else found.to(self.dtype)
+        return found if self.autocast is None else found.to(self.dtype)
 
     def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None) -> Tensor:
         """Return what the readout makes of the model's outputs."""

@@ -16,8 +16,10 @@ from likewise.gradients.base import (
 from likewise.gradients.choice import Engine, chosen
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.layers import Layers
+from likewise.gradients.live import Live, live
 from likewise.gradients.meter import Meter
 from likewise.gradients.probe import refuse_dependent_samples
+from likewise.gradients.turning import turning
 
 __all__ = [
     "Activations",
@@ -28,6 +30,7 @@ __all__ = [
     "Jacobians",
     "Kept",
     "Layers",
+    "Live",
     "Meter",
     "PartsChanged",
     "Pulled",
@@ -36,5 +39,7 @@ __all__ = [
     "Vanished",
     "VanishingGradientWarning",
     "chosen",
+    "live",
     "refuse_dependent_samples",
+    "turning",
 ]

@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from likewise.gradients.pieces import Piece, columns_at_once, joined, own_by_positions, own_of
+from likewise.gradients.pieces import (
+    Dense,
+    Factored,
+    Piece,
+    columns_at_once,
+    joined,
+    own_by_positions,
+    own_of,
+)
 
 
 class Convolving(NamedTuple):
@@ -103,6 +111,20 @@ class Convolution(Piece):
         products = min(pixels**2 * self.inputs.shape[1], t * t * i) + t * t * d * d * o
         moving = 40 * t * t * (sides + 4 * d * d)  # sums of moved products: memory, not arithmetic
         return d * t * i * o + d * d * i * o <= products + moving
+
+    def differentiable(self) -> Piece:
+        """Return the same by operations that can be differentiated: G, or its positions."""
+        if not self._forms:
+            windows = self.how.windows(self.inputs, self.kernel.shape[2:])
+            return Factored(windows, self.deltas.flatten(3).mT)
+        if (
+            self._way == "windows"
+            or set(self.how.stride) != {1}
+            or self.how.groups > 1
+            or self.how.transposed
+        ):
+            return Dense(self._windowed())
+        return Dense(self._moved().permute(1, 2, 3, 0).flatten(2))
 
     def rows(self) -> Tensor:
         """Return G."""
@@ -206,6 +228,9 @@ class Convolution(Piece):
         steps = [sum(p * r * e for p, r, e in zip(at, row, self.how.dilation, strict=True)) for at in places]
         flat = F.pad(pixels.flatten(2), (0, max(0, t + max(steps) - prod(pixels.shape[2:]))))
         left = deltas.flatten(1, 2)
+        if torch.is_grad_enabled():
+            products = [torch.bmm(left, flat[:, :, step : step + t].mT) for step in steps]
+            return torch.stack(products).view(len(steps), n, d, -1)
         found = flat.new_empty(len(steps), n, d * o, flat.shape[1])
         for place, step in enumerate(steps):
             torch.bmm(left, flat[:, :, step : step + t].mT, out=found[place])

@@ -36,7 +36,7 @@ from likewise.gradients.rules import Call, pieces
 from likewise.gradients.sums import summed
 from likewise.gradients.trace import Recorder, Source, Step, Trace, Untraceable, traced
 from likewise.linalg import Power, power, rank_floor, wide
-from likewise.network import Network
+from likewise.network import Network, Parameters
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Chunk:
     samples: Samples
     d: int
     pieces: dict[str, Piece]  # only parameters that the outputs depend on
+    returned: Any = None  # by the model, with its graph, where the gradients are differentiable
 
     def own(self, device: torch.device) -> Tensor:
         """Return K(x, x): the sum over parameters."""
@@ -230,7 +231,8 @@ class Layers(Gradients):
         with torch.enable_grad():
             rows = jacobians_one_by_one(self._net, samples)
         parts = rows.split(list(self._numel.values()), dim=2)
-        return Chunk(samples, rows.shape[1], {k: Dense(v) for k, v in zip(self._numel, parts, strict=True)})
+        named: dict[str, Piece] = {k: Dense(v) for k, v in zip(self._numel, parts, strict=True)}
+        return Chunk(samples, rows.shape[1], named)
 
 
 def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
@@ -248,23 +250,27 @@ def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Te
     return scale, (wide / scale).to(dtype)
 
 
-def gathered(net: Network, trace: Trace, samples: Samples) -> Chunk:
-    """Return the gradients of some samples from one forward pass and a backward for each output."""
-    recorder = Recorder(net, trace)
+def gathered(net: Network, trace: Trace, samples: Samples, live: Parameters | None = None) -> Chunk:
+    """Return the gradients of some samples from one forward pass and a backward for each output.
+
+    `live`: the model's own parameters instead of copies, if the gradients are to be differentiable.
+    """
+    recorder = Recorder(net, trace, live)
     outputs = recorder.recorded(net, samples)
     uses: dict[str, list[Piece]] = {}
-    for step, deltas in zip(recorder.steps, _deltas(outputs, recorder.steps), strict=True):
+    for step, deltas in zip(recorder.steps, _deltas(outputs, recorder.steps, live is not None), strict=True):
         if not step.unchanged():
             raise Untraceable(f"the inputs of {step.operation.name} were overwritten in place")
         if deltas:
-            for place, piece in pieces(Call(step, deltas, len(samples))).items():
-                for name, part in _chained(step.operation.sources[place], piece, net).items():
+            for place, piece in pieces(Call(step, deltas, len(samples), live is not None)).items():
+                parameters = net.parameters if live is None else live
+                for name, part in _chained(step.operation.sources[place], piece, parameters).items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: summed(uses[name]) for name in net.names if name in uses}
-    return Chunk(samples, outputs.shape[1], ordered)
+    return Chunk(samples, outputs.shape[1], ordered, recorder.returned if live else None)
 
 
-def _deltas(outputs: Tensor, steps: list[Step]) -> list[dict[int, Tensor]]:
+def _deltas(outputs: Tensor, steps: list[Step], live: bool) -> list[dict[int, Tensor]]:
     """Return the gradients of the summed outputs in each operation's outputs, (d, ...) each."""
     edges = [edge for step in steps for edge in step.edges.values()]
     if not edges or not outputs.requires_grad:
@@ -272,7 +278,12 @@ def _deltas(outputs: Tensor, steps: list[Step]) -> list[dict[int, Tensor]]:
     d = outputs.shape[1]
     with torch.enable_grad():
         sums = outputs.sum(0).unbind()
-    found = [torch.autograd.grad(sums[i], edges, retain_graph=i < d - 1, allow_unused=True) for i in range(d)]
+    found = [
+        torch.autograd.grad(
+            sums[i], edges, retain_graph=live or i < d - 1, create_graph=live, allow_unused=True
+        )
+        for i in range(d)
+    ]
     stacked = iter([_stacked(column) for column in zip(*found, strict=True)])
     deltas = []
     for step in steps:
@@ -290,13 +301,12 @@ def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
     return torch.stack([torch.zeros_like(known[0]) if delta is None else delta for delta in column])
 
 
-def _chained(source: Source, piece: Piece, net: Network) -> dict[str, Piece]:
+def _chained(source: Source, piece: Piece, parameters: Parameters) -> dict[str, Piece]:
     """Return the pieces of the parameters that a derived tensor was computed from."""
     if isinstance(source, str):
         return {source: piece}
     rows = piece.rows()
-    parameters, names = net.parameters, sorted(source.names())
-    values = {name: parameters[name] for name in names}
+    values = {name: parameters[name] for name in sorted(source.names())}
     derived, pullback, *_ = vjp(source.value, values)
     flat = rows.reshape(-1, *derived.shape).to(derived.dtype)
     try:

@@ -27,8 +27,9 @@ Rule = Callable[["Call"], Pieces | None]
 class Call:
     """One operation with the gradients of its outputs, (n, d, ...), samples first."""
 
-    def __init__(self, step: Step, deltas: dict[int, Tensor], n: int) -> None:
+    def __init__(self, step: Step, deltas: dict[int, Tensor], n: int, live: bool = False) -> None:
         self.operation, self.layout, self.n = step.operation, step.layout, n
+        self.live = live  # whether what is found is to be differentiable in turn
         parameters = [step.operation.leaves[place].dtype for place in step.operation.sources]
         dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
         self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
@@ -57,7 +58,8 @@ class Call:
 
     def raised(self, value: Tensor) -> Tensor:
         """Return an argument in the parameters' precision."""
-        return value.detach().to(self.dtype) if value.is_floating_point() else value.detach()
+        value = value if self.live else value.detach()
+        return value.to(self.dtype) if value.is_floating_point() else value
 
 
 def pieces(call: Call) -> Pieces:
@@ -134,7 +136,7 @@ def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[i
         summed = summed_over(x.dim(), weight if isinstance(weight, Tensor) else bias)
         place, bias_place = call.place(weight), call.place(bias)
         if place is not None:
-            with torch.no_grad():
+            with torch.set_grad_enabled(call.live):
                 bare = dict.fromkeys({"weight", "bias"} & set(names))
                 plain = call.operation.function(**{**a, **bare, "input": call.raised(x)})
             hat = _samples_first(plain, call.layout.outputs[0], call.n).unsqueeze(1)
@@ -175,7 +177,8 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         deltas = call.deltas[0].squeeze(2)
         if place is not None:
             x, how = _convolving(call.raised(x), weight, a, dims, transposed)
-            found[place] = Convolution(x, deltas, weight.detach(), how)
+            piece = Convolution(x, deltas, weight.detach(), how)
+            found[place] = piece.differentiable() if call.live else piece
         if bias_place is not None:
             found[bias_place] = Dense(deltas.flatten(3).sum(3))
         return found
@@ -212,7 +215,9 @@ def _generic(call: Call) -> Pieces:
         for place, dimension in layout.batched.items()
     }
     counts = {place: operation.leaves[place] // call.n for place in layout.counts}
-    tracked = {place: operation.leaves[place].detach() for place in operation.sources}
+    tracked = {place: operation.leaves[place] for place in operation.sources}
+    if not call.live:
+        tracked = {place: value.detach() for place, value in tracked.items()}
 
     def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
         def apply(parameters: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -128,18 +128,23 @@ def traced(net: Network, samples: Samples) -> Trace:
 class Watch(TorchFunctionMode):
     """Sees the operations on parameters, and on what is known to be derived from them."""
 
-    def __init__(self, net: Network, derived: set[int] | None = None) -> None:
+    def __init__(
+        self, net: Network, derived: set[int] | None = None, parameters: Parameters | None = None
+    ) -> None:
         super().__init__()
-        self.parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+        if parameters is None:
+            parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+        self.parameters = parameters
         self.calls, self.seen, self.derived = 0, dict[int, Operation](), derived or set()
-        self._known: dict[int, Source] = {id(value): name for name, value in self.parameters.items()}
+        self._known: dict[int, Source] = {id(parameters[name]): name for name in net.names}
         self._alive: list[Tensor] = []  # an id is only unique among the living
 
     def run(self, net: Network, samples: Samples) -> "Watch":
         """Return itself, after a call of the network on these samples."""
         inputs, labels, ids = net.placed((samples.inputs, samples.labels, samples.ids))
         with torch.enable_grad(), self:
-            self.outputs = net.function(self.parameters, inputs, labels, ids)
+            self.returned = net.called(self.parameters, inputs)
+            self.outputs = net.chosen(self.returned, inputs, labels, ids)
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,8 +182,9 @@ class Watch(TorchFunctionMode):
 class Recorder(Watch):
     """Records one forward pass that follows a trace, or raises Untraceable."""
 
-    def __init__(self, net: Network, trace: Trace) -> None:
-        super().__init__(net, {place for place, layout in trace.items() if not layout.outputs})
+    def __init__(self, net: Network, trace: Trace, parameters: Parameters | None = None) -> None:
+        derived = {place for place, layout in trace.items() if not layout.outputs}
+        super().__init__(net, derived, parameters)
         self._trace, self.steps = trace, list[Step]()
 
     def noticed(self, place: int, operation: Operation) -> None:

@@ -1,0 +1,256 @@
+"""Gradients of a batch that can be differentiated in turn, for training terms.
+
+The model's own parameters are used, and the inputs and output gradients of its operations stay in the
+graph. Inner products, norms and sums of the samples' gradients follow from those factors; a gradient is
+formed only where that takes less.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from likewise.data import Samples
+from likewise.gradients.autograd import disagreement, full_float32
+from likewise.gradients.layers import Chunk, Layers, gathered
+from likewise.gradients.norms import SmoothNorms
+from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
+from likewise.gradients.sums import Tied
+from likewise.gradients.trace import Trace, Untraceable, traced
+from likewise.linalg import Power, inverse_root, rank_floor, wide
+from likewise.network import Network, Parameters
+
+_traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Live:
+    """J(x) of a batch, in parts, differentiable; and S(x) = K(x, x)^-½ J(x)."""
+
+    chunk: Chunk
+    own: Tensor  # (n, d, d) K(x, x), float64
+    root: Power  # K(x, x)^-½
+    dtype: torch.dtype  # of the model
+
+    @property
+    def d(self) -> int:
+        """The number of outputs."""
+        return self.chunk.d
+
+    @property
+    def returned(self) -> Any:
+        """What the model returned, with its graph."""
+        return self.chunk.returned
+
+    def pairs(self) -> Tensor:
+        """Return tr S(x) S(x')ᵀ / d of the first half of the batch with the second, (n / 2,)."""
+        n = len(self.own) // 2
+        roots = self.root.matrix
+        blocks = torch.zeros_like(roots[:n])
+        for piece in self.chunk.pieces.values():
+            blocks = blocks + _matched(piece, n)
+        return torch.einsum("nde,nef,nfd->n", roots[:n], blocks, roots[n:]) / self.d
+
+    def sums(self, groups: list[Tensor]) -> Tensor:
+        """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places."""
+        parts = [_squared_sums(piece, self.root.matrix, groups) for piece in self.chunk.pieces.values()]
+        return torch.stack(parts).sum(0)
+
+    def along(self, directions: Tensor, numels: dict[str, int]) -> Tensor:
+        """Return S(x) u for each of the directions u (c, p), (n, d, c)."""
+        named = dict(zip(numels, directions.split(list(numels.values()), dim=1), strict=True))
+        moved = sum(
+            piece.push(named[name].to(_dtype(piece))).to(self.own)
+            for name, piece in self.chunk.pieces.items()
+        )
+        return self.root.matrix @ moved
+
+    def total(self, numels: dict[str, int]) -> Tensor:
+        """Return Σ S(x), (d, p), in float64, without a graph."""
+        weights, pieces = self.root.matrix.detach(), self.chunk.pieces
+        parts = [
+            pieces[name].pull(weights.to(_dtype(pieces[name]))).detach().to(weights)
+            if name in pieces
+            else weights.new_zeros(self.d, numel)
+            for name, numel in numels.items()
+        ]
+        return torch.cat(parts, 1)
+
+
+def live(net: Network, samples: Samples) -> Live:
+    """Return the gradients of a batch, differentiable in the model's own parameters.
+
+    The model is called in evaluation mode and in full precision; a sample whose gradient is not finite
+    is left out, its place taken by zeros.
+    """
+    with net.evaluating(), torch.enable_grad(), SmoothNorms():
+        found = _live(net, samples)
+        finite = found.own.detach().flatten(1).sum(1).isfinite()
+        if not finite.all():
+            found = _without(net, samples, finite)
+    return found
+
+
+def _live(net: Network, samples: Samples) -> Live:
+    chunk = _gathered(net, samples)
+    device = next(net.model.parameters()).device
+    total = torch.zeros(len(samples), chunk.d, chunk.d, device=device)
+    total = total.to(wide(total))
+    for piece in chunk.pieces.values():
+        total = total + piece.own()
+    return Live(chunk, total, inverse_root(total, rank_floor(net.dtype)), net.dtype)
+
+
+def _without(net: Network, samples: Samples, finite: Tensor) -> Live:
+    """Return those of the finite samples; the others have no gradient."""
+    warnings.warn(
+        f"The gradients of {int((~finite).sum())} of {len(finite)} samples are not finite (overflow, or NaN "
+        "in an input): the training term leaves them out.",
+        stacklevel=4,
+    )
+    places = finite.nonzero()[:, 0].cpu()
+    if len(places) == 0:
+        raise ValueError(
+            "No sample of the batch has a finite gradient: look for NaN in the inputs or weights."
+        )
+    labels = None if samples.labels is None else samples.labels[places]
+    leaves, spec = tree_flatten(samples.inputs)
+    rest = Samples(tree_unflatten([leaf[places] for leaf in leaves], spec), labels, samples.ids[places])
+    found = _live(net, rest)
+    n, where = len(samples), places.to(found.own.device)
+
+    def spread(value: Tensor) -> Tensor:
+        return value.new_zeros(n, *value.shape[1:]).index_copy(0, where, value)
+
+    rows: dict[str, Piece] = {name: Dense(spread(piece.rows())) for name, piece in found.chunk.pieces.items()}
+    chunk = Chunk(samples, found.d, rows, net.called(_live_parameters(net), samples.inputs))
+    return Live(
+        chunk, spread(found.own), Power(spread(found.root.matrix), spread(found.root.rank)), net.dtype
+    )
+
+
+def _gathered(net: Network, samples: Samples) -> Chunk:
+    """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
+    parameters = _live_parameters(net)
+    key = (net.readout, net.names, _signature(samples))
+    known = _traces.setdefault(net.model, {})
+    if key not in known:
+        known[key] = _checked_trace(net, samples)
+    for _ in range(2):
+        trace = known[key]
+        if trace is None:
+            break
+        try:
+            return gathered(net, trace, samples, parameters)
+        except Untraceable:  # it branches on its data: perhaps another trace fits
+            known[key] = _checked_trace(net, samples)
+    return _one_by_one(net, samples, parameters)
+
+
+def _live_parameters(net: Network) -> Parameters:
+    every = dict(net.model.named_parameters())
+    frozen = {k: every[k].detach().requires_grad_() for k in net.names if not every[k].requires_grad}
+    return {**every, **frozen}
+
+
+def _signature(samples: Samples) -> Any:
+    leaves, spec = tree_flatten((samples.inputs, samples.labels))
+    shapes = [(tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return str(spec), tuple(shapes)
+
+
+def _checked_trace(net: Network, samples: Samples) -> Trace | None:
+    """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
+    with torch.no_grad(), full_float32():
+        try:
+            trace = traced(net, samples[:3])
+            wrong = disagreement(net, Layers(net, trace, 2).rows(samples[:2], 0).rows, samples[:2])
+        except Untraceable as problem:
+            trace, wrong = None, str(problem)
+    if wrong is None:
+        return trace
+    warnings.warn(
+        f"{type(net.model).__name__} cannot be followed by its operations ({wrong}): the training term takes "
+        "each sample's gradient on its own, which is exact but slow.",
+        stacklevel=2,
+    )
+    return None
+
+
+def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Chunk:
+    rows = []
+    for sample in samples.split(1):
+        output = net.function(parameters, sample.inputs, sample.labels, sample.ids)
+        values = [parameters[name] for name in net.names]
+        found = [
+            torch.autograd.grad(one, values, create_graph=True, allow_unused=True)
+            for one in output[0].unbind()
+        ]
+        filled = [
+            torch.cat(
+                [
+                    torch.zeros_like(v).flatten() if g is None else g.flatten()
+                    for g, v in zip(one, values, strict=True)
+                ]
+            )
+            for one in found
+        ]
+        rows.append(torch.stack(filled))
+    parts = torch.stack(rows).split(list(net.numels.values()), dim=2)
+    named: dict[str, Piece] = {k: Dense(v) for k, v in zip(net.numels, parts, strict=True)}
+    return Chunk(samples, rows[0].shape[0], named, net.called(parameters, samples.inputs))
+
+
+def _matched(piece: Piece, n: int) -> Tensor:
+    """Return J(x) J(x')ᵀ in one parameter, of the first n samples with the next n, (n, d, d)."""
+    if isinstance(piece, Factored):
+        a, b, delta, other = piece.inputs[:n], piece.inputs[n:], piece.deltas[:n], piece.deltas[n:]
+        _, d, t, o = delta.shape
+        if t * t * (a.shape[2] + d * d * o) < d * a.shape[2] * o * (2 * t + d):
+            return torch.einsum("nts,ndto,neso->nde", a @ b.mT, delta, other)
+    rows = piece.rows()
+    return rows[:n] @ rows[n:].mT
+
+
+def _squared_sums(piece: Piece, roots: Tensor, groups: list[Tensor]) -> Tensor:
+    """Return ‖Σ Gᵀ K^-½‖² of the samples of each group, (groups,), for one parameter."""
+    roots = roots.to(_dtype(piece))
+    n, d = len(roots), roots.shape[1]
+    if isinstance(piece, Factored) and piece.deltas.shape[2] == 1:
+        i, o = piece.inputs.shape[2], piece.deltas.shape[3]
+        if n * n * (i + d * o) < n * d * i * o + len(groups) * d * i * o:
+            inputs = piece.inputs[:, 0]
+            deltas = (roots @ piece.deltas[:, :, 0]).flatten(1)
+            products = (inputs @ inputs.T) * (deltas @ deltas.T)
+            return torch.stack([products[at][:, at].sum() for at in groups]).to(torch.float64)
+    if isinstance(piece, Factored | Indexed | Tied) and "_formed" not in piece.__dict__:
+        return torch.stack([_part(piece, at).pull(roots[at]).square().sum() for at in groups]).to(
+            torch.float64
+        )
+    members = roots.new_zeros(len(groups), n)
+    for row, at in zip(members, groups, strict=True):
+        row[at] = 1
+    weights = torch.einsum("gn,nde->ndge", members, roots).flatten(2)
+    sums = weights.flatten(0, 1).T @ piece.rows().flatten(0, 1)
+    return sums.view(len(groups), -1).square().sum(1).to(torch.float64)
+
+
+def _part(piece: Piece, at: Tensor) -> Piece:
+    if isinstance(piece, Factored):
+        return Factored(piece.inputs[at], piece.deltas[at], piece.inputs_first)
+    if isinstance(piece, Indexed):
+        return Indexed(piece.indices[at], piece.deltas[at], piece.size)
+    assert isinstance(piece, Tied)
+    matrix, table = _part(piece.matrix, at), _part(piece.table, at)
+    assert isinstance(matrix, Factored) and isinstance(table, Indexed)
+    return Tied(matrix, table)
+
+
+def _dtype(piece: Piece) -> torch.dtype:
+    while isinstance(piece, Tied):
+        piece = piece.matrix
+    return piece.gradients.dtype if isinstance(piece, Dense) else piece.deltas.dtype  # type: ignore[attr-defined]

@@ -1,0 +1,24 @@
+"""Training terms: ask the network to see given inputs as similar, or as different."""
+
+from likewise.losses import directions
+from likewise.losses.density import DensitySampler, RunningTotal, density
+from likewise.losses.modules import Along, Density, Group, Orbit, Pair, TwoBatches
+from likewise.losses.terms import along, group, orbit, pair, two_batches
+
+__all__ = [
+    "Along",
+    "Density",
+    "DensitySampler",
+    "Group",
+    "Orbit",
+    "Pair",
+    "RunningTotal",
+    "TwoBatches",
+    "along",
+    "density",
+    "directions",
+    "group",
+    "orbit",
+    "pair",
+    "two_batches",
+]

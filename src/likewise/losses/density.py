@@ -1,0 +1,99 @@
+"""Density as a training term, and as an order to draw samples in."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+
+from likewise.losses.terms import Chosen, live_batch, network_of
+from likewise.network import Inputs, Network
+from likewise.readouts import Readout, all_outputs
+
+
+def density(
+    model: nn.Module | Network,
+    x: Inputs,
+    total: "Tensor | RunningTotal",
+    q: float,
+    labels: Tensor | None = None,
+    *,
+    samples: int | None = None,
+    readout: Readout = all_outputs,
+    parameters: Chosen = None,
+    weight: float = 1,
+) -> Tensor:
+    """Return Σ (N_S(xᵢ)/N − q)² over the batch: asks that each sample be like a share q of the data.
+
+    `total`: Σ K(x',x')^-½ J(x') over the data, (d, p), with the number of its `samples`, taken as given;
+    or a RunningTotal, which estimates it and is updated with this batch.
+    """
+    net = network_of(model, readout, parameters)
+    found = live_batch(net, x, labels, readout, parameters)
+    if isinstance(total, RunningTotal):
+        share = total.updated(found.total(net.numels), len(found.own))
+    else:
+        if samples is None:
+            raise ValueError("The total of how many samples? Pass samples=N, or a RunningTotal.")
+        share = total.reshape(-1, sum(net.numels.values())) / samples
+    expected = (found.d, sum(net.numels.values()))
+    if share.shape != expected:
+        raise ValueError(f"The total must be (d, p) = {expected}, found {tuple(share.shape)}.")
+    moved = found.along(share.to(found.own), net.numels)
+    shares = moved.diagonal(dim1=1, dim2=2).sum(1) / found.d  # N_S / N
+    return weight * (shares - q).square().sum().to(found.dtype)
+
+
+class RunningTotal:
+    """The mean normalized gradient over the data, estimated as training goes.
+
+    An exponential mean over batches: `keep` of the old estimate stays at each update.
+    """
+
+    def __init__(self, keep: float = 0.95) -> None:
+        if not 0 <= keep < 1:
+            raise ValueError(f"keep is a share below 1, found {keep}.")
+        self.keep = keep
+        self.mean: Tensor | None = None  # (d, p)
+        self._weight = 0.0
+
+    def updated(self, total: Tensor, n: int) -> Tensor:
+        """Return the mean gradient after a batch of n samples with this total was added."""
+        self._weight = self.keep * self._weight + 1 - self.keep
+        part = (1 - self.keep) / self._weight
+        new = total / n
+        self.mean = new if self.mean is None else self.mean + part * (new - self.mean)
+        return self.mean
+
+
+class DensitySampler(Sampler[int]):
+    """Draws the samples of sparse regions first, each once an epoch.
+
+    `density`: N_S or any number that grows with the crowd around a sample. The order is that of
+    −density / temperature plus Gumbel noise, density in units of its spread: 0 sorts strictly, large
+    values shuffle. Call `update` with new densities as training goes.
+    """
+
+    def __init__(self, density: Tensor, temperature: float = 0.5, seed: int = 0) -> None:
+        if temperature < 0:
+            raise ValueError(f"The temperature is 0 or more, found {temperature}.")
+        self.temperature, self.seed, self.epoch = temperature, seed, 0
+        self.update(density)
+
+    def update(self, density: Tensor) -> None:
+        """Take other densities."""
+        flat = density.detach().flatten().double().cpu()
+        if not flat.isfinite().all():
+            raise ValueError("Densities must be finite numbers, one a sample.")
+        self.density = flat
+
+    def __len__(self) -> int:
+        return len(self.density)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        self.epoch += 1
+        spread = self.density.std(correction=0).clamp(min=torch.finfo(torch.float64).tiny)
+        noise = -torch.rand(len(self), generator=generator, dtype=torch.float64).log().neg().log()
+        score = self.density / spread - self.temperature * noise
+        return iter(score.argsort(stable=True).tolist())

@@ -1,0 +1,48 @@
+"""Ways to move an image a little, as directions in which it changes: for `losses.along`.
+
+Each returns e(x), of the shape of x = (..., height, width), such that x + ε e(x) is x moved by ε pixels,
+turned by ε radians, enlarged by the factor 1 + ε, or brightened by it. Spatial derivatives are central
+differences, so that they speak of images smooth at the scale of a pixel; at the border they are one-sided.
+"""
+
+import torch
+from torch import Tensor
+
+
+def translation(images: Tensor, right: float = 1.0, down: float = 0.0) -> Tensor:
+    """Return the direction of a shift to the right and down, in pixels."""
+    vertical, horizontal = _slopes(images)
+    return -right * horizontal - down * vertical
+
+
+def rotation(images: Tensor) -> Tensor:
+    """Return the direction of a turn about the center, clockwise as the image is seen."""
+    (vertical, horizontal), (y, x) = _slopes(images), _from_center(images)
+    return y * horizontal - x * vertical
+
+
+def scaling(images: Tensor) -> Tensor:
+    """Return the direction of an enlargement about the center."""
+    (vertical, horizontal), (y, x) = _slopes(images), _from_center(images)
+    return -x * horizontal - y * vertical
+
+
+def intensity(images: Tensor) -> Tensor:
+    """Return the direction of a brightening of all pixels by one factor."""
+    return images.clone()
+
+
+def _slopes(images: Tensor) -> tuple[Tensor, Tensor]:
+    if images.dim() < 2 or min(images.shape[-2:]) < 2:
+        raise ValueError(
+            f"Images (..., height, width) of two pixels a side are needed, found {tuple(images.shape)}."
+        )
+    vertical, horizontal = torch.gradient(images, dim=(-2, -1))
+    return vertical, horizontal
+
+
+def _from_center(images: Tensor) -> tuple[Tensor, Tensor]:
+    h, w = images.shape[-2:]
+    y = torch.arange(h).to(images) - (h - 1) / 2
+    x = torch.arange(w).to(images) - (w - 1) / 2
+    return y[:, None], x

@@ -1,0 +1,221 @@
+"""Training terms: ask the network to see given inputs as similar (sec. 5), or as different.
+
+Each is a function that returns one number to be added to a loss, differentiable in all parameters of the
+model; `weight` scales it, and below zero it repels where it would attract. The model is called in
+evaluation mode (its BatchNorm statistics and dropout left alone) and in full precision, whatever the mode
+and the autocast around the call. `outputs=True` also returns what the model returned, with its graph, so that
+the main loss need not call it again.
+
+The similarity is k^C of the readout's outputs in the chosen parameters; of several outputs the mean of the
+diagonal of K^C. Samples without a finite gradient count as similar to nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from likewise.data import Samples
+from likewise.gradients import Live, live, turning
+from likewise.linalg import wide
+from likewise.network import Inputs, Network
+from likewise.readouts import Readout, all_outputs
+
+Chosen = str | Sequence[str] | None  # which parameters
+Transform = Callable[[Any], Any]
+
+
+def pair(
+    model: nn.Module | Network,
+    x: Inputs,
+    other: Inputs,
+    labels: Tensor | None = None,
+    other_labels: Tensor | None = None,
+    *,
+    readout: Readout = all_outputs,
+    parameters: Chosen = None,
+    weight: float = 1,
+) -> Tensor:
+    """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match."""
+    both = _joined(x, other)
+    given = None if labels is None else torch.cat([labels, labels if other_labels is None else other_labels])
+    found = live_batch(model, both, given, readout, parameters)
+    return -weight * found.pairs().mean().to(found.dtype)
+
+
+def group(
+    model: nn.Module | Network,
+    x: Inputs,
+    groups: Tensor | None = None,
+    labels: Tensor | None = None,
+    *,
+    readout: Readout = all_outputs,
+    parameters: Chosen = None,
+    weight: float = 1,
+    outputs: bool = False,
+) -> Any:
+    """Return 1 − the mean k^C of pairs inside a group, the mean over groups: 0 if each group is alike.
+
+    `groups`: a number for each sample, such as its class; None: all are one group. A group of one sample
+    has no pair and does not count; 1 if there is no pair at all. By Σ k^C = ‖Σ ĝ‖² − n, exact for each
+    sample, at the cost of one more backward pass rather than of all pairs.
+    """
+    found = live_batch(model, x, labels, readout, parameters)
+    similarity = _mean_similarity(found, _places(groups, len(found.own), found.own.device))
+    term = weight * (1 - similarity).to(found.dtype)
+    return (term, found.returned) if outputs else term
+
+
+def orbit(
+    model: nn.Module | Network,
+    x: Inputs,
+    transforms: Sequence[Transform],
+    labels: Tensor | None = None,
+    *,
+    readout: Readout = all_outputs,
+    parameters: Chosen = None,
+    weight: float = 1,
+) -> Tensor:
+    """Return 1 − the mean k^C of each sample with its transformed copies and of these with each other."""
+    if not transforms:
+        raise ValueError("An orbit needs at least one transform of the inputs.")
+    copies = [x, *(transform(x) for transform in transforms)]
+    n = len(tree_leaves(x)[0])
+    every = copies[0]
+    for copy in copies[1:]:
+        every = _joined(every, copy)
+    given = None if labels is None else labels.repeat(len(copies))
+    groups = torch.arange(n).repeat(len(copies))
+    return group(model, every, groups, given, readout=readout, parameters=parameters, weight=weight)
+
+
+def two_batches(
+    model: nn.Module | Network,
+    a: Inputs,
+    b: Inputs,
+    labels_a: Tensor | None = None,
+    labels_b: Tensor | None = None,
+    *,
+    form: Literal["ratio", "cosine"] = "ratio",
+    readout: Readout = all_outputs,
+    parameters: Chosen = None,
+    weight: float = 1,
+    outputs: bool = False,
+) -> Any:
+    """Return n_B ‖μ₁ − μ₂‖² / (‖μ₁‖ ‖μ₂‖) of the mean gradients of two mini-batches, the paper's term.
+
+    `form="cosine"`: 1 − cos(μ₁, μ₂), which has no scale. Cheaper than `group` where there are many
+    positions, but of means: it cannot normalize each sample. If a mean vanishes, the term is 0.
+    """
+    net = network_of(model, readout, parameters)
+    with net.evaluating(), torch.enable_grad():
+        first, returned_a = _mean_gradient(net, a, labels_a)
+        second, returned_b = _mean_gradient(net, b, labels_b)
+    sizes = _norm2(first) * _norm2(second)
+    alive = (sizes.detach() > 0) & sizes.detach().isfinite()
+    scale = torch.where(alive, sizes, 1).sqrt()
+    if form == "ratio":
+        difference = _norm2([u - v for u, v in zip(first, second, strict=True)])
+        n = (len(tree_leaves(a)[0]) + len(tree_leaves(b)[0])) / 2
+        term = n * difference / scale
+    else:
+        term = 1 - sum((u * v).sum() for u, v in zip(first, second, strict=True)) / scale
+    term = weight * torch.where(alive, term, 0).to(net.dtype)
+    return (term, (returned_a, returned_b)) if outputs else term
+
+
+def along(
+    model: nn.Module | Network,
+    x: Tensor,
+    direction: Tensor | Callable[[Tensor], Tensor],
+    labels: Tensor | None = None,
+    *,
+    readout: Readout = all_outputs,
+    parameters: Chosen = None,
+    weight: float = 1,
+) -> Tensor:
+    """Return the mean of ‖∂ₓ∇f(x)·e(x)‖²: how fast a sample's gradient turns as it moves along e.
+
+    The limit of ‖∇f(x + εe) − ∇f(x)‖² / ε². `direction`: e for each sample, or a function of the inputs
+    such as those of `losses.directions`. Costs two more backward passes than `group`.
+    """
+    net = network_of(model, readout, parameters)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError("`along` moves inputs: they must be one tensor of floating numbers.")
+    x = net.placed(x)
+    moving = net.placed(direction(x) if callable(direction) else direction)
+    if moving.shape != x.shape:
+        raise ValueError(
+            f"A direction has the shape of the inputs, {tuple(x.shape)}: found {tuple(moving.shape)}."
+        )
+    turned = turning(net, Samples(x, labels, torch.arange(len(x))), moving)
+    return weight * turned.mean().to(net.dtype)
+
+
+def network_of(model: nn.Module | Network, readout: Readout, parameters: Chosen) -> Network:
+    """Return the model with the choices made; a Network has made its own."""
+    if not isinstance(model, Network):
+        return Network(model, readout, parameters)
+    return model.exact()
+
+
+def live_batch(
+    model: nn.Module | Network, x: Inputs, labels: Tensor | None, readout: Readout, parameters: Chosen
+) -> Live:
+    """Return the differentiable gradients of a batch."""
+    n = len(tree_leaves(x)[0])
+    return live(network_of(model, readout, parameters), Samples(x, labels, torch.arange(n)))
+
+
+def _joined(x: Inputs, other: Inputs) -> Inputs:
+    return tree_map(lambda a, b: torch.cat([a, b]), x, other)
+
+
+def _places(groups: Tensor | None, n: int, device: torch.device) -> list[Tensor]:
+    """Return the places of the samples of each group that has a pair."""
+    if groups is None:
+        return [torch.arange(n, device=device)] if n > 1 else []
+    if groups.shape != (n,):
+        raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
+    groups = groups.to(device)
+    found = [(groups == value).nonzero()[:, 0] for value in groups.unique()]
+    return [places for places in found if len(places) > 1]
+
+
+def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:
+    """Return the mean over groups of the mean k^C of different samples in each."""
+    if not groups:
+        return found.own.sum() * 0
+    ranks = found.root.rank
+    own = torch.stack([ranks[at].sum() for at in groups])
+    pairs = torch.tensor([len(at) * (len(at) - 1) for at in groups], device=own.device)
+    return ((found.sums(groups) - own) / found.d / pairs).mean()
+
+
+def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[list[Tensor], Any]:
+    """Return the mean over a batch of each output's gradient, and what the model returned."""
+    chosen, rest = _live_state(net)
+    n = len(tree_leaves(x)[0])
+    returned = net.called({**rest, **chosen}, x)
+    read = net.chosen(returned, x, labels, torch.arange(n))
+    values, found = list(chosen.values()), []
+    for output in read.mean(0).unbind():
+        gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)
+        found += [g for g in gradients if g is not None]
+    return found, returned
+
+
+def _live_state(net: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the chosen parameters, live, and all other parameters and copies of buffers."""
+    every = dict(net.model.named_parameters())
+    chosen = {
+        k: every[k] if every[k].requires_grad else every[k].detach().requires_grad_() for k in net.names
+    }
+    rest: dict[str, Tensor] = {k: v for k, v in every.items() if k not in chosen}
+    return chosen, {**rest, **{k: v.detach().clone() for k, v in net.model.named_buffers()}}
+
+
+def _norm2(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([t.to(wide(t)).square().sum() for t in tensors]).sum()
