@@ -9,7 +9,7 @@ run can be repeated bit for bit.
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -117,14 +117,9 @@ class Convolution(Piece):
         if not self._forms:
             windows = self.how.windows(self.inputs, self.kernel.shape[2:])
             return Factored(windows, self.deltas.flatten(3).mT)
-        if (
-            self._way == "windows"
-            or set(self.how.stride) != {1}
-            or self.how.groups > 1
-            or self.how.transposed
-        ):
+        if self.how.transposed or self.how.groups > 1:
             return Dense(self._windowed())
-        return Dense(self._moved().permute(1, 2, 3, 0).flatten(2))
+        return Dense(_FormedInGraph.apply(self.inputs, self.deltas, self.kernel, self.how))
 
     def rows(self) -> Tensor:
         """Return G."""
@@ -228,10 +223,32 @@ class Convolution(Piece):
         steps = [sum(p * r * e for p, r, e in zip(at, row, self.how.dilation, strict=True)) for at in places]
         flat = F.pad(pixels.flatten(2), (0, max(0, t + max(steps) - prod(pixels.shape[2:]))))
         left = deltas.flatten(1, 2)
-        if torch.is_grad_enabled():
-            products = [torch.bmm(left, flat[:, :, step : step + t].mT) for step in steps]
-            return torch.stack(products).view(len(steps), n, d, -1)
         found = flat.new_empty(len(steps), n, d * o, flat.shape[1])
         for place, step in enumerate(steps):
             torch.bmm(left, flat[:, :, step : step + t].mT, out=found[place])
         return found.view(len(steps), n, d, -1)
+
+
+class _FormedInGraph(torch.autograd.Function):
+    """G by whatever is fastest; backwards, each sample meets its own row, all as groups of one call."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, deltas: Tensor, kernel: Tensor, how: Convolving) -> Tensor:
+        ctx.save_for_backward(inputs, deltas)
+        ctx.how, ctx.sides = how, kernel.shape[1:]
+        return Convolution(inputs, deltas, kernel, how).rows()
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, None, None]:
+        inputs, deltas = ctx.saved_tensors
+        n, d, o = deltas.shape[:3]
+        kernels = given[0].reshape(n * d * o, *ctx.sides)
+        each = ctx.how._replace(groups=n)  # samples side by side as groups of channels
+        images = inputs.reshape(1, -1, *inputs.shape[2:])
+        for_deltas = each.forward(images, kernels).view_as(deltas)
+        side_by_side = deltas.reshape(1, -1, *deltas.shape[3:])
+        only_inputs = [True, False, False]
+        for_inputs = torch.ops.aten.convolution_backward(
+            side_by_side, images, kernels, None, *each, only_inputs
+        )[0]
+        return for_inputs.view_as(inputs), for_deltas, None, None

@@ -14,6 +14,10 @@ class Meter(TorchDispatchMode):
     What a library takes for itself inside one operation is not seen, nor what an allocator keeps.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes a second
+
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0

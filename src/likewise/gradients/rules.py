@@ -163,6 +163,17 @@ def _sum(tensor: Tensor, dims: list[int]) -> Tensor:
     return tensor.sum([i + 2 for i in dims]) if dims else tensor
 
 
+def _prelu(call: Call) -> Pieces | None:
+    a = call.bound("input", "weight")
+    inputs, place = call.samples(a["input"]), call.place(a["weight"])
+    if inputs is None or place is None or call.batch_dimension(a["input"]) != 0 or a["input"].dim() < 2:
+        return None
+    below = call.deltas[0] * inputs.clamp(max=0).unsqueeze(1)  # (n, d, of the sample, channels, ...)
+    if a["weight"].numel() == 1:
+        return {place: Dense(below.flatten(2).sum(2, keepdim=True))}
+    return {place: Dense(below.movedim(3, 2).flatten(3).sum(3))}
+
+
 def _convolution(dims: int, transposed: bool) -> Rule:
     names = ["input", "weight", "bias", "stride", "padding"]
     names += ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
@@ -269,6 +280,7 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.matmul: _matmul,
     torch.Tensor.__matmul__: _matmul,
     F.embedding: _embedding,
+    torch.prelu: _prelu,
     F.batch_norm: _normalized(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
         _all_but_channel,
