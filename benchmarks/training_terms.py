@@ -1,8 +1,8 @@
 """What does a training step cost with each term, in plain steps?
 
-A plain step is forward, cross entropy, backward and SGD. A step with a term adds it to the loss, from the same
-forward pass where the term can share it. Beside it the naive way: each sample's gradient by vmap(grad), kept
-in the graph. Random images; the paper's net for MNIST, and a ResNet-18 for 32 × 32.
+A plain step is forward, cross entropy, backward and SGD. A step with a term adds it to the loss, from the
+same forward pass where the term can share it. Beside it the naive way: each sample's gradient by vmap(grad),
+kept in the graph. Random images; the paper's net for MNIST, and a ResNet-18 for 32 × 32.
 
     python benchmarks/training_terms.py                    one CPU thread, about 5 minutes
     python benchmarks/training_terms.py --device cuda

@@ -31,6 +31,7 @@ from likewise.gradients.base import (
     refuse_not_finite,
 )
 from likewise.gradients.centered import Centered
+from likewise.gradients.norms import Instead
 from likewise.gradients.pieces import Dense, Factored, Piece, own_of
 from likewise.gradients.rules import Call, pieces
 from likewise.gradients.sums import summed
@@ -250,19 +251,26 @@ def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Te
     return scale, (wide / scale).to(dtype)
 
 
-def gathered(net: Network, trace: Trace, samples: Samples, live: Parameters | None = None) -> Chunk:
+def gathered(
+    net: Network,
+    trace: Trace,
+    samples: Samples,
+    live: Parameters | None = None,
+    instead: Instead | None = None,
+) -> Chunk:
     """Return the gradients of some samples from one forward pass and a backward for each output.
 
-    `live`: the model's own parameters instead of copies, if the gradients are to be differentiable.
+    `live`: the model's own parameters instead of copies, if the gradients are to be differentiable, and
+    what to call `instead` of functions whose derivatives are wrong.
     """
-    recorder = Recorder(net, trace, live)
+    recorder = Recorder(net, trace, live, instead)
     outputs = recorder.recorded(net, samples)
     uses: dict[str, list[Piece]] = {}
     for step, deltas in zip(recorder.steps, _deltas(outputs, recorder.steps, live is not None), strict=True):
         if not step.unchanged():
             raise Untraceable(f"the inputs of {step.operation.name} were overwritten in place")
         if deltas:
-            for place, piece in pieces(Call(step, deltas, len(samples), live is not None)).items():
+            for place, piece in pieces(Call(step, deltas, len(samples), instead)).items():
                 parameters = net.parameters if live is None else live
                 for name, part in _chained(step.operation.sources[place], piece, parameters).items():
                     uses.setdefault(name, []).append(part)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from likewise.data import Samples
 from likewise.gradients.autograd import disagreement, full_float32
 from likewise.gradients.layers import Chunk, Layers, gathered
-from likewise.gradients.norms import SmoothNorms
+from likewise.gradients.norms import TWICE, Instead
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.sums import Tied
 from likewise.gradients.trace import Trace, Untraceable, traced
@@ -32,6 +32,7 @@ class Live:
     """J(x) of a batch, in parts, differentiable; and S(x) = K(x, x)^-½ J(x)."""
 
     chunk: Chunk
+    parts: list[Piece]  # its pieces, small ones side by side
     own: Tensor  # (n, d, d) K(x, x), float64
     root: Power  # K(x, x)^-½
     dtype: torch.dtype  # of the model
@@ -51,13 +52,18 @@ class Live:
         n = len(self.own) // 2
         roots = self.root.matrix
         blocks = torch.zeros_like(roots[:n])
-        for piece in self.chunk.pieces.values():
+        for piece in self.parts:
             blocks = blocks + _matched(piece, n)
         return torch.einsum("nde,nef,nfd->n", roots[:n], blocks, roots[n:]) / self.d
 
     def sums(self, groups: list[Tensor]) -> Tensor:
         """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places."""
-        parts = [_squared_sums(piece, self.root.matrix, groups) for piece in self.chunk.pieces.values()]
+        roots = self.root.matrix
+        members = roots.new_zeros(len(groups), len(roots))
+        for row, at in zip(members, groups, strict=True):
+            row[at] = 1
+        weights = torch.einsum("gn,nde->ndge", members, roots).flatten(2)
+        parts = [_squared_sums(piece, roots, weights, groups) for piece in self.parts]
         return torch.stack(parts).sum(0)
 
     def along(self, directions: Tensor, numels: dict[str, int]) -> Tensor:
@@ -81,31 +87,32 @@ class Live:
         return torch.cat(parts, 1)
 
 
-def live(net: Network, samples: Samples) -> Live:
+def live(net: Network, samples: Samples, instead: Instead = TWICE) -> Live:
     """Return the gradients of a batch, differentiable in the model's own parameters.
 
     The model is called in evaluation mode and in full precision; a sample whose gradient is not finite
     is left out, its place taken by zeros.
     """
-    with net.evaluating(), torch.enable_grad(), SmoothNorms():
-        found = _live(net, samples)
+    with net.evaluating(), torch.enable_grad():
+        found = _live(net, samples, instead)
         finite = found.own.detach().flatten(1).sum(1).isfinite()
         if not finite.all():
-            found = _without(net, samples, finite)
+            found = _without(net, samples, finite, instead)
     return found
 
 
-def _live(net: Network, samples: Samples) -> Live:
-    chunk = _gathered(net, samples)
+def _live(net: Network, samples: Samples, instead: Instead) -> Live:
+    chunk = _gathered(net, samples, instead)
     device = next(net.model.parameters()).device
     total = torch.zeros(len(samples), chunk.d, chunk.d, device=device)
     total = total.to(wide(total))
-    for piece in chunk.pieces.values():
+    parts = _merged(list(chunk.pieces.values()))
+    for piece in parts:
         total = total + piece.own()
-    return Live(chunk, total, inverse_root(total, rank_floor(net.dtype)), net.dtype)
+    return Live(chunk, parts, total, inverse_root(total, rank_floor(net.dtype)), net.dtype)
 
 
-def _without(net: Network, samples: Samples, finite: Tensor) -> Live:
+def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -> Live:
     """Return those of the finite samples; the others have no gradient."""
     warnings.warn(
         f"The gradients of {int((~finite).sum())} of {len(finite)} samples are not finite (overflow, or NaN "
@@ -120,7 +127,7 @@ def _without(net: Network, samples: Samples, finite: Tensor) -> Live:
     labels = None if samples.labels is None else samples.labels[places]
     leaves, spec = tree_flatten(samples.inputs)
     rest = Samples(tree_unflatten([leaf[places] for leaf in leaves], spec), labels, samples.ids[places])
-    found = _live(net, rest)
+    found = _live(net, rest, instead)
     n, where = len(samples), places.to(found.own.device)
 
     def spread(value: Tensor) -> Tensor:
@@ -129,11 +136,15 @@ def _without(net: Network, samples: Samples, finite: Tensor) -> Live:
     rows: dict[str, Piece] = {name: Dense(spread(piece.rows())) for name, piece in found.chunk.pieces.items()}
     chunk = Chunk(samples, found.d, rows, net.called(_live_parameters(net), samples.inputs))
     return Live(
-        chunk, spread(found.own), Power(spread(found.root.matrix), spread(found.root.rank)), net.dtype
+        chunk,
+        _merged(list(rows.values())),
+        spread(found.own),
+        Power(spread(found.root.matrix), spread(found.root.rank)),
+        net.dtype,
     )
 
 
-def _gathered(net: Network, samples: Samples) -> Chunk:
+def _gathered(net: Network, samples: Samples, instead: Instead) -> Chunk:
     """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
     parameters = _live_parameters(net)
     key = (net.readout, net.names, _signature(samples))
@@ -145,7 +156,7 @@ def _gathered(net: Network, samples: Samples) -> Chunk:
         if trace is None:
             break
         try:
-            return gathered(net, trace, samples, parameters)
+            return gathered(net, trace, samples, parameters, instead)
         except Untraceable:  # it branches on its data: perhaps another trace fits
             known[key] = _checked_trace(net, samples)
     return _one_by_one(net, samples, parameters)
@@ -216,27 +227,34 @@ def _matched(piece: Piece, n: int) -> Tensor:
     return rows[:n] @ rows[n:].mT
 
 
-def _squared_sums(piece: Piece, roots: Tensor, groups: list[Tensor]) -> Tensor:
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces with small explicit ones joined: many small operations take longer than one."""
+    small = [piece.gradients for piece in pieces if isinstance(piece, Dense) and _is_small(piece)]
+    if len(small) < 2:
+        return pieces
+    rest = [piece for piece in pieces if not (isinstance(piece, Dense) and _is_small(piece))]
+    return [*rest, Dense(torch.cat(small, 2))]
+
+
+def _is_small(piece: Dense) -> bool:
+    return piece.gradients.shape[2] <= 4096
+
+
+def _squared_sums(piece: Piece, roots: Tensor, weights: Tensor, groups: list[Tensor]) -> Tensor:
     """Return ‖Σ Gᵀ K^-½‖² of the samples of each group, (groups,), for one parameter."""
-    roots = roots.to(_dtype(piece))
-    n, d = len(roots), roots.shape[1]
+    n, d, dtype = *roots.shape[:2], _dtype(piece)
     if isinstance(piece, Factored) and piece.deltas.shape[2] == 1:
         i, o = piece.inputs.shape[2], piece.deltas.shape[3]
         if n * n * (i + d * o) < n * d * i * o + len(groups) * d * i * o:
             inputs = piece.inputs[:, 0]
-            deltas = (roots @ piece.deltas[:, :, 0]).flatten(1)
+            deltas = (roots.to(dtype) @ piece.deltas[:, :, 0]).flatten(1)
             products = (inputs @ inputs.T) * (deltas @ deltas.T)
-            return torch.stack([products[at][:, at].sum() for at in groups]).to(torch.float64)
+            return torch.stack([products[at][:, at].sum() for at in groups]).to(roots)
     if isinstance(piece, Factored | Indexed | Tied) and "_formed" not in piece.__dict__:
-        return torch.stack([_part(piece, at).pull(roots[at]).square().sum() for at in groups]).to(
-            torch.float64
-        )
-    members = roots.new_zeros(len(groups), n)
-    for row, at in zip(members, groups, strict=True):
-        row[at] = 1
-    weights = torch.einsum("gn,nde->ndge", members, roots).flatten(2)
-    sums = weights.flatten(0, 1).T @ piece.rows().flatten(0, 1)
-    return sums.view(len(groups), -1).square().sum(1).to(torch.float64)
+        sums = [_part(piece, at).pull(roots[at].to(dtype)).square().sum() for at in groups]
+        return torch.stack(sums).to(roots)
+    total = weights.to(dtype).flatten(0, 1).T @ piece.rows().flatten(0, 1)
+    return total.view(len(groups), -1).square().sum(1).to(roots)
 
 
 def _part(piece: Piece, at: Tensor) -> Piece:

@@ -4,27 +4,11 @@ PyTorch's own third derivatives of layer_norm and instance_norm are wrong, and t
 instance_norm under vmap, without a word (torch 2.13; `tests/gradients/test_norms.py` tells when that ends).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-
-class SmoothNorms(TorchFunctionMode):
-    """Instance norms by plain arithmetic, and layer norms too if asked."""
-
-    def __init__(self, layer: bool = False) -> None:
-        super().__init__()
-        self._layer = layer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.layer_norm and self._layer:
-            return _layer_norm(*args, **kwargs)
-        if func is F.instance_norm:
-            return _instance_norm(*args, **kwargs)
-        return func(*args, **kwargs)
 
 
 def _layer_norm(
@@ -59,3 +43,8 @@ def _instance_norm(
 def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     centered = x - x.mean(dims, keepdim=True)
     return centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+
+Instead = dict[Callable[..., Any], Callable[..., Any]]  # what to call in the place of what
+TWICE: Instead = {F.instance_norm: _instance_norm}  # for second derivatives
+THRICE: Instead = {**TWICE, F.layer_norm: _layer_norm}  # for third ones

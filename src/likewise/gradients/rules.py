@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_unflatten
 
 from likewise.gradients.base import is_out_of_memory
 from likewise.gradients.convolution import Convolution, Convolving
+from likewise.gradients.norms import Instead
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.trace import Step, outputs_of
 
@@ -27,9 +28,10 @@ Rule = Callable[["Call"], Pieces | None]
 class Call:
     """One operation with the gradients of its outputs, (n, d, ...), samples first."""
 
-    def __init__(self, step: Step, deltas: dict[int, Tensor], n: int, live: bool = False) -> None:
+    def __init__(self, step: Step, deltas: dict[int, Tensor], n: int, live: Instead | None = None) -> None:
         self.operation, self.layout, self.n = step.operation, step.layout, n
-        self.live = live  # whether what is found is to be differentiable in turn
+        self.live = live is not None  # whether what is found is to be differentiable in turn
+        self.function = (live or {}).get(step.operation.function, step.operation.function)
         parameters = [step.operation.leaves[place].dtype for place in step.operation.sources]
         dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
         self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
@@ -138,7 +140,7 @@ def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[i
         if place is not None:
             with torch.set_grad_enabled(call.live):
                 bare = dict.fromkeys({"weight", "bias"} & set(names))
-                plain = call.operation.function(**{**a, **bare, "input": call.raised(x)})
+                plain = call.function(**{**a, **bare, "input": call.raised(x)})
             hat = _samples_first(plain, call.layout.outputs[0], call.n).unsqueeze(1)
             found[place] = Dense(_dot(deltas, hat, summed).flatten(2))
         if bias_place is not None:
@@ -236,7 +238,7 @@ def _generic(call: Call) -> Pieces:
             for place, value in (*own.items(), *counts.items(), *parameters.items()):
                 leaves[place] = value
             args, kwargs = tree_unflatten(leaves, operation.spec)
-            outputs = outputs_of(operation.function(*args, **kwargs))
+            outputs = outputs_of(call.function(*args, **kwargs))
             return {place: outputs[place] for place in deltas}
 
         _, pullback, *_ = vjp(apply, tracked)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from likewise.data import Samples
+from likewise.gradients.norms import Instead
 from likewise.network import Network, Parameters
 
 
@@ -135,6 +136,7 @@ class Watch(TorchFunctionMode):
         if parameters is None:
             parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
         self.parameters = parameters
+        self.instead: Instead = {}
         self.calls, self.seen, self.derived = 0, dict[int, Operation](), derived or set()
         self._known: dict[int, Source] = {id(parameters[name]): name for name in net.names}
         self._alive: list[Tensor] = []  # an id is only unique among the living
@@ -149,7 +151,7 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, self.calls = self.calls, self.calls + 1
-        result = func(*args, **(kwargs or {}))
+        result = self.instead.get(func, func)(*args, **(kwargs or {}))
         if not self._touched((args, kwargs)):
             return result
         leaves, spec = tree_flatten((args, kwargs or {}))
@@ -182,9 +184,16 @@ class Watch(TorchFunctionMode):
 class Recorder(Watch):
     """Records one forward pass that follows a trace, or raises Untraceable."""
 
-    def __init__(self, net: Network, trace: Trace, parameters: Parameters | None = None) -> None:
+    def __init__(
+        self,
+        net: Network,
+        trace: Trace,
+        parameters: Parameters | None = None,
+        instead: Instead | None = None,
+    ) -> None:
         derived = {place for place, layout in trace.items() if not layout.outputs}
         super().__init__(net, derived, parameters)
+        self.instead = instead or {}
         self._trace, self.steps = trace, list[Step]()
 
     def noticed(self, place: int, operation: Operation) -> None:

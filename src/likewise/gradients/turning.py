@@ -11,7 +11,7 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.gradients.live import live
-from likewise.gradients.norms import SmoothNorms
+from likewise.gradients.norms import THRICE
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.sums import Tied
 from likewise.network import Network
@@ -20,8 +20,7 @@ from likewise.network import Network
 def turning(net: Network, samples: Samples, direction: Tensor) -> Tensor:
     """Return ‖∂ₓ J(x) · e(x)‖² of each sample, (n,), differentiable in the model's parameters."""
     x = samples.inputs.detach().requires_grad_()
-    with SmoothNorms(layer=True):
-        found = live(net, Samples(x, samples.labels, samples.ids))
+    found = live(net, Samples(x, samples.labels, samples.ids), THRICE)
     pieces = list(found.chunk.pieces.values())
     tensors = [tensor for piece in pieces for tensor in _tensors(piece)]
     moved = iter(_tangents(tensors, x, direction))

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
-from likewise.losses.terms import Chosen, live_batch, network_of
+from likewise.losses.terms import Chosen, full_precision, live_batch, network_of
 from likewise.network import Inputs, Network
 from likewise.readouts import Readout, all_outputs
 
 
+@full_precision
 def density(
     model: nn.Module | Network,
     x: Inputs,

@@ -11,7 +11,8 @@ diagonal of K^C. Samples without a finite gradient count as similar to nothing.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,22 @@ from likewise.readouts import Readout, all_outputs
 
 Chosen = str | Sequence[str] | None  # which parameters
 Transform = Callable[[Any], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def full_precision(term: Function) -> Function:
+    """Return the term with any autocast around the call switched off."""
+
+    @wraps(term)
+    def precise(model: nn.Module | Network, *given: Any, **options: Any) -> Any:
+        module = model.model if isinstance(model, Network) else model
+        with torch.autocast(next(module.parameters()).device.type, enabled=False):
+            return term(model, *given, **options)
+
+    return cast(Function, precise)
+
+
+@full_precision
 def pair(
     model: nn.Module | Network,
     x: Inputs,
@@ -45,6 +60,7 @@ def pair(
     return -weight * found.pairs().mean().to(found.dtype)
 
 
+@full_precision
 def group(
     model: nn.Module | Network,
     x: Inputs,
@@ -68,6 +84,7 @@ def group(
     return (term, found.returned) if outputs else term
 
 
+@full_precision
 def orbit(
     model: nn.Module | Network,
     x: Inputs,
@@ -91,6 +108,7 @@ def orbit(
     return group(model, every, groups, given, readout=readout, parameters=parameters, weight=weight)
 
 
+@full_precision
 def two_batches(
     model: nn.Module | Network,
     a: Inputs,
@@ -113,19 +131,19 @@ def two_batches(
     with net.evaluating(), torch.enable_grad():
         first, returned_a = _mean_gradient(net, a, labels_a)
         second, returned_b = _mean_gradient(net, b, labels_b)
-    sizes = _norm2(first) * _norm2(second)
+    inner, sizes = (first * second).sum(), first.square().sum() * second.square().sum()
     alive = (sizes.detach() > 0) & sizes.detach().isfinite()
     scale = torch.where(alive, sizes, 1).sqrt()
     if form == "ratio":
-        difference = _norm2([u - v for u, v in zip(first, second, strict=True)])
         n = (len(tree_leaves(a)[0]) + len(tree_leaves(b)[0])) / 2
-        term = n * difference / scale
+        term = n * (first - second).square().sum() / scale
     else:
-        term = 1 - sum((u * v).sum() for u, v in zip(first, second, strict=True)) / scale
+        term = 1 - inner / scale
     term = weight * torch.where(alive, term, 0).to(net.dtype)
     return (term, (returned_a, returned_b)) if outputs else term
 
 
+@full_precision
 def along(
     model: nn.Module | Network,
     x: Tensor,
@@ -194,7 +212,7 @@ def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:
     return ((found.sums(groups) - own) / found.d / pairs).mean()
 
 
-def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[list[Tensor], Any]:
+def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
     """Return the mean over a batch of each output's gradient, and what the model returned."""
     chosen, rest = _live_state(net)
     n = len(tree_leaves(x)[0])
@@ -203,8 +221,9 @@ def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[list
     values, found = list(chosen.values()), []
     for output in read.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)
-        found += [g for g in gradients if g is not None]
-    return found, returned
+        found += [g.flatten() for g in gradients if g is not None]
+    joined = torch.cat(found)
+    return joined.to(wide(joined)), returned
 
 
 def _live_state(net: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -215,7 +234,3 @@ def _live_state(net: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     }
     rest: dict[str, Tensor] = {k: v for k, v in every.items() if k not in chosen}
     return chosen, {**rest, **{k: v.detach().clone() for k, v in net.model.named_buffers()}}
-
-
-def _norm2(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([t.to(wide(t)).square().sum() for t in tensors]).sum()
