@@ -117,7 +117,8 @@ class Convolution(Piece):
         if not self._forms:
             windows = self.how.windows(self.inputs, self.kernel.shape[2:])
             return Factored(windows, self.deltas.flatten(3).mT)
-        if self.how.transposed or self.how.groups > 1:
+        on_cpu = self.inputs.device.type == "cpu"  # elsewhere, convolutions of many groups are slow
+        if self.how.transposed or self.how.groups > 1 or not on_cpu:
             return Dense(self._windowed())
         return Dense(_FormedInGraph.apply(self.inputs, self.deltas, self.kernel, self.how))
 

@@ -271,8 +271,8 @@ def gathered(
             raise Untraceable(f"the inputs of {step.operation.name} were overwritten in place")
         if deltas:
             for place, piece in pieces(Call(step, deltas, len(samples), instead)).items():
-                parameters = net.parameters if live is None else live
-                for name, part in _chained(step.operation.sources[place], piece, parameters).items():
+                source = step.operation.sources[place]
+                for name, part in _chained(source, piece, recorder.parameters).items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: summed(uses[name]) for name in net.names if name in uses}
     return Chunk(samples, outputs.shape[1], ordered, recorder.returned if live else None)

@@ -57,13 +57,17 @@ class Live:
         return torch.einsum("nde,nef,nfd->n", roots[:n], blocks, roots[n:]) / self.d
 
     def sums(self, groups: list[Tensor]) -> Tensor:
-        """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places."""
-        roots = self.root.matrix
-        members = roots.new_zeros(len(groups), len(roots))
-        for row, at in zip(members, groups, strict=True):
-            row[at] = 1
-        weights = torch.einsum("gn,nde->ndge", members, roots).flatten(2)
-        parts = [_squared_sums(piece, roots, weights, groups) for piece in self.parts]
+        """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places, by size."""
+        sizes = sorted({len(at) for at in groups})
+        stacked = [torch.stack([at for at in groups if len(at) == size]) for size in sizes]
+        which = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(at) for at in groups]))
+        places = torch.cat(groups)
+        parts = []
+        for piece in self.parts:
+            if isinstance(piece, Dense) or "_formed" in piece.__dict__:
+                parts.append(_sums_of_rows(piece.rows(), self.root.matrix, places, which, len(groups)))
+            else:
+                parts.append(torch.cat([_sums_of_factors(piece, self.root.matrix, at) for at in stacked]))
         return torch.stack(parts).sum(0)
 
     def along(self, directions: Tensor, numels: dict[str, int]) -> Tensor:
@@ -240,32 +244,46 @@ def _is_small(piece: Dense) -> bool:
     return piece.gradients.shape[2] <= 4096
 
 
-def _squared_sums(piece: Piece, roots: Tensor, weights: Tensor, groups: list[Tensor]) -> Tensor:
-    """Return ‖Σ Gᵀ K^-½‖² of the samples of each group, (groups,), for one parameter."""
-    n, d, dtype = *roots.shape[:2], _dtype(piece)
-    if isinstance(piece, Factored) and piece.deltas.shape[2] == 1:
-        i, o = piece.inputs.shape[2], piece.deltas.shape[3]
-        if n * n * (i + d * o) < n * d * i * o + len(groups) * d * i * o:
-            inputs = piece.inputs[:, 0]
-            deltas = (roots.to(dtype) @ piece.deltas[:, :, 0]).flatten(1)
-            products = (inputs @ inputs.T) * (deltas @ deltas.T)
-            return torch.stack([products[at][:, at].sum() for at in groups]).to(roots)
-    if isinstance(piece, Factored | Indexed | Tied) and "_formed" not in piece.__dict__:
-        sums = [_part(piece, at).pull(roots[at].to(dtype)).square().sum() for at in groups]
-        return torch.stack(sums).to(roots)
-    total = weights.to(dtype).flatten(0, 1).T @ piece.rows().flatten(0, 1)
-    return total.view(len(groups), -1).square().sum(1).to(roots)
+def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, groups: int) -> Tensor:
+    """Return ‖Σ S‖² of each group from explicit rows, (groups,); a place's sample is of group `which`."""
+    n, d = roots.shape[:2]
+    which = which.to(rows.device)
+    if groups <= 16:  # one product; of more groups, most of it would be zeros
+        members = roots.new_zeros(groups, n)
+        members[which, places] = 1
+        weights = torch.einsum("gn,nde->ndge", members, roots).to(rows.dtype)
+        total = weights.flatten(0, 1).flatten(1).T @ rows.flatten(0, 1)
+        return total.view(groups, -1).square().sum(1).to(roots)
+    weighted = roots.to(rows.dtype) @ rows if d > 1 else roots.to(rows.dtype) * rows
+    flat = weighted.flatten(1)
+    total = flat.new_zeros(groups, flat.shape[1]).index_add(0, which, flat[places])
+    return total.square().sum(1).to(roots)
 
 
-def _part(piece: Piece, at: Tensor) -> Piece:
+def _sums_of_factors(piece: Piece, roots: Tensor, at: Tensor) -> Tensor:
+    """Return ‖Σ S‖² of groups of one size, (groups,): a group's positions are those of its samples."""
+    together = _together(piece, roots, at)
+    return together.own().diagonal(dim1=1, dim2=2).sum(1)
+
+
+def _together(piece: Piece, roots: Tensor, at: Tensor) -> Piece:
+    """Return Σ S over the samples of each group as a piece whose samples are the groups."""
+    if isinstance(piece, Tied):
+        matrix, table = _together(piece.matrix, roots, at), _together(piece.table, roots, at)
+        assert isinstance(matrix, Factored) and isinstance(table, Indexed)
+        return Tied(matrix, table)
+    assert isinstance(piece, Factored | Indexed)
+    scale = roots.new_ones(len(roots), 1, 1)
+    if isinstance(piece, Factored):  # large inputs meet small output gradients: neither may overflow alone
+        scale = piece.inputs.detach().abs().amax((1, 2), keepdim=True).to(roots)
+        scale = torch.where(scale > 0, scale, 1)
+    weights = (roots * scale).to(piece.deltas.dtype)
+    deltas = (weights @ piece.deltas.flatten(2)).view_as(piece.deltas)[at]  # (groups, size, d, t, o)
+    side_by_side = deltas.transpose(1, 2).flatten(2, 3)
     if isinstance(piece, Factored):
-        return Factored(piece.inputs[at], piece.deltas[at], piece.inputs_first)
-    if isinstance(piece, Indexed):
-        return Indexed(piece.indices[at], piece.deltas[at], piece.size)
-    assert isinstance(piece, Tied)
-    matrix, table = _part(piece.matrix, at), _part(piece.table, at)
-    assert isinstance(matrix, Factored) and isinstance(table, Indexed)
-    return Tied(matrix, table)
+        inputs = (piece.inputs / scale.to(piece.inputs.dtype))[at].flatten(1, 2)
+        return Factored(inputs, side_by_side, piece.inputs_first)
+    return Indexed(piece.indices[at].flatten(1), side_by_side, piece.size)
 
 
 def _dtype(piece: Piece) -> torch.dtype:

@@ -192,14 +192,15 @@ def _joined(x: Inputs, other: Inputs) -> Inputs:
 
 
 def _places(groups: Tensor | None, n: int, device: torch.device) -> list[Tensor]:
-    """Return the places of the samples of each group that has a pair."""
+    """Return the places of the samples of each group that has a pair, small groups first."""
     if groups is None:
         return [torch.arange(n, device=device)] if n > 1 else []
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
     groups = groups.to(device)
-    found = [(groups == value).nonzero()[:, 0] for value in groups.unique()]
-    return [places for places in found if len(places) > 1]
+    counts = groups.unique(return_counts=True)[1].tolist()
+    found = groups.argsort(stable=True).split(counts)
+    return sorted((places for places in found if len(places) > 1), key=len)
 
 
 def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:
