@@ -26,6 +26,8 @@ LEVELS = {
     "gram": 5,
     "similarity": 6,
     "statistics": 6,
+    "analysis": 6,  # knows only its folder
+    "runs": 7,
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -58,7 +60,8 @@ def test_each_effect_has_its_place():
         where = part(path)
         assert "torch.distributed" not in text or where == "parallel", path
         assert not re.search(r"\bprint\(|os\.environ", text), path
-        assert not re.search(r"\.write_|open\(|pickle|torch\.(save|load)", text), path
+        assert not re.search(r"pickle\.|torch\.(save|load)", text), path
+        assert not re.search(r"\.write_|open\(", text) or where == "runs", path
 
 
 def test_no_drawer_for_odds_and_ends():

@@ -1,6 +1,7 @@
 """Which inputs does a neural network treat alike?"""
 
 from likewise import losses
+from likewise.analysis import Analysis
 from likewise.data import Batches, Samples, batches
 from likewise.gradients import VanishingGradientWarning
 from likewise.gram import GramMatrix
@@ -29,6 +30,7 @@ from likewise.readouts import (
     log_probabilities,
     one_output,
 )
+from likewise.runs import analyze
 from likewise.similarity import similarity
 from likewise.statistics.bound import lipschitz_bound
 from likewise.statistics.denoising import Denoising, denoising
@@ -55,6 +57,7 @@ __all__ = [
     "NEAR_IDENTITY",
     "ROTATION_INVARIANT",
     "SUBSPACE_MATCH",
+    "Analysis",
     "Batches",
     "ClassSimilarity",
     "Denoising",
@@ -69,6 +72,7 @@ __all__ = [
     "SimilarityHistogram",
     "VanishingGradientWarning",
     "all_outputs",
+    "analyze",
     "batches",
     "best_rotation",
     "class_similarity",
