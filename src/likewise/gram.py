@@ -6,6 +6,7 @@ every pair and keeps one strip of the matrix. Nothing is computed before one of 
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -166,6 +167,14 @@ class GramMatrix:
 
     def _map_strips(self, function: Callable[[range, Tensor], Any], own: float | None) -> Any:
         pairs = self.pairs()
+        with self.net.evaluating():
+            again = pairs.formations / (self.data.n + self.columns.n)
+        if again > 8:
+            warnings.warn(
+                f"max_memory={self.max_memory:_} has room for the gradients of few samples, so that each is "
+                f"formed {again:.0f} times: with max_memory={pairs.memory_to_keep:_} once would do.",
+                stacklevel=4,
+            )
         with self.net.evaluating():
             joined = join_over(lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs")
             pairs.gradients.settle()

@@ -80,3 +80,5 @@ ROTATION_INVARIANT = Kernel(-0.5, -0.5, best_rotation)  # sec. 3
 SUBSPACE_MATCH = Kernel(-0.5, -0.5, subspace_match)  # appendix
 NEAR_IDENTITY = Kernel(-0.5, -0.5, near_identity)  # appendix
 IDENTITY_DISTANCE = Kernel(-0.5, -0.5, identity_distance)  # appendix
+# Reductions that are the same of K(x, x') and of its transpose K(x', x); whole blocks are transposed with it.
+SYMMETRIC = (mean_diagonal, whole_block, best_rotation, subspace_match, near_identity, identity_distance)

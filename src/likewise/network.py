@@ -70,6 +70,7 @@ class Network:
         self.names = _selected(self.model, parameters)
         self._wants_ids = "ids" in inspect.signature(readout).parameters
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
+        self._evaluating = 0
 
     def __repr__(self) -> str:
         p = sum(self.numels.values())
@@ -159,12 +160,16 @@ class Network:
             for module in self.model.modules():  # not model.eval(): what overrides it may merge weights
                 module.training = False
             stack.callback(self._copies.clear)
-            yield
+            self._evaluating += 1
+            try:
+                yield
+            finally:
+                self._evaluating -= 1
 
     def _copied(self, name: str, value: Tensor) -> Tensor:
         """Return a copy for forward to write to if it likes; one that it did not write to serves again."""
-        if value.is_inference():  # which has no version
-            return value.clone()
+        if value.is_inference() or not self._evaluating:  # without a version, or a time in which it holds
+            return value.detach().clone()
         copy = self._copies.get(name)
         if copy is None or copy.of is not value or copy.versions != (value._version, copy.value._version):
             copied = value.detach().clone()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from likewise.data import Batches
 from likewise.gradients import Features, Gradients, Vanished
-from likewise.kernels import Kernel, mean_diagonal
+from likewise.kernels import SYMMETRIC, Kernel, mean_diagonal
 from likewise.parallel import processes
 
 
@@ -51,7 +51,7 @@ class Pairs:
             left = _part(self._kept, where)
         else:
             left = self._formed(self.rows, where, self.kernel.row)
-        if self._symmetric and len(where) == self.columns.n:
+        if self._mirrors and len(where) == self.columns.n:
             similarities = self._mirrored(left).to(self.dtype)
         else:
             tiles = [self._tile(left, right) for right in self._column_features(len(where))]
@@ -62,8 +62,18 @@ class Pairs:
         return similarities
 
     @property
+    def memory_to_keep(self) -> int:
+        """The memory at which the features of all columns fit."""
+        return 4 * self.columns.n * self._bytes_per_sample
+
+    @property
     def _symmetric(self) -> bool:
         return self.rows is self.columns and self.kernel.row == self.kernel.column
+
+    @property
+    def _mirrors(self) -> bool:
+        """Whether k(x', x) follows from k(x, x'): not of any reduction that a user may write."""
+        return self._symmetric and self.kernel.reduce in SYMMETRIC
 
     def _mirrored(self, features: Features) -> Tensor:
         """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
@@ -87,12 +97,14 @@ class Pairs:
 
     @property
     def _samples_at_once(self) -> int:
-        return max(1, self.max_memory // 8 // self._bytes_per_sample)
+        """How many rows' features fit: where those of all columns do not, their share is free too."""
+        share = 8 if self._fits else 3
+        return max(1, self.max_memory // share // self._bytes_per_sample)
 
     @property
     def _fits(self) -> bool:
         """Whether the features of all columns fit into a quarter of the memory."""
-        return self.columns.n * self._bytes_per_sample <= self.max_memory // 4
+        return self.memory_to_keep <= self.max_memory
 
     @cached_property
     def _kept(self) -> Features | None:
@@ -103,7 +115,8 @@ class Pairs:
 
     def _column_features(self, strip: int) -> Iterator[Features]:
         blocks = max(1, self.max_memory // 8 // (self.d**2 * self.dtype.itemsize * strip))
-        for where in self.columns.spans(min(self._samples_at_once, blocks)):
+        at_once = max(1, self.max_memory // 16 // self._bytes_per_sample)
+        for where in self.columns.spans(min(at_once, blocks)):
             if self._kept is not None:
                 yield _part(self._kept, where)
             else:

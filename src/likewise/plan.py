@@ -79,11 +79,12 @@ def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]
     trial = min(batch, max(8, gram.data.n // 50))
     few = _tried(gram, statistic, options, trial)
     n, m, visits = gram.data.n, gram.columns.n, sum(p.what == "pairs" for p in few.seconds)
-    if visits and trial < min(256, n // 4):  # of fewer, the products of pairs do not show
-        trial = min(256, n // 4)
+    enough = min(128, max(48, n // 12), max(1, n // 2))
+    if visits and trial < enough:  # of fewer, the products of pairs do not show
+        trial = enough
         few = _tried(gram, statistic, options, trial)
     more = _tried(gram, statistic, options, 2 * trial)
-    formations = gram.pairs().formations if visits else 0
+    formations = _formations(gram) if visits else 0
     seconds, flops = (
         sum(
             _extrapolated(a, b, few, more, n, m, formations)
@@ -92,7 +93,7 @@ def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]
         for kind in ("seconds", "flops")
     )
     growth = max(0, more.peak - few.peak) / max(1, more.n - few.n)
-    reach = n if visits else batch
+    reach = n if visits else min(batch, gram.gradients.at_once or batch)
     rest, each = gram.gradients.room
     at_once = rest + each * min(batch, gram.gradients.at_once or 0)
     peak = max(few.peak + growth * (reach - few.n), at_once) + more.result * n / more.n
@@ -101,7 +102,7 @@ def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]
         passes=sum(p.what != "pairs" for p in more.seconds),
         visits_of_pairs=visits,
         flops=flops,
-        peak_bytes=int(min(peak, gram.max_memory + more.peak) if visits else peak),
+        peak_bytes=int(min(peak, gram.max_memory + more.result * n / more.n)),
         seconds=seconds,
         batch=batch,
     )
@@ -109,26 +110,31 @@ def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]
 
 def _tried(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any], n: int) -> _Trial:
     part = gram.part(n)
-    cut = {
-        name: value[: part.data.n]
-        if isinstance(value, Tensor) and value.dim() and len(value) == gram.data.n
-        else value
-        for name, value in options.items()
-    }
+    cut = {name: _cut(value, gram, part) for name, value in options.items()}
     counter = FlopCounterMode(display=False)
     with counter, Meter() as meter, recorded(counter.get_total_flops) as flops:
         kept = statistic(part, **cut)
         result = meter.now
     del kept
-    timed = []
-    for _ in range(2):
-        with recorded(_clock(gram.net)) as passes:
-            statistic(part, **cut)
-        timed.append(passes)
-    seconds = [min(both, key=lambda made: made.cost) for both in zip(*timed, strict=True)]
+    with recorded(_clock(gram.net)) as seconds:
+        statistic(part, **cut)
     any_pairs = any(p.what == "pairs" for p in seconds)
-    formations = part.pairs().formations if any_pairs else 0
+    formations = _formations(part) if any_pairs else 0
     return _Trial(part.data.n, part.columns.n, formations, seconds, flops, meter.peak, result)
+
+
+def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
+    """Return an option's entries for the trial's rows or columns, if it has one for each."""
+    if isinstance(value, Tensor) and value.dim():
+        for whole, some in ((gram.data.n, part.data.n), (gram.columns.n, part.columns.n)):
+            if len(value) == whole:
+                return value[:some]
+    return value
+
+
+def _formations(gram: Matrix) -> int:
+    with gram.net.evaluating():
+        return gram.pairs().formations
 
 
 def _clock(net: Network) -> Clock:

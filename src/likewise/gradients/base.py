@@ -37,7 +37,9 @@ class Vanished:
     def note(self, samples: Samples, ranks: Tensor | None) -> None:
         """Remember which samples have rank 0, without waiting for a GPU."""
         self._seen.update(samples.ids.tolist())
-        if ranks is not None:
+        if ranks is not None and ranks.device.type == "cpu":  # what is kept here fragments the heap
+            self._ids.update(samples.ids[ranks == 0].tolist())
+        elif ranks is not None:
             self._noted.append((samples.ids, ranks == 0))
 
     def warn(self) -> None:

@@ -78,7 +78,7 @@ def _size(net: Network, trace: Trace, samples: Samples, max_memory: int) -> tupl
     d, p, number = Jacobians(net).shape(samples)
     rest = p * (number + 4 + 3 * 8)  # copies, a sum in the model's precision, and three in float64
     if rest > max_memory:
-        samples_at_once(1, d, p, max_memory, rest)
+        samples_at_once(12 * d * p, d, p, max_memory, rest)
     few, more = (_room(net, trace, repeated(samples, n)) for n in (2, 4))
     each = int(SLACK * max(more - few, 2) / 2)
     fit = samples_at_once(each, d, p, max_memory, rest)

@@ -12,16 +12,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.data import Samples
 from likewise.gradients.autograd import disagreement, full_float32
 from likewise.gradients.layers import Chunk, Layers, gathered
-from likewise.gradients.norms import TWICE, Instead
+from likewise.gradients.norms import TWICE, Instead, Substituting
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
+from likewise.gradients.probe import refuse_dependent_samples
 from likewise.gradients.sums import Tied
 from likewise.gradients.trace import Trace, Untraceable, traced
-from likewise.linalg import Power, inverse_root, rank_floor, wide
+from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.network import Network, Parameters
 
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()
@@ -97,23 +98,34 @@ def live(net: Network, samples: Samples, instead: Instead = TWICE) -> Live:
     The model is called in evaluation mode and in full precision; a sample whose gradient is not finite
     is left out, its place taken by zeros.
     """
+    finite = _finite_inputs(samples)
     with net.evaluating(), torch.enable_grad():
-        found = _live(net, samples, instead)
-        finite = found.own.detach().flatten(1).sum(1).isfinite()
         if not finite.all():
-            found = _without(net, samples, finite, instead)
-    return found
+            return _without(net, samples, finite, instead)
+        chunk = _gathered(net, samples, instead)
+        parts = _merged(list(chunk.pieces.values()))
+        if not parts:
+            raise ValueError(
+                "The outputs depend on none of the chosen parameters: there is nothing to compare."
+            )
+        own = parts[0].own()
+        for piece in parts[1:]:
+            own = own + piece.own()
+        finite = own.detach().flatten(1).sum(1).isfinite()
+        if not finite.all():
+            return _without(net, samples, finite, instead)
+        return Live(chunk, parts, own, inverse_root(own, rank_floor(net.dtype)), net.dtype)
 
 
-def _live(net: Network, samples: Samples, instead: Instead) -> Live:
-    chunk = _gathered(net, samples, instead)
-    device = next(net.model.parameters()).device
-    total = torch.zeros(len(samples), chunk.d, chunk.d, device=device)
-    total = total.to(wide(total))
-    parts = _merged(list(chunk.pieces.values()))
-    for piece in parts:
-        total = total + piece.own()
-    return Live(chunk, parts, total, inverse_root(total, rank_floor(net.dtype)), net.dtype)
+def _finite_inputs(samples: Samples) -> Tensor:
+    """Return which samples have inputs without NaN and infinity, (n,) booleans."""
+    finite = torch.ones(len(samples), dtype=torch.bool)
+    for leaf in tree_leaves(samples.inputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            finite &= (
+                leaf.detach().flatten(1).isfinite().all(1).cpu() if leaf.dim() > 1 else leaf.isfinite().cpu()
+            )
+    return finite
 
 
 def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -> Live:
@@ -131,7 +143,7 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -
     labels = None if samples.labels is None else samples.labels[places]
     leaves, spec = tree_flatten(samples.inputs)
     rest = Samples(tree_unflatten([leaf[places] for leaf in leaves], spec), labels, samples.ids[places])
-    found = _live(net, rest, instead)
+    found = live(net, rest, instead)
     n, where = len(samples), places.to(found.own.device)
 
     def spread(value: Tensor) -> Tensor:
@@ -151,9 +163,11 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -
 def _gathered(net: Network, samples: Samples, instead: Instead) -> Chunk:
     """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
     parameters = _live_parameters(net)
-    key = (net.readout, net.names, _signature(samples))
+    key = (_readout_key(net.readout), net.names, _signature(samples))
     known = _traces.setdefault(net.model, {})
     if key not in known:
+        while len(known) >= 16:  # the oldest goes
+            del known[next(iter(known))]
         known[key] = _checked_trace(net, samples)
     for _ in range(2):
         trace = known[key]
@@ -163,7 +177,13 @@ def _gathered(net: Network, samples: Samples, instead: Instead) -> Chunk:
             return gathered(net, trace, samples, parameters, instead)
         except Untraceable:  # it branches on its data: perhaps another trace fits
             known[key] = _checked_trace(net, samples)
-    return _one_by_one(net, samples, parameters)
+    with Substituting(instead):
+        return _one_by_one(net, samples, parameters)
+
+
+def _readout_key(readout: Any) -> Any:
+    """Return what tells readouts apart without keeping them, or the model in them, alive."""
+    return getattr(readout, "__code__", None) or getattr(readout, "__func__", repr(readout))
 
 
 def _live_parameters(net: Network) -> Parameters:
@@ -180,6 +200,7 @@ def _signature(samples: Samples) -> Any:
 
 def _checked_trace(net: Network, samples: Samples) -> Trace | None:
     """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
+    refuse_dependent_samples(net, samples[:3])
     with torch.no_grad(), full_float32():
         try:
             trace = traced(net, samples[:3])
@@ -263,6 +284,11 @@ def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, gr
 def _sums_of_factors(piece: Piece, roots: Tensor, at: Tensor) -> Tensor:
     """Return ‖Σ S‖² of groups of one size, (groups,): a group's positions are those of its samples."""
     together = _together(piece, roots, at)
+    table = together.table if isinstance(together, Tied) else together
+    if isinstance(table, Indexed):  # positions meet all positions, or the table is formed
+        t, o = table.deltas.shape[2:]
+        if t * t > table.size * o:
+            return together.rows().flatten(1).square().sum(1).to(roots)
     return together.own().diagonal(dim1=1, dim2=2).sum(1)
 
 

@@ -19,7 +19,12 @@ from likewise.network import Network
 
 def turning(net: Network, samples: Samples, direction: Tensor) -> Tensor:
     """Return ‖∂ₓ J(x) · e(x)‖² of each sample, (n,), differentiable in the model's parameters."""
-    x = samples.inputs.detach().requires_grad_()
+    with torch.inference_mode(False):
+        return _turning(net, samples, direction.clone())
+
+
+def _turning(net: Network, samples: Samples, direction: Tensor) -> Tensor:
+    x = samples.inputs.detach().clone().requires_grad_()
     found = live(net, Samples(x, samples.labels, samples.ids), THRICE)
     pieces = list(found.chunk.pieces.values())
     tensors = [tensor for piece in pieces for tensor in _tensors(piece)]

@@ -83,7 +83,7 @@ class DensitySampler(Sampler[int]):
 
     def update(self, density: Tensor) -> None:
         """Take other densities."""
-        flat = density.detach().flatten().double().cpu()
+        flat = torch.as_tensor(density).detach().flatten().double().cpu()
         if not flat.isfinite().all():
             raise ValueError("Densities must be finite numbers, one a sample.")
         self.density = flat
@@ -94,7 +94,8 @@ class DensitySampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         self.epoch += 1
-        spread = self.density.std(correction=0).clamp(min=torch.finfo(torch.float64).tiny)
+        spread = self.density.std(correction=0)
+        centered = (self.density - self.density.mean()) / torch.where(spread > 0, spread, 1)
         noise = -torch.rand(len(self), generator=generator, dtype=torch.float64).log().neg().log()
-        score = self.density / spread - self.temperature * noise
+        score = centered - self.temperature * noise
         return iter(score.argsort(stable=True).tolist())

@@ -10,7 +10,7 @@ The similarity is k^C of the readout's outputs in the chosen parameters; of seve
 diagonal of K^C. Samples without a finite gradient count as similar to nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -54,9 +54,12 @@ def pair(
     weight: float = 1,
 ) -> Tensor:
     """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match."""
+    n = _count(x)
+    if _count(other) != n:
+        raise ValueError(f"Inputs are matched one by one, found {n} and {_count(other)} of them.")
     both = _joined(x, other)
     given = None if labels is None else torch.cat([labels, labels if other_labels is None else other_labels])
-    found = live_batch(model, both, given, readout, parameters)
+    found = live_batch(model, both, given, readout, parameters, ids=torch.arange(n).repeat(2))
     return -weight * found.pairs().mean().to(found.dtype)
 
 
@@ -71,14 +74,16 @@ def group(
     parameters: Chosen = None,
     weight: float = 1,
     outputs: bool = False,
+    ids: Tensor | None = None,
 ) -> Any:
     """Return 1 − the mean k^C of pairs inside a group, the mean over groups: 0 if each group is alike.
 
     `groups`: a number for each sample, such as its class; None: all are one group. A group of one sample
     has no pair and does not count; 1 if there is no pair at all. By Σ k^C = ‖Σ ĝ‖² − n, exact for each
-    sample, at the cost of one more backward pass rather than of all pairs.
+    sample, at the cost of one more backward pass rather than of all pairs. `ids`: the samples' numbers, for
+    readouts that use them.
     """
-    found = live_batch(model, x, labels, readout, parameters)
+    found = live_batch(model, x, labels, readout, parameters, ids)
     similarity = _mean_similarity(found, _places(groups, len(found.own), found.own.device))
     term = weight * (1 - similarity).to(found.dtype)
     return (term, found.returned) if outputs else term
@@ -88,7 +93,7 @@ def group(
 def orbit(
     model: nn.Module | Network,
     x: Inputs,
-    transforms: Sequence[Transform],
+    transforms: Transform | Sequence[Transform],
     labels: Tensor | None = None,
     *,
     readout: Readout = all_outputs,
@@ -96,16 +101,19 @@ def orbit(
     weight: float = 1,
 ) -> Tensor:
     """Return 1 − the mean k^C of each sample with its transformed copies and of these with each other."""
+    transforms = [transforms] if callable(transforms) else transforms
     if not transforms:
         raise ValueError("An orbit needs at least one transform of the inputs.")
     copies = [x, *(transform(x) for transform in transforms)]
-    n = len(tree_leaves(x)[0])
+    n = _count(x)
     every = copies[0]
     for copy in copies[1:]:
         every = _joined(every, copy)
-    given = None if labels is None else labels.repeat(len(copies))
+    given = None if labels is None else torch.cat([labels] * len(copies))
     groups = torch.arange(n).repeat(len(copies))
-    return group(model, every, groups, given, readout=readout, parameters=parameters, weight=weight)
+    return group(
+        model, every, groups, given, readout=readout, parameters=parameters, weight=weight, ids=groups
+    )
 
 
 @full_precision
@@ -127,15 +135,22 @@ def two_batches(
     `form="cosine"`: 1 − cos(μ₁, μ₂), which has no scale. Cheaper than `group` where there are many
     positions, but of means: it cannot normalize each sample. If a mean vanishes, the term is 0.
     """
+    if form not in ("ratio", "cosine"):
+        raise ValueError(f'form is "ratio" or "cosine", found {form!r}.')
     net = network_of(model, readout, parameters)
     with net.evaluating(), torch.enable_grad():
         first, returned_a = _mean_gradient(net, a, labels_a)
         second, returned_b = _mean_gradient(net, b, labels_b)
+    if not (first.detach().isfinite().all() and second.detach().isfinite().all()):
+        raise ValueError(
+            "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs. "
+            "`group` does so by itself, it looks at each sample."
+        )
     inner, sizes = (first * second).sum(), first.square().sum() * second.square().sum()
     alive = (sizes.detach() > 0) & sizes.detach().isfinite()
     scale = torch.where(alive, sizes, 1).sqrt()
     if form == "ratio":
-        n = (len(tree_leaves(a)[0]) + len(tree_leaves(b)[0])) / 2
+        n = (_count(a) + _count(b)) / 2
         term = n * (first - second).square().sum() / scale
     else:
         term = 1 - inner / scale
@@ -176,15 +191,37 @@ def network_of(model: nn.Module | Network, readout: Readout, parameters: Chosen)
     """Return the model with the choices made; a Network has made its own."""
     if not isinstance(model, Network):
         return Network(model, readout, parameters)
+    if readout is not all_outputs or parameters is not None:
+        raise ValueError(
+            "A Network has its readout and parameters: choose them there, or give the bare model."
+        )
     return model.exact()
 
 
 def live_batch(
-    model: nn.Module | Network, x: Inputs, labels: Tensor | None, readout: Readout, parameters: Chosen
+    model: nn.Module | Network,
+    x: Inputs,
+    labels: Tensor | None,
+    readout: Readout,
+    parameters: Chosen,
+    ids: Tensor | None = None,
 ) -> Live:
     """Return the differentiable gradients of a batch."""
-    n = len(tree_leaves(x)[0])
-    return live(network_of(model, readout, parameters), Samples(x, labels, torch.arange(n)))
+    n = _count(x)
+    numbers = torch.arange(n) if ids is None else ids
+    x = dict(x) if isinstance(x, Mapping) else x
+    return live(network_of(model, readout, parameters), Samples(x, labels, numbers))
+
+
+def _count(x: Inputs) -> int:
+    """Return the number of samples, or say what is wrong with the inputs."""
+    leaves = tree_leaves(dict(x) if isinstance(x, Mapping) else x)
+    wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor) or leaf.dim() == 0]
+    if wrong or not leaves:
+        raise TypeError(f"Inputs are tensors, samples along the first dimension: found {wrong or 'nothing'}.")
+    if len(leaves[0]) == 0:
+        raise ValueError("The batch is empty: there is nothing to compare.")
+    return len(leaves[0])
 
 
 def _joined(x: Inputs, other: Inputs) -> Inputs:
@@ -195,6 +232,8 @@ def _places(groups: Tensor | None, n: int, device: torch.device) -> list[Tensor]
     """Return the places of the samples of each group that has a pair, small groups first."""
     if groups is None:
         return [torch.arange(n, device=device)] if n > 1 else []
+    if not isinstance(groups, Tensor):
+        groups = torch.as_tensor(groups)
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
     groups = groups.to(device)
@@ -216,13 +255,16 @@ def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:
 def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
     """Return the mean over a batch of each output's gradient, and what the model returned."""
     chosen, rest = _live_state(net)
-    n = len(tree_leaves(x)[0])
+    n = _count(x)
     returned = net.called({**rest, **chosen}, x)
     read = net.chosen(returned, x, labels, torch.arange(n))
     values, found = list(chosen.values()), []
     for output in read.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)
-        found += [g.flatten() for g in gradients if g is not None]
+        found += [
+            torch.zeros_like(v).flatten() if g is None else g.flatten()
+            for g, v in zip(gradients, values, strict=True)
+        ]
     joined = torch.cat(found)
     return joined.to(wide(joined)), returned
 
