@@ -182,10 +182,10 @@ class GramMatrix:
         return joined
 
     def plan(self, statistic: Callable[..., Any] | None = None, **options: Any) -> Plan:
-        """Return what `statistic(gram, **options)` would take, from a trial on two batches.
+        """Return what `statistic(gram, **options)` would take, from a trial on a few samples.
 
         Of no statistic: of `gram.row_sums()`, which N_S is, where that takes two passes, of all pairs
-        where it does not. Options that have an entry for each row are cut to those of the trial.
+        where it does not. Options that have an entry for each row or column are cut to those of the trial.
         """
         return planned(self, statistic or GramMatrix.row_sums, options)
 

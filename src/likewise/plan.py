@@ -1,6 +1,6 @@
-"""What will a statistic take? Told before the work, from a trial of it on two batches.
+"""What will a statistic take? Told before the work, from a trial of it on a few samples.
 
-The statistic itself is run on one and on two batches, and each pass over data that it makes is
+The statistic itself is run on some samples and on twice as many, and each pass over data that it makes is
 extrapolated: passes over samples by their number, visits of all pairs by that of pairs and of gradients
 formed. No statistic needs a formula of its own.
 """
@@ -161,8 +161,7 @@ def _extrapolated(
     if large.n == small.n:
         return more.cost * (n * m) / (large.n * large.m)
     # cost = formed · formations + met · pairs, from two trials
-    square = [(small.formations, small.n * small.m), (large.formations, large.n * large.m)]
-    (a, b), (c, d) = square
+    (a, b), (c, d) = (small.formations, small.n * small.m), (large.formations, large.n * large.m)
     det = a * d - b * c
     met = max(0.0, (a * more.cost - c * few.cost) / det) if det else 0.0
     formed = max(0.0, (more.cost - met * d) / c)
