@@ -1,9 +1,12 @@
-"""What a run found, read from its folder: a table, neighbors, a summary. No model is needed."""
+"""What a run found, read from its folder: a table, neighbors, a summary, the report. No model is needed."""
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     import pandas
@@ -13,10 +16,28 @@ class Summary(NamedTuple):
     """A run in a few numbers."""
 
     samples: int
-    contested: int | None  # labels that the neighbors vote against; None without classes
-    isolated: int | None  # too few neighbors to judge
+    label_issues: int | None  # labels that the neighbors vote against; None without classes
+    isolated: int | None  # samples of low density whose neighbors agree; None without classes
     median_density: float  # share of the data that a sample is like
     seconds: float  # of all stages
+
+
+class Histogram(NamedTuple):
+    """How many samples are how similar to one."""
+
+    edges: np.ndarray  # (bins + 1,)
+    counts: np.ndarray  # (bins,)
+
+
+class Precision(NamedTuple):
+    """How many of the labels that were flagged and looked at are wrong."""
+
+    wrong: int
+    right: int
+    unsure: int
+    share: float  # wrong / (wrong + right); NaN where none was decided
+    low: float  # 95 % interval of it, by Wilson's formula
+    high: float
 
 
 class Analysis:
@@ -27,7 +48,7 @@ class Analysis:
         manifest = self.folder / "manifest.json"
         if not manifest.exists():
             raise FileNotFoundError(f"{self.folder} holds no run: there is no manifest.json in it.")
-        self.manifest: dict[str, Any] = json.loads(manifest.read_text())
+        self.manifest: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         if not self.manifest["finished"]:
             raise ValueError(
                 f"The run in {self.folder} is not finished: call likewise.analyze again to go on."
@@ -38,36 +59,125 @@ class Analysis:
         """One row a sample: density, isolation, uncertainty, and with classes label_suspicion and more."""
         return self._read("samples.parquet").set_index("sample")
 
-    def neighbors(self, sample: int, k: int | None = None) -> "pandas.DataFrame":
-        """Return the k most similar samples of a sample, best first: neighbor, similarity."""
-        if sample not in self.table.index:
-            raise KeyError(f"There is no sample {sample}: they are numbered from 0 to {len(self.table) - 1}.")
-        found = self._pairs[self._pairs["sample"] == sample].drop(columns="sample").set_index("rank")
+    def neighbors(self, sample: int | str, k: int | None = None) -> "pandas.DataFrame":
+        """Return the k most similar samples of a sample, by number or name, best first."""
+        place = self.place(sample)
+        count = self.manifest["options"]["neighbors"]
+        count = min(count, len(self.table) - 1)
+        found = self._pairs.iloc[place * count : (place + 1) * count].drop(columns="sample").set_index("rank")
         return found if k is None else found.head(k)
+
+    def place(self, sample: int | str) -> int:
+        """Return the number of a sample, given by number or by name."""
+        names = self.table.get("name")
+        if isinstance(sample, str) and names is not None and (names == sample).any():
+            return int((names == sample).to_numpy().argmax())
+        if isinstance(sample, str) and not sample.isdigit() or int(sample) not in self.table.index:
+            raise KeyError(f"There is no sample {sample}: they are numbered from 0 to {len(self.table) - 1}.")
+        return int(sample)
+
+    def histogram(self, sample: int | str) -> Histogram:
+        """Return how many samples are how similar to one, itself among them."""
+        return Histogram(np.array(self.manifest["edges"]), self._counts[self.place(sample)])
+
+    @property
+    def class_similarity(self) -> "pandas.DataFrame | None":
+        """The mean similarity of different samples, class by class; None without classes."""
+        return self._by_class(self.manifest.get("class_similarity"))
+
+    @property
+    def confusion(self) -> "pandas.DataFrame | None":
+        """How many samples of a class (rows) have neighbors that vote for another (columns)."""
+        if "suggested_label" not in self.table:
+            return None
+        classes = self.manifest["classes"]
+        found = np.zeros((len(classes), len(classes)), dtype=int)
+        np.add.at(found, (self.table["label"], self.table["suggested_label"]), 1)
+        return self._by_class(found)
 
     @property
     def summary(self) -> Summary:
         """The run in a few numbers."""
         table, seconds = self.table, sum(s["seconds"] for s in self.manifest["stages"].values())
-        contested = int(table["contested"].sum()) if "contested" in table else None
-        isolated = int(table["isolated"].sum()) if "isolated" in table else None
-        return Summary(len(table), contested, isolated, float(table["density"].median()), round(seconds, 1))
+        issues = int(table["label_issue"].sum()) if "label_issue" in table else None
+        isolated = int((table["quadrant"] == "isolated").sum()) if "quadrant" in table else None
+        return Summary(len(table), issues, isolated, float(table["density"].median()), round(seconds, 1))
+
+    def precision(self, decisions: str | Path | Mapping[int, str]) -> Precision:
+        """Return how many of the flagged labels that a person looked at are wrong.
+
+        `decisions`: the file that the report's review downloads, or sample -> "wrong", "right", "unsure" or
+        "relabel". Samples that were not flagged do not count.
+        """
+        given = decisions if isinstance(decisions, Mapping) else self._decided(Path(decisions))
+        flagged = set(self.table.index[self.table["label_issue"]]) if "label_issue" in self.table else set()
+        verdicts = [verdict for sample, verdict in given.items() if sample in flagged]
+        wrong = sum(verdict in ("wrong", "relabel") for verdict in verdicts)
+        right = sum(verdict == "right" for verdict in verdicts)
+        return Precision(wrong, right, len(verdicts) - wrong - right, *_wilson(wrong, right))
+
+    def report(self) -> Path:
+        """Write report.html anew, and return where it is."""
+        from likewise.report import write_report
+
+        return write_report(self.folder)
 
     def __repr__(self) -> str:
         s = self.summary
-        labels = "" if s.contested is None else f", {s.contested:,} labels contested, {s.isolated:,} isolated"
+        labels = "" if s.label_issues is None else f", {s.label_issues:,} labels look wrong"
         return f"Analysis({s.samples:,} samples{labels}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        columns = "label_suspicion" if "label_suspicion" in self.table else "isolation"
-        top = self.table.sort_values(columns, ascending=False).head(10)
+        column = "label_suspicion" if "label_suspicion" in self.table else "isolation"
+        top = self.table.sort_values(column, ascending=False).head(10)
         return top.to_html(escape=True, float_format="{:.3f}".format)
+
+    def _decided(self, path: Path) -> dict[int, str]:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            run, given = found["run"], {int(d["sample"]): str(d["verdict"]) for d in found["decisions"]}
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a file of decisions, as the report's review downloads it: {error!r}."
+            ) from error
+        if run != self.manifest["data"]:
+            raise ValueError(f"{path} holds decisions about another data set than that of {self.folder}.")
+        unknown = set(given.values()) - {"wrong", "right", "unsure", "relabel"}
+        if unknown:
+            raise ValueError(f"{path} holds verdicts that are not known: {', '.join(sorted(unknown))}.")
+        return given
+
+    def _by_class(self, matrix: Any) -> "pandas.DataFrame | None":
+        import pandas
+
+        classes = self.manifest.get("classes")
+        if matrix is None or classes is None:
+            return None
+        rows = np.array(matrix, dtype=None if isinstance(matrix, np.ndarray) else float)
+        names = classes[: len(rows)]
+        return pandas.DataFrame(rows, names, names)
 
     @cached_property
     def _pairs(self) -> "pandas.DataFrame":
         return self._read("neighbors.parquet")
 
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        counts = self._read("histograms.parquet")["counts"]
+        return np.stack(counts.to_numpy())
+
     def _read(self, name: str) -> "pandas.DataFrame":
         import pandas
 
         return pandas.read_parquet(self.folder / name)
+
+
+def _wilson(wrong: int, right: int) -> tuple[float, float, float]:
+    """Return the share of wrong ones and its 95 % interval."""
+    n, z = wrong + right, 1.96
+    if n == 0:
+        return float("nan"), 0.0, 1.0
+    share = wrong / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
+    return share, middle - half, middle + half

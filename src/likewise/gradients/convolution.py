@@ -207,7 +207,10 @@ class Convolution(Piece):
         images = met.unflatten(2, (g, -1)).flatten(0, 2)
         windows = self.how.windows(images, sides).unflatten(0, (n, met.shape[1], g))
         left = other.flatten(3).unflatten(2, (g, -1))
-        return (left @ windows).reshape(n, d, -1)
+        if self.how.transposed:
+            return (left @ windows).reshape(n, d, -1)
+        rows = left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]  # all outputs in one product: windows meet once
+        return rows.unflatten(2, (d, -1)).transpose(1, 2).reshape(n, d, -1)
 
     def _moved(self) -> Tensor:
         """Form G by a product for each place of the kernel, with moved inputs: no window is copied.

@@ -41,10 +41,16 @@ def label_suspicion(
         )
     given = class_numbers(gram, labels)
     votes = class_votes(gram, given, exponent)
-    given = given.to(votes.device)
+    return counted(votes, given.to(votes.device), isolated_below, gram.dtype)
+
+
+def counted(
+    votes: Tensor, given: Tensor, isolated_below: float = 0.05, dtype: torch.dtype = torch.float32
+) -> LabelSuspicion:
+    """Return what votes (n, classes) say of the labels given."""
     cast = votes.sum(1)
     mine = votes.gather(1, given[:, None])[:, 0]
-    suspicion = torch.where(cast > 0, 1 - mine / cast, 0).clamp(0, 1).to(gram.dtype)
+    suspicion = torch.where(cast > 0, 1 - mine / cast, 0).clamp(0, 1).to(dtype)
     suggested = torch.where(cast > 0, votes.argmax(1), given)
     isolated = (cast == 0) | (cast < isolated_below * cast.median())
     return LabelSuspicion(suspicion, suggested, (suggested != given) & ~isolated, isolated)

@@ -1,0 +1,309 @@
+"""What does an analysis look like? The report's plots, one matplotlib function each.
+
+Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`.
+Colors can be told apart by color-blind readers; names are shown as they are, never parsed as formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+Names = Sequence[str] | None
+Box = tuple[float, float, float, float]
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#8C8C8C"
+# Okabe and Ito's, the yellow darkened to be seen on white; then gray and brown.
+COLORS = [BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "#000000", "#C9BC00", GRAY, "#7B3F00"]
+MARKERS = "osD^vP<X>p"
+QUADRANTS = {"ordinary": GRAY, "isolated": BLUE, "contested": VERMILION, "indistinguishable": "#AA4A85"}
+TITLES = {"density": "density $N_S / N$", "agreement": "share of neighbors with its label"}
+
+
+def neighbor_grid(
+    images: ArrayLike,
+    queries: ArrayLike,
+    neighbors: ArrayLike,
+    similarities: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    classes: Names = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Return one row per query: its image, then its neighbors', framed blue where they have its label.
+
+    `images` are (n, h, w), (n, c, h, w) or (n, h, w, c) in any range; queries and neighbors are places in them.
+    """
+    q = len(_numbers(queries, "queries", None))
+    places = np.column_stack([np.asarray(queries), _numbers(neighbors, "neighbors", q, None)]).astype(int)
+    pictures = _pictures(images, places)
+    titles, names, frames = (np.full(places.shape, text, object) for text in ("", "", GRAY))
+    if similarities is not None:
+        found = _numbers(similarities, "similarities", q, places.shape[1] - 1)
+        titles[:, 0], titles[:, 1:] = "query", np.vectorize("{:.2f}".format)(found)
+    if labels is not None:
+        own = _numbers(labels, "labels", len(np.asarray(images)))[places]
+        names[:] = np.reshape(_names(own.ravel(), classes, 10), own.shape)
+        frames[:, 1:] = np.where(own[:, 1:] == own[:, :1], BLUE, VERMILION)
+    ratio, below = pictures.shape[2] / pictures.shape[3], 0.05 if labels is None else 0.3
+    width, pitch = places.shape[1] + 0.25, ratio + below + (0.05 if similarities is None else 0.3)
+    ax = _axes(ax, 0.8 * width, 0.8 * pitch * q + 0.3)
+    ax.set_axis_off()
+    for row, column in np.ndindex(places.shape):
+        left, bottom = column + 0.25 * (column > 0) + 0.04, (q - 1 - row) * pitch + below
+        box = (left / width, bottom / pitch / q, 0.92 / width, ratio / pitch / q)
+        texts = [str(text[row, column]) for text in (frames, titles, names)]
+        _draw_image(ax, pictures[row, column], box, *texts)
+    if labels is not None:
+        keys = [ax.plot([], [], "s", mfc="none", mec=color, mew=1.8)[0] for color in (BLUE, VERMILION)]
+        _legend(ax, keys, ["the query's label", "another label"], beside=False)
+    return ax
+
+
+def similarity_histogram(
+    edges: ArrayLike, counts: ArrayLike, threshold: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Return the histogram of similarities on a log axis, with how many are at or above the threshold.
+
+    A threshold inside a bin leaves open how many of that bin are above: the least and the most are written.
+    """
+    ends = _numbers(edges, "edges", None)
+    heights = _numbers(counts, "counts", len(ends) - 1)
+    ax = _axes(ax, 5.0, 3.2)
+    bars = ax.bar(ends[:-1], heights, np.diff(ends), align="edge", color=BLUE, ec="white", lw=0.3)
+    ax.set(xlabel="similarity", ylabel="number of samples", yscale="log")
+    ax.set_ylim(0.6, 2 * max(heights.max(), 1))
+    if threshold is not None:
+        first, last = np.searchsorted(ends[:-1] - threshold, (-1e-6, 1e-6))  # edges are rounded
+        for bar in bars[first:]:
+            bar.set_facecolor(VERMILION)
+        least, most = (f"{heights[max(start, 0) :].sum():,.0f}" for start in (first, last - 1))
+        count = least if least == most else f"{least} to {most}"
+        ax.axvline(threshold, color="black", lw=0.8, ls="--")
+        ax.set_title(f"{count} at or above {threshold:g}", loc="right", color=VERMILION, fontsize="medium")
+    return ax
+
+
+def density_histogram(
+    density: ArrayLike, images: ArrayLike | None = None, bins: int = 12, ax: Axes | None = None
+) -> Axes:
+    """Return the histogram of N_S / N; with images, above each bar the sample nearest the bar's median."""
+    values = _numbers(density, "density", None)
+    low, high = values.min(), values.max()
+    pad = 0.05 if high - low < 1e-9 else 0.0  # all alike: one bar in the middle
+    ends = np.linspace(low - pad, high + pad, bins + 1)
+    which = np.searchsorted(ends[1:-1], values, "right")
+    ax = _axes(ax, 6.0, 3.4)
+    ax.bar(ends[:-1], np.bincount(which, minlength=bins), np.diff(ends), align="edge", color=BLUE, ec="white")
+    ax.set(xlim=(ends[0], ends[-1]), xlabel=TITLES["density"], ylabel="number of samples")
+    if images is not None:
+        if len(np.asarray(images)) != len(values):
+            raise ValueError(f"{len(np.asarray(images))} images found: pass {len(values)}, as densities.")
+        members = [np.flatnonzero(which == place) for place in np.unique(which)]
+        middle = [m[np.abs(values[m] - np.median(values[m])).argmin()] for m in members]
+        for place, picture in zip(np.unique(which), _pictures(images, np.array(middle)), strict=True):
+            _draw_image(ax, picture, ((place + 0.05) / bins, 1.03, 0.9 / bins, 0.2), GRAY)
+    return ax
+
+
+def quadrants(table: DataFrame, ax: Axes | None = None) -> Axes:
+    """Return density against agreement, by quadrant, cut at the density's 10th percentile and at 0.5."""
+    x, agreement = _column(table, "density", numeric=True), _column(table, "agreement", numeric=True)
+    quadrant, issue = _column(table, "quadrant"), _column(table, "label_issue").astype(bool)
+    if unknown := set(quadrant) - set(QUADRANTS):
+        raise ValueError(f"Quadrants {sorted(map(str, unknown))} found: expected {', '.join(QUADRANTS)}.")
+    ax = _axes(ax, 5.5, 4.0)
+    away = np.where(np.isin(quadrant, ["ordinary", "isolated"]), 0.06, -0.06)  # none seems to cross the cut
+    y = agreement + away * (0.618034 * np.arange(len(x)) % 1)
+    for (name, color), (right, top) in zip(QUADRANTS.items(), [(1, 1), (0, 1), (0, 0), (1, 0)], strict=True):
+        here = quadrant == name
+        ax.scatter(x[here & ~issue], y[here & ~issue], 10, color, marker="o", lw=0, rasterized=True)
+        ax.scatter(x[here & issue], y[here & issue], 26, color, marker="X", ec="black", lw=0.5)
+        text = ax.text(0.02 + 0.96 * right, 0.02 + 0.96 * top, f"{name}: {here.sum():,}", weight="bold")
+        text.set(ha="right" if right else "left", va="top" if top else "bottom")
+        text.set(transform=ax.transAxes, color=color)
+    ax.axvline(float(np.percentile(x, 10)), color="black", lw=0.8, ls="--", zorder=0)
+    ax.axhline(0.5, color="black", lw=0.8, ls="--", zorder=0)
+    ax.set(xlabel=TITLES["density"], ylabel=TITLES["agreement"], ylim=(-0.2, 1.2), yticks=[0, 0.5, 1])
+    if x.min() > 0:
+        ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(x.min(), x.max(), 5)})
+        ax.set(xscale="log", xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
+        ax.minorticks_off()
+    key = ax.scatter([], [], 26, "white", marker="X", ec="black", lw=0.8)
+    _legend(ax, [key], [f"label issue: {issue.sum():,}"], beside=False)
+    return ax
+
+
+def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax: Axes | None = None) -> Axes:
+    """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each as well."""
+    x, y = _column(table, "map_x", numeric=True), _column(table, "map_y", numeric=True)
+    values = _column(table, color)
+    labels = color in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"
+    found, which = np.unique(values, return_inverse=True)
+    ax = _axes(ax, 6.2, 4.2)
+    size = float(np.clip(16000 / len(x), 4, 24))
+    if len(found) > len(COLORS) or (values.dtype.kind in "iuf" and not labels):
+        shades = values if values.dtype.kind in "iuf" else which
+        points = ax.scatter(x, y, size, shades, lw=0, cmap="viridis", rasterized=True)
+        ax.figure.colorbar(points, ax=ax, label=TITLES.get(color, _plain(color)))
+    else:
+        # A class keeps its color whichever column is shown and whichever classes are in it; rare ones on top.
+        slots = found if labels and found[0] >= 0 and found[-1] < len(COLORS) else np.arange(len(found))
+        keys = []
+        for place, slot in enumerate(slots):
+            here, shade = which == place, QUADRANTS.get(str(found[place]), COLORS[slot])
+            keys.append(ax.scatter(x[here], y[here], size, shade, marker=MARKERS[slot], lw=0))
+            keys[-1].set(zorder=2 + 1 / here.sum(), rasterized=True)
+        _legend(ax, keys, _names(found, classes if labels else None), beside=True)
+    ax.set(xlabel="kernel PCA 1", ylabel="kernel PCA 2", xticks=[], yticks=[])
+    ax.set_aspect("equal", "datalim")
+    return ax
+
+
+def confusion(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) -> Axes:
+    """Return the counts of labels (rows) by neighbors' votes (columns), colored off the diagonal."""
+    counts = _numbers(matrix, "matrix", len(np.asarray(matrix)), len(np.asarray(matrix)))
+    shades = np.ma.masked_array(counts, np.eye(len(counts), dtype=bool))
+    texts = np.where(shades.filled(1) == 0, "", np.vectorize("{:,.0f}".format)(counts))
+    ax = _heat_map(ax, shades, texts if len(counts) <= 20 else None, classes, diverging=False)
+    ax.set(xlabel="neighbors' vote", ylabel="label")
+    return ax
+
+
+def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) -> Axes:
+    """Return the heat map of mean similarity, class by class, white at 0; NaN, where no pair is, is gray."""
+    shades = np.ma.masked_invalid(np.asarray(matrix, float))
+    means = _numbers(shades.filled(0), "matrix", len(shades), len(shades))
+    texts = np.where(shades.mask, "", np.vectorize("{:.2f}".format)(means))
+    return _heat_map(ax, shades, texts if len(means) <= 12 else None, classes, diverging=True)
+
+
+def dynamics(
+    tables: Sequence[DataFrame],
+    column: str = "density",
+    steps: ArrayLike | None = None,
+    samples: Sequence[int] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Return a column across checkpoints: median, 10-90 % band, and the curves of single samples."""
+    columns = [_column(table, column, numeric=True) for table in tables]
+    if len({len(values) for values in columns}) != 1:
+        raise ValueError(f"Tables of {[*map(len, columns)]} samples found: pass tables of the same samples.")
+    times = _numbers(range(len(tables)) if steps is None else steps, "steps", len(tables))
+    picks = [] if samples is None else list(samples)
+    if outside := [pick for pick in picks if not 0 <= pick < len(columns[0])]:
+        raise ValueError(f"Samples {outside} found: choose from 0 to {len(columns[0]) - 1}.")
+    low, median, high = np.percentile(columns, (10, 50, 90), axis=1)
+    ax = _axes(ax, 5.6, 3.2)
+    keys: list[Artist] = [ax.fill_between(times, low, high, color=BLUE, alpha=0.2, lw=0)]
+    keys += ax.plot(times, median, color=BLUE, lw=2, marker="o", ms=4)
+    for place, pick in enumerate(picks):
+        shade, marker = COLORS[1 + place % 9], MARKERS[1 + place % 9]
+        keys += ax.plot(times, np.array(columns)[:, pick], color=shade, lw=1, marker=marker, ms=4)
+    _legend(ax, keys, ["10–90 % of samples", "median", *(f"sample {pick}" for pick in picks)], beside=True)
+    ax.set(xlabel="checkpoint" if steps is None else "step", ylabel=TITLES.get(column, _plain(column)))
+    return ax
+
+
+def _axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """Return `ax`, or the Axes of a new figure of that size in inches, open above and to the right."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError('Figures need matplotlib: pip install "likewise[figures]"') from error
+    ax = pyplot.subplots(figsize=(width, height), layout="constrained")[1] if ax is None else ax
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def _numbers(values: ArrayLike, name: str, *sizes: int | None) -> np.ndarray:
+    """Return finite numbers of these sizes, where None is any but 0."""
+    found = np.asarray(values)
+    fits = len(sizes) == found.ndim and all(s in (None, n) for s, n in zip(sizes, found.shape, strict=True))
+    if not (fits and found.size and found.dtype.kind in "biuf" and np.isfinite(found).all()):
+        shape = str(sizes).replace("None", "any")
+        raise ValueError(f"{name} of shape {found.shape} and {found.dtype} found: pass finite {shape}.")
+    return found
+
+
+def _column(table: DataFrame, name: str, numeric: bool = False) -> np.ndarray:
+    """Return a column, checked to be finite numbers if it must be numeric."""
+    if name not in table:
+        raise ValueError(f"No column {name!r} found: choose from {', '.join(table)}, or analyze again.")
+    return _numbers(table[name], name, None).astype(float) if numeric else np.asarray(table[name])
+
+
+def _pictures(images: ArrayLike, places: np.ndarray) -> np.ndarray:
+    """Return the images at these places, gray or RGB with the channels last, scaled to 0..1 together."""
+    found = np.asarray(images)
+    if found.ndim == 4 and found.shape[1] in (1, 3):
+        found = np.moveaxis(found, 1, -1)
+    if found.ndim != 3 and (found.ndim != 4 or found.shape[-1] not in (1, 3)):
+        raise ValueError(f"Images of shape {found.shape} found: pass n x h x w, with 1 or 3 channels if any.")
+    if places.min() < 0 or places.max() >= len(found):
+        raise ValueError(f"Places {places.min()} to {places.max()} found: choose from 0 to {len(found) - 1}.")
+    shown = found[places].astype(float)
+    return (shown - shown.min()) / (np.ptp(shown) or 1)
+
+
+def _draw_image(ax: Axes, image: np.ndarray, box: Box, frame: str, above: str = "", below: str = "") -> None:
+    """Draw a framed image in a box of `ax`, given in fractions of its size, with texts above and below."""
+    inset = ax.inset_axes(box, anchor="S", xticks=[], yticks=[])
+    inset.imshow(image, cmap="gray", vmin=0, vmax=1)
+    inset.set_title(above, fontsize="small", pad=3)
+    inset.set_xlabel(below, fontsize="small", labelpad=3)
+    inset.spines[:].set(color=frame, linewidth=0.8 if frame == GRAY else 2)
+
+
+def _plain(text: object, width: int = 24) -> str:
+    """Return a text in one line of at most `width`, which matplotlib does not take for a formula."""
+    line = " ".join(str(text).split())
+    return (line if len(line) <= width else line[: width - 1] + "…").replace("$", r"\$")
+
+
+def _names(values: np.ndarray, classes: Names, width: int = 24) -> list[str]:
+    """Return the names of these classes; without names, the values."""
+    if classes is not None and not (0 <= values.min() and values.max() < len(classes)):
+        raise ValueError(f"Classes up to {values.max()} found, but {len(classes)} names: name each class.")
+    return [_plain(value if classes is None else classes[value], width) for value in values]
+
+
+def _legend(ax: Axes, keys: Sequence[Artist], names: Sequence[str], beside: bool) -> None:
+    """Draw a legend beside or above the plot; names may start with an underscore."""
+    columns = 1 if beside else len(names)
+    legend = ax.legend(
+        keys, ["-"] * len(names), loc="center left" if beside else "lower center", ncols=columns
+    )
+    legend.set(frame_on=False, bbox_to_anchor=(1.0, 0.5) if beside else (0.5, 1.0))
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)  # later, as matplotlib before 3.10 leaves out labels such as "_name"
+
+
+def _heat_map(
+    ax: Axes | None, shades: np.ma.MaskedArray, texts: np.ndarray | None, classes: Names, diverging: bool
+) -> Axes:
+    """Return a matrix of classes by classes, masked cells gray, with texts in the cells or none."""
+    n, size = len(shades), np.abs(shades.filled(0))
+    most, side = size.max() or 1, float(np.clip(0.42 * len(shades) + 1.3, 2.5, 8))
+    ax = _axes(ax, side + 0.8 * diverging, side)
+    picture = ax.imshow(shades, "RdBu_r" if diverging else "Oranges", vmin=-most * diverging, vmax=most)
+    if diverging or texts is None:
+        ax.figure.colorbar(picture, ax=ax, label="mean similarity" if diverging else "samples", shrink=0.8)
+    ticks = np.arange(0, n, -(-n // 20))
+    names = _names(ticks, classes)
+    turned = 45 if max(map(len, names)) > 3 else 0
+    ax.set_xticks(ticks, names, rotation=turned, ha="right" if turned else "center", rotation_mode="anchor")
+    ax.set_yticks(ticks, names)
+    ax.tick_params(length=0)
+    ax.set_facecolor("#E6E6E6")
+    ax.spines[:].set_visible(False)
+    for (row, column), text in np.ndenumerate(np.empty((0, 0)) if texts is None else texts):
+        color = "white" if size[row, column] > 0.6 * most else "black"
+        ax.text(column, row, text, color=color, ha="center", va="center", fontsize="small")
+    return ax

@@ -1,0 +1,138 @@
+"""What a person sees of a sample, small: a picture, a text, a row of a table, a signal.
+
+A picture is (kind, bytes) with kind "image" (WebP), "text" (UTF-8), "row" (a JSON object, column -> value)
+or "signal" (a JSON list of numbers). All are capped, so that of the data only little is copied.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SIDE = 96  # pixels of a thumbnail
+TEXT = 600  # characters
+COLUMNS = 40
+POINTS = 120  # of a signal
+
+
+class Picture(NamedTuple):
+    """A sample as a person sees it."""
+
+    kind: str
+    content: bytes
+
+
+class Range(NamedTuple):
+    """The values that are drawn as black and white, by channel: those of the whole data set."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+def picture(raw: Any, values: Range | None = None) -> Picture | None:
+    """Return what to see of a raw sample, or None where there is nothing to see."""
+    if raw is None:
+        return None
+    if isinstance(raw, Picture):
+        return raw
+    if isinstance(raw, str):
+        cut = raw if len(raw) <= TEXT else raw[: TEXT - 1] + "…"
+        return Picture("text", cut.encode())
+    if isinstance(raw, Mapping):
+        return Picture("row", json.dumps(_row(raw), ensure_ascii=False).encode())
+    if hasattr(raw, "convert") and hasattr(raw, "resize"):  # a PIL image
+        return Picture("image", _webp(raw))
+    return _of_array(np.asarray(raw), values)
+
+
+def values_of(raws: Iterable[Any]) -> Range | None:
+    """Return the range of the channels of some samples, None if they are no images."""
+    images = [_channels_last(np.asarray(raw)) for raw in raws if hasattr(raw, "shape")]
+    known = [image.reshape(-1, image.shape[-1]) for image in images if image is not None]
+    if not known:
+        return None
+    rows = np.concatenate(known).astype(np.float64)
+    return Range(np.quantile(rows, 0.002, axis=0), np.quantile(rows, 0.998, axis=0))
+
+
+def kept(
+    show: Callable[[int], Any], order: Iterable[int], budget: int, values: Range | None
+) -> dict[int, Picture]:
+    """Return pictures of samples in the order of their worth, until the budget of bytes is spent."""
+    found: dict[int, Picture] = {}
+    for sample in order:
+        if sample in found:
+            continue
+        seen = picture(show(sample), values)
+        if seen is None:
+            continue
+        budget -= len(seen.content) + 8
+        if budget < 0:
+            break
+        found[sample] = seen
+    return dict(sorted(found.items()))
+
+
+def _of_array(array: np.ndarray, values: Range | None) -> Picture | None:
+    if array.dtype.kind not in "fiub" or array.size == 0:
+        return None
+    image = _channels_last(array)
+    if image is not None:
+        return Picture("image", _webp(_image(image, values)))
+    if array.dtype.kind == "f" and array.ndim <= 2 and array.shape[-1] > COLUMNS:
+        line = np.atleast_2d(array)[0].astype(float)
+        edges = np.linspace(0, len(line), min(len(line), POINTS) + 1).astype(int)
+        means = [float(line[a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)]
+        return Picture("signal", json.dumps([float(f"{v:.4g}") for v in means]).encode())
+    if array.ndim == 1:
+        named = {str(i): value for i, value in enumerate(array.tolist())}
+        return Picture("row", json.dumps(_row(named)).encode())
+    return None
+
+
+def _row(values: Mapping[Any, Any]) -> dict[str, Any]:
+    cut: dict[str, Any] = {}
+    for name, value in list(values.items())[:COLUMNS]:
+        if hasattr(value, "item"):
+            value = value.item()
+        if isinstance(value, float):
+            value = float(f"{value:.5g}") if np.isfinite(value) else str(value)
+        elif not isinstance(value, bool | int | None):
+            value = str(value)[:100]
+        cut[str(name)[:60]] = value
+    return cut
+
+
+def _channels_last(array: np.ndarray) -> np.ndarray | None:
+    """Return an array as an image (h, w, c), None if it does not look like one."""
+    if array.ndim == 2 and min(array.shape) >= 6:
+        return array[..., None]
+    if array.ndim != 3:
+        return None
+    if array.shape[0] in (1, 3, 4) and min(array.shape[1:]) >= 4:
+        return array.transpose(1, 2, 0)
+    if array.shape[2] in (1, 3, 4) and min(array.shape[:2]) >= 4:
+        return array
+    return array[:1].transpose(1, 2, 0) if min(array.shape[1:]) >= 6 else None  # the first of many channels
+
+
+def _image(image: np.ndarray, values: Range | None) -> Any:
+    from PIL import Image
+
+    if image.dtype != np.uint8:
+        low, high = (image.min(), image.max()) if values is None else (values.low, values.high)
+        span = np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
+        image = (np.clip((image - low) / span, 0, 1) * 255).round().astype(np.uint8)
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3])
+
+
+def _webp(image: Any) -> bytes:
+    """Return an image as WebP, small ones without loss."""
+    image = image.convert("RGB")
+    small = max(image.size) <= 32
+    image.thumbnail((SIDE, SIDE))
+    into = io.BytesIO()
+    image.save(into, "WEBP", lossless=small, quality=80 if small else 60, method=4)
+    return into.getvalue()

@@ -1,0 +1,15 @@
+"""From the words on a command line to a model and a data set.
+
+    model   an import string, and a file of weights
+    data    a folder of images, .csv, .tsv, .parquet, .npz, or an import string
+
+An import string is `package.module:object` or `path/to/file.py:object`, and runs the code it names. Files of
+data and weights never run code: no pickle is read.
+"""
+
+from likewise.reading.imports import imported
+from likewise.reading.kinds import data
+from likewise.reading.models import model
+from likewise.reading.options import Read
+
+__all__ = ["Read", "data", "imported", "model"]

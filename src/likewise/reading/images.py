@@ -1,0 +1,152 @@
+"""A folder of images, or of one folder of images a class."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.reading.imports import library
+from likewise.reading.options import Options, Preparation, Read
+from likewise.reading.paths import listed
+from likewise.reading.samples import Prepared
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+USED = ("image_size", "gray", "prepare", "limit")
+
+
+def read_folder(folder: Path, options: Options) -> Read:
+    """Return the images of a folder, opened when they are asked for: float32 (c, h, w) in [0, 1].
+
+    Classes are its folders, in order of their names. With a preparation of one's own, that gets the image,
+    in RGB or gray, resized if a size is given.
+    """
+    options.refuse_all_but(USED, f"the folder of images {folder}")
+    found = _found(folder)
+    kept = _kept(len(found.files), options.limit, spread=found.labels is not None)
+    files = [found.files[i] for i in kept]
+    names = tuple(file.relative_to(folder).as_posix() for file in files)
+    prepare = options.prepare
+    if prepare is None and options.image_size is None:
+        _refuse_sizes(files)
+    opened = _Opened(files, "L" if options.gray else "RGB", None)
+    raw = opened._replace(size=options.image_size)
+    dataset = Prepared(
+        raw.image, len(files), prepare or Preparation("Turning images into tensors", _tensor), names
+    )
+    labels = None if found.labels is None else torch.tensor([found.labels[i] for i in kept])
+    return Read(dataset, labels, found.classes, names, opened.image)
+
+
+class _Found(NamedTuple):
+    files: list[Path]
+    labels: list[int] | None
+    classes: tuple[str, ...] | None
+
+
+def _found(folder: Path) -> _Found:
+    here = list(_images(folder))
+    inside = {entry: list(_images(entry)) for entry in _visible(folder) if entry.is_dir()}
+    full = {entry: files for entry, files in inside.items() if files}
+    if here and full:
+        raise ValueError(
+            f"{folder} holds images ({listed([p.name for p in here], 2)}) and folders of images "
+            f"({listed([p.name for p in full], 2)}): put them all into folders, one a class, or none."
+        )
+    if here:
+        return _Found(here, None, None)
+    if not full:
+        raise ValueError(_nothing(folder, list(inside)))
+    if len(full) < len(inside):
+        empty = [entry.name for entry in inside if entry not in full]
+        raise ValueError(
+            f"No images in {listed(empty)} of {folder}, where each folder is a class: fill or remove them, "
+            "else the numbers of the classes would be in doubt."
+        )
+    files = [file for part in full.values() for file in part]
+    labels = [number for number, part in enumerate(full.values()) for _ in part]
+    return _Found(files, labels, tuple(entry.name for entry in full))
+
+
+def _visible(folder: Path) -> list[Path]:
+    entries = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    return (e for e in _visible(folder) if e.suffix.lower() in SUFFIXES and e.is_file())
+
+
+def _nothing(folder: Path, inside: list[Path]) -> str:
+    deeper = [entry for entry in inside for e in _visible(entry) if e.is_dir() and any(_images(e))]
+    advice = "expected folder/class/image.png or folder/image.png"
+    if deeper:
+        advice = f"they are deeper, give {' or '.join(dict.fromkeys(map(str, deeper)))}"
+    there = listed([entry.name for entry in _visible(folder)], 6)
+    return f"No images ({' '.join(SUFFIXES)}) in {folder}, which holds {there}: {advice}."
+
+
+def _kept(n: int, limit: int | None, spread: bool) -> list[int]:
+    """Return the places of the first images, or of as many spread evenly over all."""
+    count = n if limit is None else min(limit, n)
+    return [i * n // count for i in range(count)] if spread else list(range(count))
+
+
+def _refuse_sizes(files: list[Path]) -> None:
+    """Raise an error if two images differ in size; reads the head of each file."""
+    first = _size(files[0])
+    for file in files[1:]:
+        size = _size(file)
+        if size != first:
+            raise ValueError(
+                f"The images differ in size: {files[0]} is {first[0]} x {first[1]}, {file} is {size[0]} x "
+                f"{size[1]} (width x height). Give one size for all, for example --image-size 64."
+            )
+
+
+def _size(file: Path) -> tuple[int, int]:
+    try:
+        with library("PIL.Image", "pillow").open(file) as image:
+            return image.size
+    except Exception as error:
+        raise _broken(file, error) from error
+
+
+class _Opened(NamedTuple):
+    """Images of files as a person sees them."""
+
+    files: list[Path]
+    mode: str
+    size: int | None
+
+    def image(self, i: int) -> "Image":
+        """Return image i in the mode, squeezed into a square if there is a size."""
+        try:
+            with library("PIL.Image", "pillow").open(self.files[i]) as stored:
+                stored.load()
+                deep = stored.mode[0] in "IF"  # more than 8 bits, which to convert would clip
+                image = stored.copy() if deep else stored.convert(self.mode)
+        except Exception as error:
+            raise _broken(self.files[i], error) from error
+        bilinear = library("PIL.Image", "pillow").Resampling.BILINEAR
+        return image if self.size is None else image.resize((self.size, self.size), bilinear)
+
+
+def _broken(file: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{file} cannot be read as an image ({type(error).__name__}: {error}): repair or remove it."
+    )
+
+
+def _tensor(image: "Image") -> Tensor:
+    if image.mode not in ("L", "RGB"):
+        raise ValueError(
+            f"its pixels have more than 8 bits (mode {image.mode}): give prepare= to scale them."
+        )
+    pixels = torch.from_numpy(np.array(image, dtype=np.float32) / 255)
+    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()

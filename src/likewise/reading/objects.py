@@ -1,0 +1,134 @@
+"""Data sets that Python code makes: what likewise.batches accepts, with labels and names if it gives them."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from likewise.reading.imports import imported, made
+from likewise.reading.items import Labeled, columns, first, length, sample, without
+from likewise.reading.labels import Labels, labels_from
+from likewise.reading.options import Options, Preparation, Read
+from likewise.reading.paths import listed
+from likewise.reading.samples import Prepared, as_tensor
+from likewise.reading.tables import table_read
+
+USED = ("label", "prepare", "limit")
+LABELS = ("labels", "label")  # where batches looks for them
+
+
+def read_object(text: str, options: Options) -> Read:
+    """Return the data set an import string names, or that a class or function gives without arguments.
+
+    It may be a Read, or a dict with its keys. `label` names a column of a dict, of a Hugging Face dataset, or
+    of items that are dicts. Integers stay the labels they are: no class is numbered anew. A preparation gets
+    what an item holds but its label.
+    """
+    found: Any = imported(text)
+    ready = hasattr(found, "__getitem__") and not isinstance(found, type)
+    if not ready and callable(found) and not isinstance(found, nn.Module):
+        found = made(found, text, "the data set")
+    if type(found).__module__.split(".")[0] == "pandas" and hasattr(found, "columns"):
+        return table_read(found, options, text)
+    options.refuse_all_but(USED, f"the {type(found).__name__} of {text}")
+    read = _read(found, text)
+    if (options.label, options.prepare, options.limit) != (None, None, None):
+        _refuse_batches(read.dataset, text)
+    if options.label is not None or (options.prepare is not None and read.labels is None):
+        read = _labeled(read, options, text)
+    if options.limit is not None:
+        read = _first(read, options.limit)
+    return read if options.prepare is None else _prepared(read, options.prepare, text)
+
+
+def _read(found: Any, text: str) -> Read:
+    given = found._asdict() if isinstance(found, Read) else found
+    if not isinstance(given, Mapping) or "dataset" not in given:
+        return Read(_accepted(found, text))
+    unknown = sorted(set(map(str, given)) - set(Read._fields))
+    if unknown:
+        raise ValueError(
+            f"{text} gave {listed(unknown)} beside a dataset: known are {', '.join(Read._fields)}."
+        )
+    read = Read(**given)
+    _accepted(read.dataset, text)
+    names = None if read.names is None else tuple(map(str, read.names))
+    classes = None if read.classes is None else tuple(map(str, read.classes))
+    read = read._replace(names=names, classes=classes)
+    if read.labels is None:
+        return read
+    labels = _labels(read.labels, "labels")
+    if names is not None and len(names) != len(labels.values):
+        raise ValueError(f"{text} gave {len(names)} names for {len(labels.values)} labels.")
+    return read._replace(labels=labels.values, classes=classes or labels.classes)
+
+
+def _accepted(dataset: Any, text: str) -> Any:
+    if isinstance(dataset, Mapping) and any(hasattr(part, "column_names") for part in dataset.values()):
+        raise TypeError(f"{text} gave the parts {listed(dataset)}: return one of them.")
+    plain = isinstance(dataset, str | bytes | PathLike | IterableDataset)
+    if plain or not (hasattr(dataset, "__getitem__") or isinstance(dataset, DataLoader)):
+        raise TypeError(
+            f"{text} gave {type(dataset).__name__}: expected a torch Dataset, tensors, arrays, a list of "
+            "samples, or a function that returns one."
+        )
+    return dataset
+
+
+def _refuse_batches(dataset: Any, text: str) -> None:
+    if isinstance(dataset, DataLoader) or type(dataset).__name__ == "Batches":
+        raise TypeError(
+            f"{text} gave a {type(dataset).__name__}, which is in batches already: return its data set to "
+            "use label, prepare or limit."
+        )
+
+
+def _labels(values: Any, name: str) -> Labels:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(list(values))
+    if array.dtype.kind in "iuf":
+        numbers = as_tensor(array)
+        return Labels(numbers if numbers.is_floating_point() else numbers.long(), None)
+    return labels_from(array, name)
+
+
+def _labeled(read: Read, options: Options, text: str) -> Read:
+    """Return the data with the column of labels taken out, if there is one."""
+    dataset, there = read.dataset, columns(read.dataset)
+    name = options.label or next((name for name in LABELS if name in there), None)
+    if name is None:
+        return read
+    if name not in there:
+        raise ValueError(f"{text} has no column {name!r}: it has {listed(there)}.")
+    by_columns = isinstance(dataset, Mapping) or hasattr(dataset, "column_names")
+    values = dataset[name] if by_columns else [dataset[i][name] for i in range(len(dataset))]
+    labels = _labels(values, name)
+    features = getattr(dataset, "features", None) or {}
+    classes = getattr(features.get(name), "names", None) or labels.classes
+    return read._replace(
+        dataset=without(dataset, name), labels=labels.values, classes=classes and tuple(classes)
+    )
+
+
+def _first(read: Read, limit: int) -> Read:
+    labels = None if read.labels is None else read.labels[:limit]
+    names = None if read.names is None else read.names[:limit]
+    return read._replace(dataset=first(read.dataset, limit), labels=labels, names=names)
+
+
+def _prepared(read: Read, prepare: Preparation, text: str) -> Read:
+    dataset, n = read.dataset, length(read.dataset)
+    if n == 0:
+        raise ValueError(f"{text} gave a data set without samples.")
+    pairs = (
+        Labeled(dataset, n, prepare, read.names) if read.labels is None and Labeled.fits(dataset) else None
+    )
+
+    def raw(i: int) -> Any:
+        return sample(dataset, i) if pairs is None else pairs.raw(i)
+
+    prepared = Prepared(raw, n, prepare, read.names) if pairs is None else pairs
+    seen = isinstance(raw(0), str | Mapping | np.ndarray) or type(raw(0)).__module__.startswith("PIL.")
+    return read._replace(dataset=prepared, show=read.show or (raw if seen else None))

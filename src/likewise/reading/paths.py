@@ -1,0 +1,33 @@
+"""Files that are there, and words close to those that are not."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+
+def existing(text: str) -> Path:
+    """Return the path, or say what there is instead."""
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    if folder != path.absolute().parent:
+        raise FileNotFoundError(f"There is no {text}: not even its folder; the path ends at {folder}.")
+    others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+    raise FileNotFoundError(f"There is no {text}: {alternatives(path.name, others)}")
+
+
+def alternatives(name: str, others: Iterable[str]) -> str:
+    """Return a sentence that offers the words closest to a name, or some of those there are."""
+    there = sorted(others)
+    close = get_close_matches(name, there, n=3)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"there {'are' if len(there) > 1 else 'is'} {listed(there)}."
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """Return names in a row, with the number of those left out."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return (", ".join(every[:most]) or "nothing") + more

@@ -1,0 +1,67 @@
+"""From a run folder to one HTML file that opens from disk: no network, no torch, nothing computed but counts.
+
+The libraries (Plotly's 2-D bundle, Tabulator; both MIT) are embedded once, the data as one gzipped blob.
+Everything of the user's is written by Jinja with autoescape, or set as text by the page's own scripts.
+"""
+
+import base64
+import os
+from pathlib import Path
+
+from likewise.report.cards import cards
+from likewise.report.payload import packed
+from likewise.report.reading import Run, read_run
+
+__all__ = ["write_report"]
+
+STATIC = Path(__file__).parent / "static"
+LIBRARIES = ("vendor/plotly-gl2d.min.js", "vendor/tabulator.min.js")
+SCRIPTS = (
+    "data.js",
+    "state.js",
+    "dom.js",
+    "map.js",
+    "quadrants.js",
+    "table.js",
+    "gallery.js",
+    "matrices.js",
+    "density.js",
+    "drawer.js",
+    "review.js",
+    "main.js",
+)
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write report.html into a run folder, whole or not at all, and return where it is."""
+    path = Path(folder) / "report.html"
+    part = path.with_name("report.part.html")
+    part.write_text(page(read_run(Path(folder))), encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def page(run: Run) -> str:
+    """Return the report as HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def source(name: str) -> Markup:
+        return Markup((STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script"))
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        run=run,
+        about=run.manifest["about"],
+        cards=cards(run),
+        styles=[source("vendor/tabulator.min.css"), source("style.css")],
+        libraries=[source(name) for name in LIBRARIES],
+        scripts=[source(name) for name in SCRIPTS],
+        data=base64.b64encode(packed(run)).decode(),
+    )

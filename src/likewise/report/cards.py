@@ -1,0 +1,122 @@
+"""The first screen: a few numbers, each with what it means and what to do."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from likewise.report.reading import Run
+
+
+class Card(NamedTuple):
+    """One number."""
+
+    key: str  # what the page shows when it is opened
+    title: str
+    value: str
+    meaning: str
+    advice: str
+    opens: str  # a selection of the page, or nothing
+    alarming: bool = False
+
+
+def cards(run: Run) -> list[Card]:
+    """Return the cards of a run, the most urgent first."""
+    columns = run.columns
+    found = []
+    if "label_issue" in columns:
+        found.append(_label_issues(columns["label_issue"]))
+    found += [_own(run, name) for name in run.own_columns if columns[name].dtype == bool]
+    if "quadrant" in columns:
+        found += [_indistinguishable(run), _isolated(run)]
+    if "shift" in columns and "prediction" in columns:
+        found.append(_shifted(columns["shift"], "quadrant" in columns))
+    found.append(_density(columns["density"]))
+    return found
+
+
+def _label_issues(flagged: np.ndarray) -> Card:
+    return Card(
+        "label_issue",
+        "Labels that look wrong",
+        _share(flagged),
+        "The samples that the network treats like it carry another label. That holds also where the network has "
+        "learned the wrong label by heart.",
+        "Review them below, the most suspicious first, then fix the labels and train again."
+        if flagged.any()
+        else "Nothing to do.",
+        "label_issue",
+        bool(flagged.any()),
+    )
+
+
+def _own(run: Run, name: str) -> Card:
+    """Return how a column of the user's own, true or false, meets the labels that look wrong."""
+    mine, count = run.columns[name], int(run.columns[name].sum())
+    meaning = f"{count:,} samples are marked {name!r} in the data given."
+    value = f"{count:,}"
+    if "label_suspicion" in run.columns and count:
+        order = np.argsort(-run.columns["label_suspicion"], kind="stable")
+        hit = int((mine & run.columns["label_issue"]).sum())
+        top = int(mine[order[:count]].sum())
+        value = f"{hit:,} of {count:,} found"
+        meaning += (
+            f" {hit:,} of them are among the labels that look wrong; of the {count:,} most suspicious samples "
+            f"{top:,} are marked so."
+        )
+    return Card(name, name.replace("_", " "), value, meaning, "Compare with what was flagged.", name)
+
+
+def _indistinguishable(run: Run) -> Card:
+    here = run.columns["quadrant"] == "indistinguishable"
+    return Card(
+        "indistinguishable",
+        "Not told apart",
+        _share(here),
+        "Many samples are like it, and most of its nearest have another label: either its label is wrong, or the "
+        "network does not tell the classes apart there.",
+        "Look at which classes mix (neighbor confusion), then at inputs: more pixels, more context, or one class.",
+        "quadrant:indistinguishable",
+    )
+
+
+def _isolated(run: Run) -> Card:
+    here = run.columns["quadrant"] == "isolated"
+    return Card(
+        "isolated",
+        "Stand alone",
+        _share(here),
+        "Among the tenth of samples with least density, and its neighbors agree: rare, but not contradicted.",
+        "Predictions there rest on few samples: collect more like them, or check that they belong.",
+        "quadrant:isolated",
+    )
+
+
+def _shifted(shift: np.ndarray, classes: bool) -> Card:
+    far = shift > 0.5
+    unit = "half of its probability is on other classes" if classes else "over half of the spread of all predictions"
+    return Card(
+        "shift",
+        "Predictions to distrust",
+        _share(far),
+        f"The prediction is far from that of the samples the network treats alike ({unit}).",
+        "Do not act on these without a second look; if they matter, label more samples around them.",
+        "shift",
+        False,
+    )
+
+
+def _density(density: np.ndarray) -> Card:
+    return Card(
+        "density",
+        "Typical density",
+        f"{np.median(density):.2f}",
+        "The mean similarity of the median sample to all: 1 if the network treats all inputs alike, near 0 if it "
+        "sees each on its own.",
+        "Compare checkpoints or models by it (likewise compare); a low one means little is shared between samples.",
+        "",
+    )
+
+
+def _share(flags: np.ndarray) -> str:
+    percent = 100 * flags.mean()
+    return f"{int(flags.sum()):,} ({percent:.1f} %)"

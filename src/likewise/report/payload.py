@@ -1,0 +1,74 @@
+"""The data of a report as one gzipped blob: a JSON header, then arrays at offsets that are multiples of 8."""
+
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+
+from likewise.report.reading import Run
+
+FORMATS = {"f": "f4", "i": "i4", "u": "u4", "b": "u1"}
+
+
+def packed(run: Run) -> bytes:
+    """Return everything that the page's scripts read."""
+    blob = _Blob()
+    manifest = run.manifest
+    header: dict[str, Any] = {
+        "n": run.n,
+        "k": run.indices.shape[1],
+        "edges": manifest["edges"],
+        "threshold": manifest["options"]["threshold"],
+        "classes": manifest["classes"],
+        "classSimilarity": manifest.get("class_similarity"),
+        "run": manifest["data"],
+        "ownColumns": run.own_columns,
+        "columns": {name: blob.column(values) for name, values in run.columns.items() if name != "sample"},
+        "neighbors": blob.array(run.indices.astype("u4")),
+        "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 32767).astype("u2")),
+        "counts": blob.array(run.counts.astype("u2" if run.n < 2**16 else "u4")),
+        "pictures": {
+            "samples": blob.array(np.array(list(run.pictures), dtype="u4")),
+            "kinds": [picture.kind for picture in run.pictures.values()],
+            "ends": blob.array(np.cumsum([len(p.content) for p in run.pictures.values()], dtype="u4")),
+            "content": blob.bytes(b"".join(p.content for p in run.pictures.values())),
+        },
+    }
+    text = json.dumps(header, ensure_ascii=False).encode()
+    start = np.array([len(text)], dtype="<u4").tobytes()
+    whole = start + text + b"\0" * (-(len(text) + 4) % 8) + blob.joined()
+    return gzip.compress(whole, 9, mtime=0)
+
+
+class _Blob:
+    """Arrays one after another, and where each is."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def array(self, values: np.ndarray) -> dict[str, Any]:
+        """Return where an array is, as the page reads it."""
+        little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+        return {"type": values.dtype.str[1:], **self.bytes(little.tobytes())}
+
+    def bytes(self, content: bytes) -> dict[str, Any]:
+        """Return where bytes are."""
+        where = {"at": self._size, "bytes": len(content)}
+        padded = content + b"\0" * (-len(content) % 8)
+        self._parts.append(padded)
+        self._size += len(padded)
+        return where
+
+    def column(self, values: np.ndarray) -> dict[str, Any]:
+        """Return where a column is; texts are numbered."""
+        kind = values.dtype.kind
+        if kind in FORMATS:
+            return {**self.array(values.astype(FORMATS[kind])), "kind": "truth" if kind == "b" else kind}
+        texts, codes = np.unique(values.astype(str), return_inverse=True)
+        return {**self.array(codes.astype("u4")), "kind": "text", "texts": texts.tolist()}
+
+    def joined(self) -> bytes:
+        """Return all of it."""
+        return b"".join(self._parts)

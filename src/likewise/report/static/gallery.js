@@ -1,0 +1,30 @@
+// The pictures of what is selected, the most telling first.
+
+const AT_ONCE = 60;
+
+function makeGallery(state) {
+  const { data } = state;
+  const place = document.getElementById("gallery");
+  const what = document.getElementById("gallery-what");
+  const more = document.getElementById("gallery-more");
+  const rank = data.columns.label_suspicion ?? data.columns.isolation;
+  let order = [];
+  let count = 0;
+  const grow = () => {
+    order.slice(count, count + AT_ONCE).forEach((sample) => place.append(tile(state, sample, rounded(rank.values[sample]))));
+    count = Math.min(order.length, count + AT_ONCE);
+    more.hidden = count >= order.length;
+  };
+  const fill = () => {
+    order = [...(state.selected ?? Array.from({ length: data.n }, (_, i) => i))].sort((a, b) => rank.values[b] - rank.values[a]);
+    count = 0;
+    place.replaceChildren();
+    const by = data.columns.label_suspicion ? "most suspicious label first" : "most isolated first";
+    what.textContent = `· ${state.selected ? state.what : "all"} · ${order.length.toLocaleString("en")} · ${by}`;
+    place.dataset.count = order.length;
+    grow();
+  };
+  more.addEventListener("click", grow);
+  state.on("selection", fill);
+  fill();
+}

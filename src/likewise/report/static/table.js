@@ -1,0 +1,85 @@
+// The table: every sample, sorted and filtered; it follows the selection and the threshold.
+
+const MEANINGS = {
+  sample: "its number in the data set",
+  label: "the label given",
+  prediction: "what the network says",
+  density: "mean similarity to all samples (N_S / N): large is ordinary, small is rare",
+  near: "how many samples are at least as similar as the threshold, itself among them",
+  isolation: "1 less the similarity of its nearest neighbor: large stands alone",
+  uncertainty: "how freely its prediction can move without moving others",
+  shift: "how far its prediction is from that of its neighbors",
+  error: "distance of the prediction from the label",
+  agreement: "share of its nearest neighbors with its label",
+  quadrant: "density and agreement, in a word",
+  label_suspicion: "share of its neighbors' votes for other labels",
+  suggested_label: "the label with most votes",
+  label_issue: "neighbors vote for another label, and there are enough of them",
+};
+const HIDDEN = new Set(["map_x", "map_y"]);
+
+function makeTable(state) {
+  const { data } = state;
+  const rows = Array.from({ length: data.n }, (_, sample) => rowOf(data, sample));
+  const sort = data.columns.label_suspicion ? "label_suspicion" : "isolation";
+  const table = new Tabulator("#table", {
+    data: rows,
+    index: "sample",
+    height: "520px",
+    rowHeight: 40,
+    layout: "fitDataFill",
+    columns: columnsOf(state),
+    initialSort: [{ column: sort, dir: "desc" }],
+    placeholder: "No sample is left: change the filters or the selection.",
+    columnDefaults: { headerSortStartingDir: "desc", resizable: false, headerTooltip: true },
+  });
+  table.on("rowClick", (_, row) => state.open(row.getData().sample));
+  let ready = false;
+  const follow = () => {
+    if (!ready) return;
+    const chosen = state.selected && new Set(state.selected);
+    if (chosen) table.setFilter((row) => chosen.has(row.sample));
+    else table.clearFilter();
+  };
+  table.on("tableBuilt", () => {
+    ready = true;
+    follow();
+    document.getElementById("table").dataset.ready = "yes";
+  });
+  table.on("dataFiltered", (_, left) => {
+    document.getElementById("table").dataset.rows = left.length;
+  });
+  state.on("selection", follow);
+  state.on("threshold", () => {
+    rows.forEach((row) => (row.near = countFrom(data, row.sample, state.threshold)));
+    table.replaceData(rows);
+  });
+  return table;
+}
+
+function rowOf(data, sample) {
+  const row = { sample };
+  for (const [name, column] of Object.entries(data.columns)) {
+    if (HIDDEN.has(name)) continue;
+    const asText = column.kind === "text" || CLASS_COLUMNS.has(name);
+    row[name] = asText || column.kind === "truth" ? shown(data, name, sample) : column.values[sample];
+  }
+  row.near = countFrom(data, sample, data.threshold);
+  return row;
+}
+
+function columnsOf(state) {
+  const { data } = state;
+  const seen = { title: "", field: "picture", headerSort: false, width: 56, formatter: (cell) => picture(data, cell.getData().sample) };
+  const number = { title: "sample", field: "sample", sorter: "number", width: 90, headerFilter: "input", headerFilterFunc: "=", headerTooltip: MEANINGS.sample };
+  const rest = Object.entries(data.columns).filter(([name]) => !HIDDEN.has(name)).map(([name, column]) => {
+    const common = { title: name.replaceAll("_", " "), field: name, headerTooltip: MEANINGS[name] ?? name };
+    if (column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f")) {
+      const few = data.classes && CLASS_COLUMNS.has(name) ? data.classes : column.kind === "truth" ? ["yes", "no"] : column.texts?.length <= 20 ? column.texts : null;
+      const list = few && { headerFilter: "list", headerFilterParams: { values: few, clearable: true }, headerFilterFunc: "=" };
+      return { ...common, sorter: "string", formatter: "plaintext", ...(list || { headerFilter: "input" }) };
+    }
+    return { ...common, sorter: "number", hozAlign: "right", headerFilter: "input", headerFilterFunc: ">=", headerFilterPlaceholder: "≥", formatter: (cell) => column.kind === "f" ? rounded(cell.getValue()) : String(cell.getValue()) };
+  });
+  return [seen, number, ...rest];
+}

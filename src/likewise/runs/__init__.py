@@ -1,0 +1,117 @@
+"""From a model and a data set to a folder of results: the only place that writes them.
+
+    run/  settings.toml       what was asked for; `likewise analyze run/settings.toml` starts it again
+          manifest.json       what was run, on what, by which versions, at what cost; checksums
+          samples.parquet     one row a sample
+          neighbors.parquet   the most similar samples of each
+          histograms.parquet  how many samples are how similar to each
+          pictures.parquet    what a person sees of some samples, small
+          report.html         all of it, in one file that needs no network
+          stages/             what each stage found, until all are done
+
+A run that is killed goes on after the last stage that was noted; a folder of another model, data set or
+options is refused. Nothing of the data is copied but pictures, capped, and no pickle is written or read.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from likewise.analysis import Analysis
+from likewise.data import Batches, batches
+from likewise.network import Network
+from likewise.parallel import processes
+from likewise.readouts import Readout, all_outputs
+from likewise.report import write_report
+from likewise.runs import results
+from likewise.runs.folder import Folder, digest_of
+from likewise.runs.settings import GIVEN_IN_PYTHON, Settings, on_an_edge, read_settings, told
+
+__all__ = ["Settings", "analyze", "read_settings", "told"]
+
+Show = Callable[[int], Any] | Sequence[Any]
+
+
+def analyze(
+    model: nn.Module | Network,
+    dataset: Any,
+    labels: Any = None,
+    *,
+    out: str | Path = "run",
+    readout: Readout = all_outputs,
+    parameters: Any = None,
+    neighbors: int = 10,
+    threshold: float = 0.5,
+    sketch: int | Literal["auto", "never"] = "auto",
+    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    show: Show | None = None,
+    settings: Settings | None = None,
+    max_memory: int = 2**31,
+) -> Analysis:
+    """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
+
+    Density of each sample, how freely its prediction moves, its most similar samples, a map, and, where
+    labels are classes, which of them look wrong; report.html shows all of it. Exact where all pairs of
+    gradients take minutes; beyond, from gradients made small (`sketch`: numbers per sample, 1024 by default),
+    with the error measured. `classes`: their names; `names`: of the samples; `show`: what a person should see
+    of sample i (image, text, dict, array), a function or a sequence. `settings`: what a command was told.
+    """
+    if processes() > 1:
+        raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
+    net = model if isinstance(model, Network) else Network(model, readout, parameters)
+    data = dataset if isinstance(dataset, Batches) else batches(dataset, labels=labels)
+    data_print, given = _read(data)
+    options = {
+        "readout": getattr(net.readout, "__name__", repr(net.readout)),
+        "parameters": list(net.names),
+        "neighbors": neighbors,
+        "threshold": on_an_edge(threshold),
+        "sketch": results.sketch_width(net, data, given, sketch),
+    }
+    folder = Folder(Path(out), {"model": _model_print(net), "data": data_print, "options": options})
+    if not folder.finished:
+        asked = settings or Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, neighbors=neighbors)
+        folder.write_text("settings.toml", asked.text())
+        folder.state["about"] = _about(net, data)
+        results.write(folder, net, data, given, results.Shown(classes, names, show), max_memory)
+        folder.finish()
+    if not (folder.path / "report.html").exists():
+        write_report(folder.path)
+    return Analysis(folder.path)
+
+
+def _about(net: Network, data: Batches) -> Mapping[str, Any]:
+    return {
+        "model": type(net.model).__name__,
+        "parameters": sum(net.numels.values()),
+        "samples": data.n,
+        "device": str(next(net.model.parameters()).device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _model_print(net: Network) -> str:
+    digest = hashlib.sha256(type(net.model).__name__.encode())
+    for name, value in net.model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(digest_of(value))
+    return digest.hexdigest()
+
+
+def _read(data: Batches) -> tuple[str, Tensor | None]:
+    """Return the fingerprint of a data set and its labels, from one reading."""
+    digest, labels = hashlib.sha256(str(data.n).encode()), list[Tensor | None]()
+    for batch in data:
+        for value in tree_leaves((batch.inputs, batch.labels)):
+            if isinstance(value, Tensor):
+                digest.update(digest_of(value))
+        labels.append(None if batch.labels is None else batch.labels.cpu())
+    known = [part for part in labels if part is not None]
+    return digest.hexdigest(), torch.cat(known) if len(known) == len(labels) else None
+

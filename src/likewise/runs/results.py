@@ -1,0 +1,235 @@
+"""The stages of a run, one after another, into its folder."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.data import Batches
+from likewise.gram import GramMatrix
+from likewise.likeness import ExactLikeness, Likeness, SketchedLikeness
+from likewise.network import Network
+from likewise.parallel import join_over
+from likewise.pictures import kept, values_of
+from likewise.readouts import all_outputs
+from likewise.runs import stages
+from likewise.runs.folder import Arrays, Folder
+from likewise.runs.stages import BINS, Targets
+from likewise.sketch import Sketch, Sketched, sketch_bytes, unit_features
+
+AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
+WIDTH = 1024  # numbers per sample of a sketch
+SHARD = 4096  # samples
+PICTURES = 5_000_000  # bytes
+SEED = 0
+
+
+class Shown(NamedTuple):
+    """What a person is told of the samples."""
+
+    classes: Sequence[str] | None
+    names: Sequence[str] | None
+    show: Callable[[int], Any] | Sequence[Any] | None
+
+
+def sketch_width(net: Network, data: Batches, labels: Tensor | None, sketch: int | Literal["auto", "never"]) -> int:
+    """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
+    if sketch == "never":
+        return 0
+    if sketch != "auto":
+        if not isinstance(sketch, int) or sketch < 16:
+            raise ValueError(f"sketch is 'auto', 'never' or at least 16 numbers a sample, found {sketch!r}.")
+        return sketch
+    d, p = GramMatrix(net, data).d, sum(net.numels.values())
+    return WIDTH if float(data.n) ** 2 * d * p > AT_MOST else 0
+
+
+def write(
+    folder: Folder, net: Network, data: Batches, labels: Tensor | None, shown: Shown, max_memory: int
+) -> None:
+    """Do what is not done yet, and write the tables."""
+    options, n = folder.state["options"], data.n
+    targets = Targets(labels, _outputs(folder, net, data, max_memory))
+    _refuse_mismatch(shown, targets, n)
+    plain = GramMatrix(net, data, max_memory=max_memory)
+    if options["sketch"]:
+        found, likeness = _sketched(folder, plain, options["sketch"], max_memory)
+    else:
+        found, likeness = _exact(folder, plain)
+    groups, k = targets.groups, min(options["neighbors"], n - 1)
+    found |= folder.stage("pairs", lambda: stages.pairs(likeness, groups, k, SEED))
+    columns = stages.samples(found, targets, k, options["threshold"])
+    if shown.names is not None:
+        columns = {"sample": columns.pop("sample"), "name": np.array(shown.names, dtype=object), **columns}
+    folder.state |= _described(found, targets, shown, data.n)
+    folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
+    folder.write_table("histograms.parquet", _histogram_table(found["counts"]))
+    folder.write_table("pictures.parquet", _picture_table(shown.show, data, columns, found["indices"]))
+    folder.write_table("samples.parquet", columns)
+
+
+def _outputs(folder: Folder, net: Network, data: Batches, max_memory: int) -> Tensor:
+    own = net if net.readout is all_outputs else Network(net.model, all_outputs)
+    of = GramMatrix(own, data, max_memory=max_memory)
+    return torch.tensor(folder.stage("outputs", lambda: {"outputs": of.outputs()})["outputs"])
+
+
+def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
+    found = folder.stage("passes", lambda: stages.passes(gram))
+    likeness = ExactLikeness(gram, torch.tensor(found["sums"]), torch.tensor(found["own"]))
+    folder.state["approximations"] = []
+    density = (found["sums"] / gram.shape[0]).astype(np.float32)
+    return {"density": density, "uncertainty": found["uncertainty"]}, likeness
+
+
+def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> tuple[Arrays, Likeness]:
+    n, d = gram.shape[0], gram.d
+    q = max(16, -(-width // d))
+    sketch = Sketch(q, SEED)
+    spans = [range(i, min(i + SHARD, n)) for i in range(0, n, SHARD)]
+
+    def shards() -> Iterator[tuple[range, Sketched]]:
+        for number, where in enumerate(spans):
+            part = folder.stage(f"sketch-{number:05}", lambda where=where: _shard(gram, sketch, where, max_memory))
+            yield where, Sketched(**{name: torch.tensor(values) for name, values in part.items()})
+
+    features, total = torch.zeros(n, d * q), torch.zeros(d, q, dtype=torch.float64)
+    for where, part in shards():
+        features[where.start : where.stop] = unit_features(part)
+        total += part.rows.double().sum(0)
+    uncertainty = torch.zeros(n)
+    for where, part in shards():
+        moved = (part.rows.double() * total).sum((1, 2))
+        uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
+    error = folder.stage("error", lambda: _error(gram, features))
+    folder.state["approximations"] = [
+        f"Gradients were made small: {d * q} random numbers a sample. Of {len(error['places'])} samples compared "
+        f"both ways, a similarity is off by {float(error['all']):.3f} (root mean square), by "
+        f"{float(error['high']):.3f} among the most similar tenth of pairs. Density and uncertainty are estimates too."
+    ]
+    density = (features @ features.sum(0) / n).numpy()
+    return {"density": density, "uncertainty": uncertainty.numpy()}, SketchedLikeness(features, max_memory)
+
+
+def _shard(gram: GramMatrix, sketch: Sketch, where: range, max_memory: int) -> dict[str, Tensor]:
+    gradients = gram.gradients
+    with gram.net.evaluating():
+        size = sketch_bytes(gradients.features(gram.data.samples(range(where.start, where.start + 1)), 0))
+        height = max(1, min(gram.data.size, max_memory // 2 // max(size, 1), gradients.at_once or gram.data.size))
+        spans = [range(i, min(i + height, where.stop)) for i in range(where.start, where.stop, height)]
+
+        def part(span: range) -> tuple[Tensor, ...]:
+            here = range(where.start + span.start, where.start + span.stop)
+            return tuple(sketch(gradients, gram.data.samples(here)))
+
+        joined = join_over(part, [range(s.start - where.start, s.stop - where.start) for s in spans], "sketches")
+        gradients.settle()
+    found = Sketched(*joined)._asdict()
+    return {**found, "whitening": found["whitening"].float()}
+
+
+def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
+    """Return how far sketched similarities are off, on some samples compared both ways."""
+    n = gram.shape[0]
+    places = torch.linspace(0, n - 1, min(n, 128)).long().unique()
+    exact = GramMatrix(gram.net, gram.data.take(places.tolist()), max_memory=gram.max_memory).dense().cpu().double()
+    exact = exact / exact.diagonal().clamp(min=1e-12).mean()
+    few = features[places].double()
+    off, apart = (few @ few.T - exact).square(), ~torch.eye(len(places), dtype=torch.bool)
+    high = exact[apart] >= exact[apart].quantile(0.9)
+    return {"places": places, "all": off[apart].mean().sqrt(), "high": off[apart][high].mean().sqrt()}
+
+
+def _described(found: Arrays, targets: Targets, shown: Shown, n: int) -> dict[str, Any]:
+    groups = targets.groups
+    about: dict[str, Any] = {"edges": np.linspace(-1, 1, BINS + 1).round(4).tolist()}
+    about["classes"] = None
+    if groups is not None:
+        count = int(groups.max()) + 1 if targets.chances is None else targets.chances.shape[1]
+        count = max(count, int(groups.max()) + 1)
+        about["classes"] = [str(c) for c in (shown.classes or range(count))]
+        means = stages.class_similarity(found, groups)
+        about["class_similarity"] = [[None if np.isnan(v) else round(float(v), 4) for v in row] for row in means]
+    about["caveats"] = _caveats(targets, n)
+    return about
+
+
+def _caveats(targets: Targets, n: int) -> list[str]:
+    found = []
+    if targets.labels is None:
+        found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
+    if n < 100:
+        found.append(f"With {n} samples, neighbors are few: read single numbers with care.")
+    return found
+
+
+def _refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
+    for what, given in (("names", shown.names), ("show", shown.show)):
+        if given is not None and not callable(given) and len(given) != n:
+            raise ValueError(f"{what} has {len(given)} entries for {n} samples.")
+    if shown.classes is not None and targets.groups is not None and int(targets.groups.max()) >= len(shown.classes):
+        raise ValueError(
+            f"There are {len(shown.classes)} names of classes, and a label or prediction is class "
+            f"{int(targets.groups.max())}: give a name for each class, in order from 0."
+        )
+
+
+def _neighbor_table(found: Arrays, n: int, k: int) -> Arrays:
+    return {
+        "sample": np.repeat(np.arange(n), k),
+        "rank": np.tile(np.arange(k), n),
+        "neighbor": found["indices"].ravel(),
+        "similarity": found["similarities"].ravel(),
+    }
+
+
+def _histogram_table(counts: np.ndarray) -> dict[str, Any]:
+    import pyarrow
+
+    flat = pyarrow.array(counts.astype(np.int32).ravel())
+    return {"counts": pyarrow.FixedSizeListArray.from_arrays(flat, counts.shape[1])}
+
+
+def _picture_table(show: Any, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
+    import pyarrow
+
+    of = _shower(show, data)
+    some = (of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int))
+    found = kept(of, _worth_seeing(columns, indices), PICTURES, values_of(some))
+    return {
+        "sample": pyarrow.array(list(found), pyarrow.int64()),
+        "kind": pyarrow.array([picture.kind for picture in found.values()], pyarrow.string()),
+        "content": pyarrow.array([picture.content for picture in found.values()], pyarrow.binary()),
+    }
+
+
+def _shower(show: Any, data: Batches) -> Callable[[int], Any]:
+    if callable(show):
+        return show
+    if show is not None:
+        return lambda i: show[i]
+
+    def inputs(i: int) -> Any:
+        found = data.samples(range(i, i + 1)).inputs
+        return found[0].cpu().numpy() if isinstance(found, Tensor) and found.is_floating_point() else None
+
+    return inputs
+
+
+def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
+    """Yield samples, those that a reader will open first: of every density, suspicious, alone, their neighbors."""
+    n, density = len(indices), columns["density"]
+    order = np.argsort(density, kind="stable")
+    first = [int(i) for i in order[np.linspace(0, n - 1, min(n, 200)).astype(int)]]
+    for name in ("label_suspicion", "isolation", "shift"):
+        if name in columns:
+            worst = np.argsort(-columns[name], kind="stable")[: max(200, n // 20)]
+            first += [int(i) for i in worst[:1000]]
+    first = list(dict.fromkeys(first))
+    yield from first
+    for i in first:
+        yield from (int(j) for j in indices[i, :6])
+    yield from (int(i) for i in np.random.default_rng(SEED).permutation(n))
+

@@ -1,0 +1,91 @@
+"""What a run was asked for, in a file that starts it again."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+GIVEN_IN_PYTHON = "(given in Python)"
+
+
+class Settings(BaseModel):
+    """Everything that `likewise analyze` was told. Paths are as they were written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    data: str
+    weights: str | None = None
+    label: str | None = None
+    text_column: str | None = None
+    columns: tuple[str, ...] | None = None
+    image_size: int | None = Field(default=None, ge=1)
+    gray: bool = False
+    prepare: str | None = None
+    show: str | None = None
+    classes: tuple[str, ...] | None = None
+    limit: int | None = Field(default=None, ge=1)
+    readout: Literal["all_outputs", "log_probabilities", "label_against_rest"] | str = "all_outputs"
+    parameters: tuple[str, ...] | None = None
+    neighbors: int = Field(default=10, ge=1)
+    threshold: float = Field(default=0.5, gt=-1, le=1)
+    sketch: Literal["auto", "never"] | int = "auto"
+    max_memory: int = Field(default=2**31, ge=1)
+    device: str = "cpu"
+
+    @field_validator("threshold")
+    @classmethod
+    def _on_an_edge(cls, value: float) -> float:
+        return on_an_edge(value)
+
+    def text(self) -> str:
+        """Return the settings as TOML; what is not set is left out."""
+        import tomlkit
+
+        known = {name: value for name, value in self.model_dump(mode="json").items() if value is not None}
+        replays = "" if self.model == GIVEN_IN_PYTHON else " It starts the same run again: likewise analyze"
+        document = tomlkit.document()
+        document.add(tomlkit.comment(f"What this run was asked for.{replays} THIS_FILE" if replays else
+                                     "What this run was asked for, by likewise.analyze in Python."))
+        for name, value in known.items():
+            document.add(name, value)
+        return tomlkit.dumps(document)
+
+
+def on_an_edge(threshold: float) -> float:
+    """Return the threshold if histograms have an edge there, so that they can count by it."""
+    if not -1 < threshold <= 1 or abs(threshold * 20 - round(threshold * 20)) > 1e-9:
+        raise ValueError(f"threshold is a multiple of 0.05 in (-1, 1], found {threshold}.")
+    return round(threshold * 20) / 20
+
+
+def read_settings(path: str | Path) -> Settings:
+    """Return the settings in a TOML file, or say which of them is wrong."""
+    try:
+        known: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}.") from error
+    try:
+        found = Settings(**known)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {told(error)}") from error
+    if GIVEN_IN_PYTHON in (found.model, found.data):
+        raise ValueError(
+            f"{path} is of a run that was started from Python, with a model or data that no text names: start "
+            "it again from there, or write import strings for model and data into the file."
+        )
+    return found
+
+
+def told(error: ValidationError) -> str:
+    """Return what is wrong with settings, field by field."""
+    known = ", ".join(Settings.model_fields)
+    told = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"][:1])
+        if problem["type"] == "extra_forbidden":
+            told.append(f"there is no setting {field!r} (there are: {known})")
+        else:
+            told.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}, found {problem['input']!r}")
+    return "; ".join(told) + "."

@@ -1,0 +1,180 @@
+"""What the stages of a run compute: from a likeness, labels and outputs to columns of its tables."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.gram import GramMatrix
+from likewise.likeness import Likeness
+from likewise.statistics.labels import counted
+from likewise.statistics.uncertainty import uncertainty
+
+Arrays = dict[str, np.ndarray]
+BINS = 40  # of likeness, from -1 to 1
+EXPONENT = 4  # of votes, as of a centered matrix
+PROBES = 64  # random directions for the map
+QUADRANTS = ("ordinary", "isolated", "contested", "indistinguishable")
+SPARSE = 0.1  # the share of samples with least density
+
+
+class Targets(NamedTuple):
+    """What the samples are said to be, and what the network says."""
+
+    labels: Tensor | None  # (n,) class numbers, or numbers (n, ...)
+    outputs: Tensor  # (n, d)
+
+    @property
+    def classes(self) -> Tensor | None:
+        """The labels, if they are class numbers."""
+        found = self.labels
+        if found is not None and found.dim() == 2 and found.shape[1] == 1:
+            found = found[:, 0]
+        whole = found is not None and not found.is_floating_point() and found.dim() == 1
+        return found.long() if found is not None and whole and int(found.min()) >= 0 else None
+
+    @property
+    def chances(self) -> Tensor | None:
+        """The probability of each class, (n, c), where outputs are logits of classes."""
+        n, d = self.outputs.shape
+        if self.labels is not None and self.classes is None:
+            return None
+        if d > 1:
+            return self.outputs.double().softmax(1)
+        if self.classes is not None and int(self.classes.max()) <= 1:
+            ones = self.outputs.double().sigmoid()
+            return torch.cat([1 - ones, ones], 1)
+        return None
+
+    @property
+    def groups(self) -> Tensor | None:
+        """The class by which neighbors agree or not: the label, or the prediction if there is none."""
+        if self.labels is not None:
+            return self.classes
+        return None if self.chances is None else self.chances.argmax(1)
+
+
+def passes(gram: GramMatrix) -> dict[str, Tensor]:
+    """Return Σ k(x, x'), k(x, x) and the uncertainty of each sample, in linear time."""
+    sums, own = gram.exact_row_sums()[:, 0], gram.exact_diagonal()
+    return {"sums": sums, "own": own, "uncertainty": uncertainty(gram)}
+
+
+def pairs(likeness: Likeness, groups: Tensor | None, k: int, seed: int) -> dict[str, Tensor]:
+    """Return, from one visit of all pairs, neighbors, histograms, votes and what the map is made of."""
+    n, k = likeness.n, min(k, likeness.n - 1)
+    probes = torch.randn(n, min(PROBES, n), generator=torch.Generator().manual_seed(seed))
+    members = torch.zeros(n, 0) if groups is None else torch.nn.functional.one_hot(groups).float()
+    weights = torch.cat([probes, members], 1)
+
+    def strip(where: range, c: Tensor) -> tuple[Tensor, ...]:
+        counts, sums = _counts(c), c @ weights.to(c)
+        rows = torch.arange(len(where), device=c.device)
+        own = c[rows, rows + where.start].clone()
+        c[rows, rows + where.start] = -torch.inf
+        best, places = c.topk(k, dim=1)
+        votes = c.clamp_(min=0).pow_(EXPONENT) @ members.to(c)
+        return places, best, counts, sums, votes, own
+
+    places, best, counts, sums, votes, own = likeness.map_strips(strip)
+    apart, r = {"indices": places, "similarities": best, "counts": counts}, probes.shape[1]
+    mapped = {"map": _map(sums[:, :r].double().cpu(), probes.double())}
+    if groups is None:
+        return {**apart, **mapped}
+    return {**apart, **mapped, "votes": votes, "class_sums": sums[:, r:], "own": own}
+
+
+def _counts(c: Tensor) -> Tensor:
+    """Return the histogram of each row, (b, BINS) integers."""
+    place = ((c + 1) * (BINS / 2)).clamp_(0, BINS - 1).to(torch.int32)  # not negative: cut is floor
+    place += torch.arange(len(c), dtype=torch.int32, device=c.device)[:, None] * BINS
+    return torch.bincount(place.flatten(), minlength=len(c) * BINS).view(len(c), BINS).to(torch.int32)
+
+
+def _map(product: Tensor, probes: Tensor) -> Tensor:
+    """Return the two leading principal coordinates of a matrix of which its product with probes is known."""
+    core = probes.T @ product
+    values, vectors = torch.linalg.eigh((core + core.T) / 2)
+    alive = values > 1e-6 * values[-1].clamp(min=1e-300)
+    basis = product @ (vectors[:, alive] * values[alive].rsqrt())
+    left, sizes, _ = torch.linalg.svd(basis, full_matrices=False)
+    found = torch.zeros(len(product), 2, dtype=product.dtype)
+    count = min(2, left.shape[1])
+    found[:, :count] = left[:, :count] * sizes[:count]
+    signs = found.gather(0, found.abs().argmax(0, keepdim=True)).sign()
+    return found * torch.where(signs == 0, 1, signs)
+
+
+def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays:
+    """Return the columns of the table of samples."""
+    n = len(found["density"])
+    columns: Arrays = {"sample": np.arange(n)}
+    columns |= _targets(targets)
+    columns |= {name: found[name] for name in ("density", "uncertainty")}
+    columns["near"] = found["counts"][:, round((threshold + 1) * BINS / 2) :].sum(1)
+    columns["isolation"] = 1 - found["similarities"][:, 0] if k else np.ones(n)
+    if k:
+        columns["shift"] = _shift(targets, found)
+    if targets.groups is not None and k:
+        groups = targets.groups.numpy()
+        columns["agreement"] = (groups[found["indices"]] == groups[:, None]).mean(1)
+        columns["quadrant"] = _quadrants(columns["density"], columns["agreement"])
+    if targets.classes is not None:
+        columns |= _suspicion(found["votes"], targets.classes)
+    columns["map_x"], columns["map_y"] = found["map"].T
+    return columns
+
+
+def _targets(targets: Targets) -> Arrays:
+    columns: Arrays = {}
+    classes, chances, outputs = targets.classes, targets.chances, targets.outputs
+    if classes is not None:
+        columns["label"] = classes.numpy()
+    elif targets.labels is not None and targets.labels[0].numel() == 1:
+        columns["label"] = targets.labels.reshape(-1).double().numpy()
+    if chances is not None:
+        columns["prediction"] = chances.argmax(1).numpy()
+    elif outputs.shape[1] == 1:
+        columns["prediction"] = outputs[:, 0].double().numpy()
+    if classes is None and targets.labels is not None and targets.labels[0].numel() == outputs.shape[1]:
+        gap = targets.labels.reshape(len(outputs), -1).double() - outputs.double()
+        columns["error"] = gap.norm(dim=1).numpy()
+    return columns
+
+
+def _shift(targets: Targets, found: Arrays) -> np.ndarray:
+    """Return how far each prediction is from the mean of its neighbors', weighted by likeness."""
+    chances = targets.chances
+    of = targets.outputs.double() if chances is None else chances
+    indices, weights = torch.tensor(found["indices"]), torch.tensor(found["similarities"]).clamp(min=0)
+    total = weights.sum(1, keepdim=True).double()
+    around = torch.einsum("nk,nkd->nd", weights.double(), of[indices])
+    gap = torch.where(total > 0, of - around / total.clamp(min=1e-12), 0)
+    if chances is not None:
+        return (gap.abs().sum(1) / 2).numpy()  # total variation, in [0, 1]
+    spread = (of - of.mean(0)).square().sum(1).mean().sqrt()
+    return (gap.norm(dim=1) / spread.clamp(min=1e-12)).numpy()
+
+
+def _quadrants(density: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+    sparse, against = density < np.quantile(density, SPARSE), agreement < 0.5
+    return np.array(QUADRANTS)[np.select([~sparse & ~against, sparse & ~against, sparse & against], [0, 1, 2], 3)]
+
+
+def _suspicion(votes: np.ndarray, labels: Tensor) -> Arrays:
+    judged = counted(torch.tensor(votes), labels)
+    return {
+        "label_suspicion": judged.suspicion.numpy(),
+        "suggested_label": judged.suggested.numpy(),
+        "label_issue": judged.contested.numpy(),
+    }
+
+
+def class_similarity(found: Arrays, groups: Tensor) -> np.ndarray:
+    """Return the mean likeness of different samples, class by class; NaN where there is no pair."""
+    members = torch.nn.functional.one_hot(groups).double().numpy()
+    counts = members.sum(0)
+    sums = members.T @ found["class_sums"] - np.diag(members.T @ found["own"])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return sums / (np.outer(counts, counts) - np.diag(counts))
