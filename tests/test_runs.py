@@ -20,43 +20,177 @@ def example(n=40, seed=0):
     return model, torch.randn(n, 5), torch.arange(n) % 3
 
 
-def test_the_table_holds_what_the_statistics_say(tmp_path):
+def likeness_of(gram):
+    """The kernel less its means, normalized: written out."""
+    k = gram.dense().double()
+    h = torch.eye(len(k), dtype=k.dtype) - 1 / len(k)
+    c = h @ k @ h
+    scale = c.diagonal().rsqrt()
+    return scale[:, None] * c * scale
+
+
+def test_the_table_holds_what_the_formulas_say(tmp_path):
     model, x, y = example()
-    found = lw.analyze(model, (x, y), out=tmp_path / "run", neighbors=4)
-    plain, centered = lw.GramMatrix(model, (x, y)), lw.GramMatrix(model, (x, y), centered=True)
-    table, votes = found.table, lw.label_suspicion(centered)
-    near = lw.nearest(centered, 4)
-    close = torch.testing.assert_close
-    close(torch.tensor(table["density"].to_numpy()), lw.soft_neighbors(plain) / 40)
-    close(torch.tensor(table["uncertainty"].to_numpy()), lw.uncertainty(plain))
-    close(torch.tensor(table["isolation"].to_numpy()), 1 - near.similarities[:, 0])
-    close(torch.tensor(table["label_suspicion"].to_numpy()), votes.suspicion)
-    assert table["suggested_label"].tolist() == votes.suggested.tolist()
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", neighbors=4, threshold=0.25)
+    gram = lw.GramMatrix(model, (x, y))
+    c, table = likeness_of(gram), found.table
+    others = c - 10 * torch.eye(40)
+    near = others.topk(4)
+    votes = c.clamp(min=0).fill_diagonal_(0).pow(4) @ nn.functional.one_hot(y).double()
+
+    def close(column, expected):
+        torch.testing.assert_close(
+            torch.tensor(table[column].to_numpy()).double(), expected.double(), rtol=1e-4, atol=1e-5
+        )
+
+    close("density", lw.soft_neighbors(gram) / 40)
+    close("uncertainty", lw.uncertainty(gram))
+    close("isolation", 1 - near.values[:, 0])
+    close("near", (c >= 0.25).sum(1))
+    close("label_suspicion", 1 - votes.gather(1, y[:, None])[:, 0] / votes.sum(1))
+    close("agreement", (y[near.indices] == y[:, None]).double().mean(1))
+    chances = model(x).softmax(1).double()
+    weights = near.values.clamp(min=0)
+    around = (weights[:, :, None] * chances[near.indices]).sum(1) / weights.sum(1, keepdim=True)
+    close("shift", (chances - around).abs().sum(1) / 2)
+    assert table["suggested_label"].tolist() == votes.argmax(1).tolist()
     assert table["prediction"].tolist() == model(x).argmax(1).tolist()
-    same = (y[near.indices] == y[:, None]).double().mean(1)
-    close(torch.tensor(table["agreement"].to_numpy()), same)
     assert found.neighbors(7)["neighbor"].tolist() == near.indices[7].tolist()
     assert len(found.neighbors(7, 2)) == 2
-    assert found.summary.samples == 40 and found.summary.contested == int(votes.contested.sum())
+    counts = torch.histc(c[7].float(), 40, -1, 1).long()
+    assert abs(torch.tensor(found.histogram(7).counts) - counts).sum() <= 2  # one may lie on an edge
+    assert found.summary.samples == 40 and found.summary.label_issues == int(table["label_issue"].sum())
     assert "40 samples" in repr(found) and "<table" in found._repr_html_()
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "details.parquet",
         "manifest.json",
         "neighbors.parquet",
+        "pictures.parquet",
+        "report.html",
         "samples.parquet",
+        "settings.toml",
     ]
+
+
+def test_class_similarity_and_confusion_are_what_they_say(tmp_path):
+    model, x, y = example()
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", classes=["a", "b", "c"])
+    c = likeness_of(lw.GramMatrix(model, (x, y)))
+    pairs = ~torch.eye(40, dtype=torch.bool)
+    for a in range(3):
+        for b in range(3):
+            expected = c[(y == a)[:, None] & (y == b) & pairs].mean()
+            assert abs(found.class_similarity.iloc[a, b] - float(expected)) < 2e-4
+    votes = found.confusion
+    assert votes.to_numpy().sum() == 40 and list(votes.columns) == ["a", "b", "c"]
+    a, b = int(found.table["label"][5]), int(found.table["suggested_label"][5])
+    same = (found.table["label"] == a) & (found.table["suggested_label"] == b)
+    assert votes.iloc[a, b] == same.sum()
+
+
+def test_the_map_is_the_leading_part_of_the_kernel(tmp_path):
+    model, x, y = example(60)
+    found = lw.analyze(model, (x, y), out=tmp_path / "run")
+    c = likeness_of(lw.GramMatrix(model, (x, y)))
+    values, vectors = torch.linalg.eigh(c)
+    expected = (vectors * values.clamp(min=0).sqrt())[:, -2:].flip(1)
+    shown = torch.tensor(found.table[["map_x", "map_y"]].to_numpy())
+    for i in range(2):
+        cosine = nn.functional.cosine_similarity(shown[:, i], expected[:, i], dim=0).abs()
+        assert cosine > 0.999
+    assert found.coordinates.shape == (60, 10)
+
+
+def test_a_sketched_run_comes_close_and_tells_its_error(tmp_path):
+    model, x, y = example(300)
+    exact = lw.analyze(model, (x, y), out=tmp_path / "exact", sketch="never")
+    small = lw.analyze(model, (x, y), out=tmp_path / "small", sketch=3000)
+    assert exact.manifest["approximations"] == [] and "off by" in small.manifest["approximations"][0]
+    for column in ("density", "label_suspicion", "isolation", "uncertainty"):
+        assert exact.table[column].corr(small.table[column], method="spearman") > 0.8, column
+    assert exact.manifest["options"]["sketch"] == 0 and small.manifest["options"]["sketch"] == 3000
+    with pytest.raises(ValueError, match="at least 16"):
+        lw.analyze(model, (x, y), out=tmp_path / "x", sketch=3)
+
+
+def test_names_columns_and_pictures_of_ones_own(tmp_path):
+    model, x, y = example()
+    texts = [f"text {i} <b>" for i in range(40)]
+    found = lw.analyze(
+        model,
+        (x, y),
+        out=tmp_path / "run",
+        names=[f"s{i}.png" for i in range(40)],
+        show=texts,
+        extra={"odd": y % 2 == 1, "source": ["web", "book"] * 20},
+    )
+    assert found.place("s7.png") == 7 and found.neighbors("s7.png").equals(found.neighbors(7))
+    assert found.table["odd"].dtype == bool and found.table["source"][1] == "book"
+    import pandas
+
+    pictures = pandas.read_parquet(tmp_path / "run" / "pictures.parquet")
+    assert len(pictures) == 40 and pictures["content"][3].decode() == "text 3 <b>"
+    for wrong, message in (
+        ({"names": ["a"]}, "1 entries for 40"),
+        ({"extra": {"density": y}}, "column of every run"),
+        ({"extra": {"mine": y[:3]}}, r"shape \(3,\)"),
+        ({"classes": ["a", "b"]}, "2 names of classes"),
+        ({"threshold": 0.33}, "multiple of 0.05"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lw.analyze(model, (x, y), out=tmp_path / f"wrong{len(list(tmp_path.iterdir()))}", **wrong)
+    with pytest.raises(KeyError, match="no sample nobody"):
+        found.neighbors("nobody")
 
 
 def test_labels_are_optional_and_may_be_numbers(tmp_path):
     model, x, _ = example()
-    assert "label_suspicion" not in lw.analyze(model, x, out=tmp_path / "a").table
-    assert lw.analyze(model, (x, torch.randn(40)), out=tmp_path / "b").summary.contested is None
+    without = lw.analyze(model, x, out=tmp_path / "a").table
+    assert "label_suspicion" not in without and "agreement" in without and "quadrant" in without
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    numbers = torch.randn(40)
+    found = lw.analyze(one, (x, numbers), out=tmp_path / "b")
+    assert found.summary.label_issues is None
+    expected = (one(x)[:, 0] - numbers).abs().double()
+    torch.testing.assert_close(torch.tensor(found.table["error"].to_numpy()), expected, rtol=1e-5, atol=1e-6)
+    binary = lw.analyze(one, (x, (numbers > 0).long()), out=tmp_path / "c").table
+    assert set(binary["prediction"]) <= {0, 1} and "label_suspicion" in binary
+
+
+def test_what_is_decided_gives_the_precision(tmp_path):
+    model, x, y = example()
+    found = lw.analyze(model, (x, y), out=tmp_path / "run")
+    flagged = found.table.index[found.table["label_issue"]].tolist()
+    quiet = found.table.index[~found.table["label_issue"]].tolist()
+    assert len(flagged) >= 4 and quiet
+    verdicts = {
+        flagged[0]: "wrong",
+        flagged[1]: "relabel",
+        flagged[2]: "right",
+        flagged[3]: "unsure",
+        quiet[0]: "wrong",
+    }
+    precision = found.precision(verdicts)
+    assert (precision.wrong, precision.right, precision.unsure) == (2, 1, 1)
+    assert abs(precision.share - 2 / 3) < 1e-9 and precision.low < 2 / 3 < precision.high
+    path = tmp_path / "decisions.json"
+    listed = [{"sample": sample, "verdict": verdict} for sample, verdict in verdicts.items()]
+    path.write_text(json.dumps({"run": found.manifest["data"], "decisions": listed}))
+    assert found.precision(path) == precision
+    path.write_text(json.dumps({"run": "another", "decisions": []}))
+    with pytest.raises(ValueError, match="another data set"):
+        found.precision(path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="not a file of decisions"):
+        found.precision(path)
 
 
 def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
     model, x, y = example()
     first = lw.analyze(model, (x, y), out=tmp_path / "run")
     before = {p.name: p.read_bytes() for p in first.folder.iterdir()}
-    monkeypatch.setattr("likewise.runs._stages", lambda *_: 1 / 0)
+    monkeypatch.setattr("likewise.runs.results.write", lambda *_: 1 / 0)
     again = lw.analyze(model, (x, y), out=tmp_path / "run")
     assert {p.name: p.read_bytes() for p in again.folder.iterdir()} == before
 
@@ -79,17 +213,39 @@ def test_another_model_data_set_or_option_is_refused(tmp_path):
         lw.Analysis(tmp_path)
 
 
-def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch):
-    from likewise import runs
-
+@pytest.mark.parametrize("sketch", ["never", 64])
+def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch, sketch):
     model, x, y = example()
+    whole = lw.analyze(model, (x, y), out=tmp_path / "whole", sketch=sketch)
+    monkeypatch.setattr("likewise.runs.results._neighbor_table", lambda *_: 1 / 0)
     out = tmp_path / "run"
-    monkeypatch.setattr(runs._Run, "finish", lambda self, n: None)
-    with pytest.raises(ValueError, match="not finished"):
-        lw.analyze(model, (x, y), out=out)
+    with pytest.raises(ZeroDivisionError):
+        lw.analyze(model, (x, y), out=out, sketch=sketch)
     monkeypatch.undo()
-    (out / "stages" / "neighbors.npz").write_bytes(b"broken")
-    assert len(lw.analyze(model, (x, y), out=out).table) == 40
+    with pytest.raises(ValueError, match="not finished"):
+        lw.Analysis(out)
+    (out / "stages" / "pairs.npz").write_bytes(b"broken")
+    assert lw.analyze(model, (x, y), out=out, sketch=sketch).table.equals(whole.table)
+
+
+def test_settings_are_kept_and_say_what_is_wrong(tmp_path):
+    from likewise.runs import Settings, read_settings
+
+    settings = Settings(model="net.py:model", data="x.npz", neighbors=5, classes=("a", 'b "quoted"'))
+    path = tmp_path / "settings.toml"
+    path.write_text(settings.text())
+    assert read_settings(path) == settings
+    for text, message in (
+        ("model = 3", "model"),
+        ('model = "a:b"', "data"),
+        (settings.text() + "colour = 1\n", "no setting 'colour'"),
+        (settings.text().replace("neighbors = 5", "neighbors = 0"), "neighbors"),
+        ("model = ", "not TOML"),
+        (Settings(model="(given in Python)", data="(given in Python)").text(), "started from Python"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_settings(path)
 
 
 SCRIPT = """
@@ -99,16 +255,21 @@ sys.path.insert(0, sys.argv[2])
 from test_runs import example
 import likewise as lw
 model, x, y = example(400)
-from likewise import runs
-plain = runs._replaced
-runs._replaced = lambda path, write: (time.sleep(0.05), plain(path, write), time.sleep(0.05))
-lw.analyze(model, (x, y), out=sys.argv[1])
+from likewise.runs import folder, results
+plain = folder.replaced
+folder.replaced = lambda path, write: (time.sleep(0.03), plain(path, write), time.sleep(0.03))
+results.SHARD = 100
+lw.analyze(model, (x, y), out=sys.argv[1], sketch=sys.argv[3] if sys.argv[3] == "never" else int(sys.argv[3]))
 """
 
 
-def killed_and_resumed(tmp_path, times):
+TABLES = ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet")
+
+
+def killed_and_resumed(tmp_path, times, sketch):
     def start(out):
-        return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(Path(__file__).parent)])
+        words = [sys.executable, "-c", SCRIPT, str(out), str(Path(__file__).parent), sketch]
+        return subprocess.Popen(words)
 
     assert start(tmp_path / "whole").wait() == 0
     begun = time.perf_counter()
@@ -121,19 +282,21 @@ def killed_and_resumed(tmp_path, times):
         process.kill()
         process.wait()
         assert start(out).wait() == 0
-        for name in ("samples.parquet", "neighbors.parquet"):
+        for name in TABLES:
             assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (i, name)
         assert json.loads((out / "manifest.json").read_text())["finished"]
         assert not list(out.glob("**/*.part*"))
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
-    killed_and_resumed(tmp_path, 2)
+@pytest.mark.parametrize("sketch", ["never", "64"])
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, sketch):
+    killed_and_resumed(tmp_path, 2, sketch)
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_ten_moments_goes_on_to_the_same_bytes(tmp_path):
-    killed_and_resumed(tmp_path, 10)
+@pytest.mark.parametrize("sketch", ["never", "64"])
+def test_a_run_killed_at_ten_moments_goes_on_to_the_same_bytes(tmp_path, sketch):
+    killed_and_resumed(tmp_path, 10, sketch)
 
 
 def test_a_run_killed_before_its_first_note_goes_on(tmp_path):

@@ -61,18 +61,34 @@ class Analysis:
 
     def neighbors(self, sample: int | str, k: int | None = None) -> "pandas.DataFrame":
         """Return the k most similar samples of a sample, by number or name, best first."""
+        import pandas
+
         place = self.place(sample)
-        count = self.manifest["options"]["neighbors"]
-        count = min(count, len(self.table) - 1)
-        found = self._pairs.iloc[place * count : (place + 1) * count].drop(columns="sample").set_index("rank")
+        columns = {"neighbor": self.neighbor_matrix[place], "similarity": self.similarity_matrix[place]}
+        found = pandas.DataFrame(columns).rename_axis("rank")
         return found if k is None else found.head(k)
+
+    @cached_property
+    def neighbor_matrix(self) -> np.ndarray:
+        """The nearest samples of each, best first, (n, k)."""
+        return self._pairs["neighbor"].to_numpy().reshape(len(self.table), -1)
+
+    @cached_property
+    def similarity_matrix(self) -> np.ndarray:
+        """The similarities of the nearest samples of each, (n, k)."""
+        return self._pairs["similarity"].to_numpy().reshape(len(self.table), -1)
+
+    @cached_property
+    def coordinates(self) -> np.ndarray:
+        """The samples along the leading directions of the kernel, (n, 10); the map shows two."""
+        return np.stack(self._read("details.parquet")["coordinates"].to_numpy())
 
     def place(self, sample: int | str) -> int:
         """Return the number of a sample, given by number or by name."""
         names = self.table.get("name")
         if isinstance(sample, str) and names is not None and (names == sample).any():
             return int((names == sample).to_numpy().argmax())
-        if isinstance(sample, str) and not sample.isdigit() or int(sample) not in self.table.index:
+        if (isinstance(sample, str) and not sample.isdigit()) or int(sample) not in self.table.index:
             raise KeyError(f"There is no sample {sample}: they are numbered from 0 to {len(self.table) - 1}.")
         return int(sample)
 
@@ -163,8 +179,7 @@ class Analysis:
 
     @cached_property
     def _counts(self) -> np.ndarray:
-        counts = self._read("histograms.parquet")["counts"]
-        return np.stack(counts.to_numpy())
+        return np.stack(self._read("details.parquet")["counts"].to_numpy())
 
     def _read(self, name: str) -> "pandas.DataFrame":
         import pandas

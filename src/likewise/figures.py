@@ -1,7 +1,7 @@
 """What does an analysis look like? The report's plots, one matplotlib function each.
 
 Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`.
-Colors can be told apart by color-blind readers; names are shown as they are, never parsed as formulas.
+Colors are Okabe and Ito's, told apart by color-blind readers. Names are never parsed as formulas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Names = Sequence[str] | None
 Box = tuple[float, float, float, float]
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#8C8C8C"
-# Okabe and Ito's, the yellow darkened to be seen on white; then gray and brown.
 COLORS = [BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "#000000", "#C9BC00", GRAY, "#7B3F00"]
 MARKERS = "osD^vP<X>p"
 QUADRANTS = {"ordinary": GRAY, "isolated": BLUE, "contested": VERMILION, "indistinguishable": "#AA4A85"}
@@ -38,7 +37,7 @@ def neighbor_grid(
 ) -> Axes:
     """Return one row per query: its image, then its neighbors', framed blue where they have its label.
 
-    `images` are (n, h, w), (n, c, h, w) or (n, h, w, c) in any range; queries and neighbors are places in them.
+    `images` are (n, h, w), (n, c, h, w) or (n, h, w, c) in any range; queries, neighbors: places in them.
     """
     q = len(_numbers(queries, "queries", None))
     places = np.column_stack([np.asarray(queries), _numbers(neighbors, "neighbors", q, None)]).astype(int)
@@ -69,22 +68,18 @@ def neighbor_grid(
 def similarity_histogram(
     edges: ArrayLike, counts: ArrayLike, threshold: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Return the histogram of similarities on a log axis, with how many are at or above the threshold.
-
-    A threshold inside a bin leaves open how many of that bin are above: the least and the most are written.
-    """
+    """Return the histogram of similarities on a log axis, with how many are at or above the threshold."""
     ends = _numbers(edges, "edges", None)
     heights = _numbers(counts, "counts", len(ends) - 1)
     ax = _axes(ax, 5.0, 3.2)
     bars = ax.bar(ends[:-1], heights, np.diff(ends), align="edge", color=BLUE, ec="white", lw=0.3)
-    ax.set(xlabel="similarity", ylabel="number of samples", yscale="log")
-    ax.set_ylim(0.6, 2 * max(heights.max(), 1))
+    ax.set(ylim=(0.6, 2 * max(heights.max(), 1)), yscale="log", xlabel="similarity", ylabel="samples")
     if threshold is not None:
         first, last = np.searchsorted(ends[:-1] - threshold, (-1e-6, 1e-6))  # edges are rounded
         for bar in bars[first:]:
             bar.set_facecolor(VERMILION)
         least, most = (f"{heights[max(start, 0) :].sum():,.0f}" for start in (first, last - 1))
-        count = least if least == most else f"{least} to {most}"
+        count = least if least == most else f"{least} to {most}"  # the threshold is inside a bin
         ax.axvline(threshold, color="black", lw=0.8, ls="--")
         ax.set_title(f"{count} at or above {threshold:g}", loc="right", color=VERMILION, fontsize="medium")
     return ax
@@ -95,16 +90,17 @@ def density_histogram(
 ) -> Axes:
     """Return the histogram of N_S / N; with images, above each bar the sample nearest the bar's median."""
     values = _numbers(density, "density", None)
-    low, high = values.min(), values.max()
-    pad = 0.05 if high - low < 1e-9 else 0.0  # all alike: one bar in the middle
-    ends = np.linspace(low - pad, high + pad, bins + 1)
+    if bins < 1:
+        raise ValueError(f"{bins} bins found: pass at least one.")
+    if images is not None and len(np.asarray(images)) != len(values):
+        raise ValueError(f"{len(np.asarray(images))} images found for {len(values)} densities: pass as many.")
+    pad = 0.05 if np.ptp(values) < 1e-9 else 0.0  # all alike: one bar in the middle
+    ends = np.linspace(values.min() - pad, values.max() + pad, bins + 1)
     which = np.searchsorted(ends[1:-1], values, "right")
     ax = _axes(ax, 6.0, 3.4)
     ax.bar(ends[:-1], np.bincount(which, minlength=bins), np.diff(ends), align="edge", color=BLUE, ec="white")
-    ax.set(xlim=(ends[0], ends[-1]), xlabel=TITLES["density"], ylabel="number of samples")
+    ax.set(xlim=(ends[0], ends[-1]), xlabel=TITLES["density"], ylabel="samples")
     if images is not None:
-        if len(np.asarray(images)) != len(values):
-            raise ValueError(f"{len(np.asarray(images))} images found: pass {len(values)}, as densities.")
         members = [np.flatnonzero(which == place) for place in np.unique(which)]
         middle = [m[np.abs(values[m] - np.median(values[m])).argmin()] for m in members]
         for place, picture in zip(np.unique(which), _pictures(images, np.array(middle)), strict=True):
@@ -125,9 +121,8 @@ def quadrants(table: DataFrame, ax: Axes | None = None) -> Axes:
         here = quadrant == name
         ax.scatter(x[here & ~issue], y[here & ~issue], 10, color, marker="o", lw=0, rasterized=True)
         ax.scatter(x[here & issue], y[here & issue], 26, color, marker="X", ec="black", lw=0.5)
-        text = ax.text(0.02 + 0.96 * right, 0.02 + 0.96 * top, f"{name}: {here.sum():,}", weight="bold")
-        text.set(ha="right" if right else "left", va="top" if top else "bottom")
-        text.set(transform=ax.transAxes, color=color)
+        text = ax.text(right, top, f" {name}: {here.sum():,} ", color=color, transform=ax.transAxes)
+        text.set(ha="right" if right else "left", va="top" if top else "bottom", weight="bold")
     ax.axvline(float(np.percentile(x, 10)), color="black", lw=0.8, ls="--", zorder=0)
     ax.axhline(0.5, color="black", lw=0.8, ls="--", zorder=0)
     ax.set(xlabel=TITLES["density"], ylabel=TITLES["agreement"], ylim=(-0.2, 1.2), yticks=[0, 0.5, 1])
@@ -141,11 +136,12 @@ def quadrants(table: DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each as well."""
+    """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each."""
     x, y = _column(table, "map_x", numeric=True), _column(table, "map_y", numeric=True)
     values = _column(table, color)
     labels = color in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"
     found, which = np.unique(values, return_inverse=True)
+    names = _names(found, classes if labels else None)
     ax = _axes(ax, 6.2, 4.2)
     size = float(np.clip(16000 / len(x), 4, 24))
     if len(found) > len(COLORS) or (values.dtype.kind in "iuf" and not labels):
@@ -160,9 +156,9 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
             here, shade = which == place, QUADRANTS.get(str(found[place]), COLORS[slot])
             keys.append(ax.scatter(x[here], y[here], size, shade, marker=MARKERS[slot], lw=0))
             keys[-1].set(zorder=2 + 1 / here.sum(), rasterized=True)
-        _legend(ax, keys, _names(found, classes if labels else None), beside=True)
-    ax.set(xlabel="kernel PCA 1", ylabel="kernel PCA 2", xticks=[], yticks=[])
-    ax.set_aspect("equal", "datalim")
+        _legend(ax, keys, names, beside=True)
+    ax.set(xlabel="kernel PC 1", ylabel="kernel PC 2", xticks=[], yticks=[], aspect="equal")
+    ax.set_adjustable("datalim")
     return ax
 
 
@@ -180,7 +176,8 @@ def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None =
     """Return the heat map of mean similarity, class by class, white at 0; NaN, where no pair is, is gray."""
     shades = np.ma.masked_invalid(np.asarray(matrix, float))
     means = _numbers(shades.filled(0), "matrix", len(shades), len(shades))
-    texts = np.where(shades.mask, "", np.vectorize("{:.2f}".format)(means))
+    signed = np.char.replace(np.vectorize("{:.2f}".format)(means.round(2) + 0.0), "-", "−")  # never −0.00
+    texts = np.where(shades.mask, "", signed)
     return _heat_map(ax, shades, texts if len(means) <= 12 else None, classes, diverging=True)
 
 
@@ -199,13 +196,13 @@ def dynamics(
     picks = [] if samples is None else list(samples)
     if outside := [pick for pick in picks if not 0 <= pick < len(columns[0])]:
         raise ValueError(f"Samples {outside} found: choose from 0 to {len(columns[0]) - 1}.")
-    low, median, high = np.percentile(columns, (10, 50, 90), axis=1)
+    curves = np.stack(columns, axis=1)
+    low, median, high = np.percentile(curves, (10, 50, 90), axis=0)
     ax = _axes(ax, 5.6, 3.2)
     keys: list[Artist] = [ax.fill_between(times, low, high, color=BLUE, alpha=0.2, lw=0)]
     keys += ax.plot(times, median, color=BLUE, lw=2, marker="o", ms=4)
-    for place, pick in enumerate(picks):
-        shade, marker = COLORS[1 + place % 9], MARKERS[1 + place % 9]
-        keys += ax.plot(times, np.array(columns)[:, pick], color=shade, lw=1, marker=marker, ms=4)
+    for slot, pick in enumerate(picks, 1):
+        keys += ax.plot(times, curves[pick], color=COLORS[slot % 10], marker=MARKERS[slot % 10], lw=1, ms=4)
     _legend(ax, keys, ["10–90 % of samples", "median", *(f"sample {pick}" for pick in picks)], beside=True)
     ax.set(xlabel="checkpoint" if steps is None else "step", ylabel=TITLES.get(column, _plain(column)))
     return ax
@@ -227,8 +224,7 @@ def _numbers(values: ArrayLike, name: str, *sizes: int | None) -> np.ndarray:
     found = np.asarray(values)
     fits = len(sizes) == found.ndim and all(s in (None, n) for s, n in zip(sizes, found.shape, strict=True))
     if not (fits and found.size and found.dtype.kind in "biuf" and np.isfinite(found).all()):
-        shape = str(sizes).replace("None", "any")
-        raise ValueError(f"{name} of shape {found.shape} and {found.dtype} found: pass finite {shape}.")
+        raise ValueError(f"{name}: {found.dtype} {found.shape} found, pass finite numbers of shape {sizes}.")
     return found
 
 
@@ -242,8 +238,7 @@ def _column(table: DataFrame, name: str, numeric: bool = False) -> np.ndarray:
 def _pictures(images: ArrayLike, places: np.ndarray) -> np.ndarray:
     """Return the images at these places, gray or RGB with the channels last, scaled to 0..1 together."""
     found = np.asarray(images)
-    if found.ndim == 4 and found.shape[1] in (1, 3):
-        found = np.moveaxis(found, 1, -1)
+    found = np.moveaxis(found, 1, -1) if found.ndim == 4 and found.shape[1] in (1, 3) else found
     if found.ndim != 3 and (found.ndim != 4 or found.shape[-1] not in (1, 3)):
         raise ValueError(f"Images of shape {found.shape} found: pass n x h x w, with 1 or 3 channels if any.")
     if places.min() < 0 or places.max() >= len(found):
@@ -271,39 +266,34 @@ def _names(values: np.ndarray, classes: Names, width: int = 24) -> list[str]:
     """Return the names of these classes; without names, the values."""
     if classes is not None and not (0 <= values.min() and values.max() < len(classes)):
         raise ValueError(f"Classes up to {values.max()} found, but {len(classes)} names: name each class.")
-    return [_plain(value if classes is None else classes[value], width) for value in values]
+    return [_plain(value if classes is None else classes[int(value)], width) for value in values]
 
 
 def _legend(ax: Axes, keys: Sequence[Artist], names: Sequence[str], beside: bool) -> None:
-    """Draw a legend beside or above the plot; names may start with an underscore."""
-    columns = 1 if beside else len(names)
-    legend = ax.legend(
-        keys, ["-"] * len(names), loc="center left" if beside else "lower center", ncols=columns
-    )
+    """Draw a legend without a frame, beside the plot or above."""
+    texts = [f" {name}" for name in names]  # matplotlib before 3.10 leaves out those that start with "_"
+    legend = ax.legend(keys, texts, loc="center left" if beside else "lower center", ncols=1 if beside else 2)
     legend.set(frame_on=False, bbox_to_anchor=(1.0, 0.5) if beside else (0.5, 1.0))
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)  # later, as matplotlib before 3.10 leaves out labels such as "_name"
 
 
 def _heat_map(
     ax: Axes | None, shades: np.ma.MaskedArray, texts: np.ndarray | None, classes: Names, diverging: bool
 ) -> Axes:
     """Return a matrix of classes by classes, masked cells gray, with texts in the cells or none."""
-    n, size = len(shades), np.abs(shades.filled(0))
+    ticks = np.arange(0, len(shades), -(-len(shades) // 20))
+    names, size = _names(ticks, classes), np.abs(shades.filled(0))
     most, side = size.max() or 1, float(np.clip(0.42 * len(shades) + 1.3, 2.5, 8))
-    ax = _axes(ax, side + 0.8 * diverging, side)
+    ax = _axes(ax, side + 0.8 * (diverging or texts is None), side)
     picture = ax.imshow(shades, "RdBu_r" if diverging else "Oranges", vmin=-most * diverging, vmax=most)
     if diverging or texts is None:
         ax.figure.colorbar(picture, ax=ax, label="mean similarity" if diverging else "samples", shrink=0.8)
-    ticks = np.arange(0, n, -(-n // 20))
-    names = _names(ticks, classes)
     turned = 45 if max(map(len, names)) > 3 else 0
     ax.set_xticks(ticks, names, rotation=turned, ha="right" if turned else "center", rotation_mode="anchor")
-    ax.set_yticks(ticks, names)
+    ax.set(yticks=ticks, yticklabels=names, facecolor="#E6E6E6")
     ax.tick_params(length=0)
-    ax.set_facecolor("#E6E6E6")
     ax.spines[:].set_visible(False)
+    font = "small" if len(shades) <= 6 else "x-small"
     for (row, column), text in np.ndenumerate(np.empty((0, 0)) if texts is None else texts):
         color = "white" if size[row, column] > 0.6 * most else "black"
-        ax.text(column, row, text, color=color, ha="center", va="center", fontsize="small")
+        ax.text(column, row, text, color=color, ha="center", va="center", fontsize=font)
     return ax

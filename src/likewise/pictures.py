@@ -7,6 +7,7 @@ or "signal" (a JSON list of numbers). All are capped, so that of the data only l
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +85,7 @@ def _of_array(array: np.ndarray, values: Range | None) -> Picture | None:
     if array.dtype.kind == "f" and array.ndim <= 2 and array.shape[-1] > COLUMNS:
         line = np.atleast_2d(array)[0].astype(float)
         edges = np.linspace(0, len(line), min(len(line), POINTS) + 1).astype(int)
-        means = [float(line[a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)]
+        means = [float(line[a:b].mean()) for a, b in pairwise(edges)]
         return Picture("signal", json.dumps([float(f"{v:.4g}") for v in means]).encode())
     if array.ndim == 1:
         named = {str(i): value for i, value in enumerate(array.tolist())}

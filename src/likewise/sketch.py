@@ -1,9 +1,9 @@
 """Gradients made small: a random linear map that keeps inner products, for data sets of many pairs.
 
-Explicit coordinates get a random sign each and are added up in q buckets, every q-th in one; an outer product a δᵀ, never
-formed, becomes (P a) ∘ (Q δ) with random signs in P and Q. Either way E⟨s, s'⟩ = ⟨S, S'⟩, and with unit
-vectors of length d·q after whitening the error of a similarity is about 1/√(d·q), less the more alike two
-samples are: the map is linear, so that what is equal stays equal.
+Explicit coordinates get a random sign each and are added up in q buckets, every q-th in one; an outer
+product a δᵀ, never formed, becomes (P a) ∘ (Q δ) with random signs in P and Q. Either way
+E⟨s, s'⟩ = ⟨S, S'⟩, and with unit vectors of length d·q after whitening the error of a similarity is about
+1/√(d·q), less the more alike two samples are: the map is linear, so that what is equal stays equal.
 """
 
 from typing import NamedTuple
@@ -79,7 +79,9 @@ def _self_kernel(features: Features) -> Tensor:
     values = torch.linalg.eigvalsh(found)
     doubtful = (values[:, 0] < 1e-3 * values[:, -1]).nonzero()[:, 0]
     if len(doubtful):
-        found[doubtful] = _products(features.over([part[doubtful] for part in features.tensors]), torch.float64)
+        found[doubtful] = _products(
+            features.over([part[doubtful] for part in features.tensors]), torch.float64
+        )
     return found
 
 

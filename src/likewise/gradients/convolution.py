@@ -209,7 +209,9 @@ class Convolution(Piece):
         left = other.flatten(3).unflatten(2, (g, -1))
         if self.how.transposed:
             return (left @ windows).reshape(n, d, -1)
-        rows = left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]  # all outputs in one product: windows meet once
+        rows = (
+            left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]
+        )  # all outputs in one product: windows meet once
         return rows.unflatten(2, (d, -1)).transpose(1, 2).reshape(n, d, -1)
 
     def _moved(self) -> Tensor:

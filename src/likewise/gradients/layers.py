@@ -130,7 +130,9 @@ class Layers(Gradients):
         if not self._outer <= found.keys():
             self._outer = frozenset()
             raise PartsChanged("the model branches on its data: pairs are taken from explicit gradients")
-        return {name: piece for name, piece in found.items() if name in self._outer}  # in the order of the model
+        return {
+            name: piece for name, piece in found.items() if name in self._outer
+        }  # in the order of the model
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""

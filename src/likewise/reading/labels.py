@@ -17,7 +17,8 @@ class Labels(NamedTuple):
 def labels_from(values: np.ndarray, name: str) -> Labels:
     """Return text, booleans and integers as classes, sorted and numbered from 0, and floats as numbers.
 
-    Integers that are 0..c-1 already stay as they are, without names; others are named by what they were.
+    Integers that can be class numbers stay as they are, without names: a class that is missing here does not
+    move the others. Negative or very large ones are numbered, and named by what they were.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -30,8 +31,9 @@ def labels_from(values: np.ndarray, name: str) -> Labels:
             "or float a sample."
         )
     found, codes = np.unique(plain, return_inverse=True)
-    numbered = plain.dtype.kind in "iu" and np.array_equal(found, np.arange(len(found)))
-    return Labels(torch.from_numpy(codes.astype(np.int64)), None if numbered else tuple(map(str, found)))
+    if plain.dtype.kind in "iu" and found[0] >= 0 and found[-1] < max(1000, 2 * len(found)):
+        return Labels(torch.from_numpy(plain.astype(np.int64)), None)
+    return Labels(torch.from_numpy(codes.astype(np.int64)), tuple(map(str, found)))
 
 
 def _numbers(values: np.ndarray, name: str) -> Tensor:

@@ -39,7 +39,8 @@ def _label_issues(flagged: np.ndarray) -> Card:
         "label_issue",
         "Labels that look wrong",
         _share(flagged),
-        "The samples that the network treats like it carry another label. That holds also where the network has "
+        "The samples that the network treats like it carry another label. That holds also where the "
+        "network has "
         "learned the wrong label by heart.",
         "Review them below, the most suspicious first, then fix the labels and train again."
         if flagged.any()
@@ -60,7 +61,8 @@ def _own(run: Run, name: str) -> Card:
         top = int(mine[order[:count]].sum())
         value = f"{hit:,} of {count:,} found"
         meaning += (
-            f" {hit:,} of them are among the labels that look wrong; of the {count:,} most suspicious samples "
+            f" {hit:,} of them are among the labels that look wrong; of the {count:,} most suspicious "
+            "samples "
             f"{top:,} are marked so."
         )
     return Card(name, name.replace("_", " "), value, meaning, "Compare with what was flagged.", name)
@@ -72,9 +74,11 @@ def _indistinguishable(run: Run) -> Card:
         "indistinguishable",
         "Not told apart",
         _share(here),
-        "Many samples are like it, and most of its nearest have another label: either its label is wrong, or the "
+        "Many samples are like it, and most of its nearest have another label: either its label is "
+        "wrong, or the "
         "network does not tell the classes apart there.",
-        "Look at which classes mix (neighbor confusion), then at inputs: more pixels, more context, or one class.",
+        "Look at which classes mix (neighbor confusion), then at inputs: more pixels, more context, or "
+        "one class.",
         "quadrant:indistinguishable",
     )
 
@@ -93,7 +97,11 @@ def _isolated(run: Run) -> Card:
 
 def _shifted(shift: np.ndarray, classes: bool) -> Card:
     far = shift > 0.5
-    unit = "half of its probability is on other classes" if classes else "over half of the spread of all predictions"
+    unit = (
+        "half of its probability is on other classes"
+        if classes
+        else "over half of the spread of all predictions"
+    )
     return Card(
         "shift",
         "Predictions to distrust",
@@ -110,9 +118,11 @@ def _density(density: np.ndarray) -> Card:
         "density",
         "Typical density",
         f"{np.median(density):.2f}",
-        "The mean similarity of the median sample to all: 1 if the network treats all inputs alike, near 0 if it "
+        "The mean similarity of the median sample to all: 1 if the network treats all inputs alike, near "
+        "0 if it "
         "sees each on its own.",
-        "Compare checkpoints or models by it (likewise compare); a low one means little is shared between samples.",
+        "Compare checkpoints or models by it (likewise compare); a low one means little is shared "
+        "between samples.",
         "",
     )
 

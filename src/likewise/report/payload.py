@@ -32,7 +32,7 @@ def packed(run: Run) -> bytes:
             "samples": blob.array(np.array(list(run.pictures), dtype="u4")),
             "kinds": [picture.kind for picture in run.pictures.values()],
             "ends": blob.array(np.cumsum([len(p.content) for p in run.pictures.values()], dtype="u4")),
-            "content": blob.bytes(b"".join(p.content for p in run.pictures.values())),
+            "content": blob.add(b"".join(p.content for p in run.pictures.values())),
         },
     }
     text = json.dumps(header, ensure_ascii=False).encode()
@@ -51,9 +51,9 @@ class _Blob:
     def array(self, values: np.ndarray) -> dict[str, Any]:
         """Return where an array is, as the page reads it."""
         little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-        return {"type": values.dtype.str[1:], **self.bytes(little.tobytes())}
+        return {"type": values.dtype.str[1:], **self.add(little.tobytes())}
 
-    def bytes(self, content: bytes) -> dict[str, Any]:
+    def add(self, content: bytes) -> dict[str, Any]:
         """Return where bytes are."""
         where = {"at": self._size, "bytes": len(content)}
         padded = content + b"\0" * (-len(content) % 8)

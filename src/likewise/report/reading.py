@@ -55,12 +55,14 @@ def read_run(folder: Path) -> Run:
         raise FileNotFoundError(f"{folder} holds no run: there is no manifest.json in it.")
     known = json.loads(manifest.read_text(encoding="utf-8"))
     if not (folder / "samples.parquet").exists():
-        raise ValueError(f"The run in {folder} is not finished: start it again to go on, then write its report.")
+        raise ValueError(
+            f"The run in {folder} is not finished: start it again to go on, then write its report."
+        )
     samples = pyarrow.parquet.read_table(folder / "samples.parquet")
     columns = {name: samples[name].to_numpy() for name in samples.column_names}
     n = len(columns["sample"])
     pairs = pyarrow.parquet.read_table(folder / "neighbors.parquet")
-    counts = pyarrow.parquet.read_table(folder / "histograms.parquet")["counts"].combine_chunks()
+    counts = pyarrow.parquet.read_table(folder / "details.parquet")["counts"].combine_chunks()
     pictures = pyarrow.parquet.read_table(folder / "pictures.parquet").to_pylist()
     return Run(
         folder=folder,

@@ -4,7 +4,7 @@
           manifest.json       what was run, on what, by which versions, at what cost; checksums
           samples.parquet     one row a sample
           neighbors.parquet   the most similar samples of each
-          histograms.parquet  how many samples are how similar to each
+          details.parquet     how many samples are how similar to each; leading directions of the kernel
           pictures.parquet    what a person sees of some samples, small
           report.html         all of it, in one file that needs no network
           stages/             what each stage found, until all are done
@@ -51,6 +51,7 @@ def analyze(
     classes: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     show: Show | None = None,
+    extra: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
     max_memory: int = 2**31,
 ) -> Analysis:
@@ -60,7 +61,8 @@ def analyze(
     labels are classes, which of them look wrong; report.html shows all of it. Exact where all pairs of
     gradients take minutes; beyond, from gradients made small (`sketch`: numbers per sample, 1024 by default),
     with the error measured. `classes`: their names; `names`: of the samples; `show`: what a person should see
-    of sample i (image, text, dict, array), a function or a sequence. `settings`: what a command was told.
+    of sample i (image, text, dict, array), a function or a sequence; `extra`: columns of your own for
+    the table. `settings`: what a command was told.
     """
     if processes() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
@@ -72,14 +74,14 @@ def analyze(
         "parameters": list(net.names),
         "neighbors": neighbors,
         "threshold": on_an_edge(threshold),
-        "sketch": results.sketch_width(net, data, given, sketch),
+        "sketch": results.sketch_width(net, data, sketch),
     }
     folder = Folder(Path(out), {"model": _model_print(net), "data": data_print, "options": options})
     if not folder.finished:
         asked = settings or Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, neighbors=neighbors)
         folder.write_text("settings.toml", asked.text())
         folder.state["about"] = _about(net, data)
-        results.write(folder, net, data, given, results.Shown(classes, names, show), max_memory)
+        results.write(folder, net, data, given, results.Shown(classes, names, show, extra or {}), max_memory)
         folder.finish()
     if not (folder.path / "report.html").exists():
         write_report(folder.path)
@@ -114,4 +116,3 @@ def _read(data: Batches) -> tuple[str, Tensor | None]:
         labels.append(None if batch.labels is None else batch.labels.cpu())
     known = [part for part in labels if part is not None]
     return digest.hexdigest(), torch.cat(known) if len(known) == len(labels) else None
-

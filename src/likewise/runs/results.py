@@ -1,6 +1,7 @@
 """The stages of a run, one after another, into its folder."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,9 +33,10 @@ class Shown(NamedTuple):
     classes: Sequence[str] | None
     names: Sequence[str] | None
     show: Callable[[int], Any] | Sequence[Any] | None
+    extra: Mapping[str, Any]
 
 
-def sketch_width(net: Network, data: Batches, labels: Tensor | None, sketch: int | Literal["auto", "never"]) -> int:
+def sketch_width(net: Network, data: Batches, sketch: int | Literal["auto", "never"]) -> int:
     """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
     if sketch == "never":
         return 0
@@ -63,9 +65,11 @@ def write(
     columns = stages.samples(found, targets, k, options["threshold"])
     if shown.names is not None:
         columns = {"sample": columns.pop("sample"), "name": np.array(shown.names, dtype=object), **columns}
-    folder.state |= _described(found, targets, shown, data.n)
+    columns |= _own_columns(shown.extra, columns, n)
+    folder.state |= {**_described(found, targets, shown, n), "own_columns": list(shown.extra)}
     folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
-    folder.write_table("histograms.parquet", _histogram_table(found["counts"]))
+    lists = {"counts": found["counts"].astype(np.int32), "coordinates": found["map"].astype(np.float32)}
+    folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
     folder.write_table("pictures.parquet", _picture_table(shown.show, data, columns, found["indices"]))
     folder.write_table("samples.parquet", columns)
 
@@ -92,7 +96,7 @@ def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> 
 
     def shards() -> Iterator[tuple[range, Sketched]]:
         for number, where in enumerate(spans):
-            part = folder.stage(f"sketch-{number:05}", lambda where=where: _shard(gram, sketch, where, max_memory))
+            part = folder.stage(f"sketch-{number:05}", partial(_shard, gram, sketch, where, max_memory))
             yield where, Sketched(**{name: torch.tensor(values) for name, values in part.items()})
 
     features, total = torch.zeros(n, d * q), torch.zeros(d, q, dtype=torch.float64)
@@ -105,9 +109,11 @@ def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> 
         uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
     error = folder.stage("error", lambda: _error(gram, features))
     folder.state["approximations"] = [
-        f"Gradients were made small: {d * q} random numbers a sample. Of {len(error['places'])} samples compared "
+        f"Gradients were made small: {d * q} random numbers a sample. Of {len(error['places'])} samples "
+        "compared "
         f"both ways, a similarity is off by {float(error['all']):.3f} (root mean square), by "
-        f"{float(error['high']):.3f} among the most similar tenth of pairs. Density and uncertainty are estimates too."
+        f"{float(error['high']):.3f} among the most similar tenth of pairs. Density and uncertainty are "
+        "estimates too."
     ]
     density = (features @ features.sum(0) / n).numpy()
     return {"density": density, "uncertainty": uncertainty.numpy()}, SketchedLikeness(features, max_memory)
@@ -117,14 +123,18 @@ def _shard(gram: GramMatrix, sketch: Sketch, where: range, max_memory: int) -> d
     gradients = gram.gradients
     with gram.net.evaluating():
         size = sketch_bytes(gradients.features(gram.data.samples(range(where.start, where.start + 1)), 0))
-        height = max(1, min(gram.data.size, max_memory // 2 // max(size, 1), gradients.at_once or gram.data.size))
+        height = max(
+            1, min(gram.data.size, max_memory // 2 // max(size, 1), gradients.at_once or gram.data.size)
+        )
         spans = [range(i, min(i + height, where.stop)) for i in range(where.start, where.stop, height)]
 
         def part(span: range) -> tuple[Tensor, ...]:
             here = range(where.start + span.start, where.start + span.stop)
             return tuple(sketch(gradients, gram.data.samples(here)))
 
-        joined = join_over(part, [range(s.start - where.start, s.stop - where.start) for s in spans], "sketches")
+        joined = join_over(
+            part, [range(s.start - where.start, s.stop - where.start) for s in spans], "sketches"
+        )
         gradients.settle()
     found = Sketched(*joined)._asdict()
     return {**found, "whitening": found["whitening"].float()}
@@ -134,7 +144,12 @@ def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
     """Return how far sketched similarities are off, on some samples compared both ways."""
     n = gram.shape[0]
     places = torch.linspace(0, n - 1, min(n, 128)).long().unique()
-    exact = GramMatrix(gram.net, gram.data.take(places.tolist()), max_memory=gram.max_memory).dense().cpu().double()
+    exact = (
+        GramMatrix(gram.net, gram.data.take(places.tolist()), max_memory=gram.max_memory)
+        .dense()
+        .cpu()
+        .double()
+    )
     exact = exact / exact.diagonal().clamp(min=1e-12).mean()
     few = features[places].double()
     off, apart = (few @ few.T - exact).square(), ~torch.eye(len(places), dtype=torch.bool)
@@ -151,7 +166,9 @@ def _described(found: Arrays, targets: Targets, shown: Shown, n: int) -> dict[st
         count = max(count, int(groups.max()) + 1)
         about["classes"] = [str(c) for c in (shown.classes or range(count))]
         means = stages.class_similarity(found, groups)
-        about["class_similarity"] = [[None if np.isnan(v) else round(float(v), 4) for v in row] for row in means]
+        about["class_similarity"] = [
+            [None if np.isnan(v) else round(float(v), 4) for v in row] for row in means
+        ]
     about["caveats"] = _caveats(targets, n)
     return about
 
@@ -169,7 +186,11 @@ def _refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
     for what, given in (("names", shown.names), ("show", shown.show)):
         if given is not None and not callable(given) and len(given) != n:
             raise ValueError(f"{what} has {len(given)} entries for {n} samples.")
-    if shown.classes is not None and targets.groups is not None and int(targets.groups.max()) >= len(shown.classes):
+    if (
+        shown.classes is not None
+        and targets.groups is not None
+        and int(targets.groups.max()) >= len(shown.classes)
+    ):
         raise ValueError(
             f"There are {len(shown.classes)} names of classes, and a label or prediction is class "
             f"{int(targets.groups.max())}: give a name for each class, in order from 0."
@@ -185,11 +206,24 @@ def _neighbor_table(found: Arrays, n: int, k: int) -> Arrays:
     }
 
 
-def _histogram_table(counts: np.ndarray) -> dict[str, Any]:
+def _lists(values: np.ndarray) -> Any:
     import pyarrow
 
-    flat = pyarrow.array(counts.astype(np.int32).ravel())
-    return {"counts": pyarrow.FixedSizeListArray.from_arrays(flat, counts.shape[1])}
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
+
+
+def _own_columns(extra: Mapping[str, Any], known: Arrays, n: int) -> Arrays:
+    """Return the columns that the user gave, or say what is wrong with them."""
+    found: Arrays = {}
+    for name, values in extra.items():
+        column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if name in known or column.shape != (n,):
+            wrong = "is a column of every run" if name in known else f"has shape {column.shape}, not ({n},)"
+            raise ValueError(
+                f"The column {name!r} of your own {wrong}: one value a sample under another name is needed."
+            )
+        found[name] = column if column.dtype.kind in "biuf" else column.astype(str).astype(object)
+    return found
 
 
 def _picture_table(show: Any, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
@@ -219,7 +253,7 @@ def _shower(show: Any, data: Batches) -> Callable[[int], Any]:
 
 
 def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
-    """Yield samples, those that a reader will open first: of every density, suspicious, alone, their neighbors."""
+    """Yield samples, those that a reader will open first: of every density, suspicious, alone, near."""
     n, density = len(indices), columns["density"]
     order = np.argsort(density, kind="stable")
     first = [int(i) for i in order[np.linspace(0, n - 1, min(n, 200)).astype(int)]]
@@ -232,4 +266,3 @@ def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
     for i in first:
         yield from (int(j) for j in indices[i, :6])
     yield from (int(i) for i in np.random.default_rng(SEED).permutation(n))
-

@@ -46,8 +46,13 @@ class Settings(BaseModel):
         known = {name: value for name, value in self.model_dump(mode="json").items() if value is not None}
         replays = "" if self.model == GIVEN_IN_PYTHON else " It starts the same run again: likewise analyze"
         document = tomlkit.document()
-        document.add(tomlkit.comment(f"What this run was asked for.{replays} THIS_FILE" if replays else
-                                     "What this run was asked for, by likewise.analyze in Python."))
+        document.add(
+            tomlkit.comment(
+                f"What this run was asked for.{replays} THIS_FILE"
+                if replays
+                else "What this run was asked for, by likewise.analyze in Python."
+            )
+        )
         for name, value in known.items():
             document.add(name, value)
         return tomlkit.dumps(document)
@@ -72,7 +77,8 @@ def read_settings(path: str | Path) -> Settings:
         raise ValueError(f"{path}: {told(error)}") from error
     if GIVEN_IN_PYTHON in (found.model, found.data):
         raise ValueError(
-            f"{path} is of a run that was started from Python, with a model or data that no text names: start "
+            f"{path} is of a run that was started from Python, with a model or data that no text names: "
+            "start "
             "it again from there, or write import strings for model and data into the file."
         )
     return found
@@ -87,5 +93,7 @@ def told(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             told.append(f"there is no setting {field!r} (there are: {known})")
         else:
-            told.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}, found {problem['input']!r}")
+            told.append(
+                f"{field}: {problem['msg'].removeprefix('Value error, ')}, found {problem['input']!r}"
+            )
     return "; ".join(told) + "."

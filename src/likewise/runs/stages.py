@@ -15,6 +15,7 @@ Arrays = dict[str, np.ndarray]
 BINS = 40  # of likeness, from -1 to 1
 EXPONENT = 4  # of votes, as of a centered matrix
 PROBES = 64  # random directions for the map
+DIRECTIONS = 10  # kept of it; two are drawn
 QUADRANTS = ("ordinary", "isolated", "contested", "indistinguishable")
 SPARSE = 0.1  # the share of samples with least density
 
@@ -37,7 +38,7 @@ class Targets(NamedTuple):
     @property
     def chances(self) -> Tensor | None:
         """The probability of each class, (n, c), where outputs are logits of classes."""
-        n, d = self.outputs.shape
+        d = self.outputs.shape[1]
         if self.labels is not None and self.classes is None:
             return None
         if d > 1:
@@ -93,14 +94,14 @@ def _counts(c: Tensor) -> Tensor:
 
 
 def _map(product: Tensor, probes: Tensor) -> Tensor:
-    """Return the two leading principal coordinates of a matrix of which its product with probes is known."""
+    """Return the leading principal coordinates of a matrix of which its product with probes is known."""
     core = probes.T @ product
     values, vectors = torch.linalg.eigh((core + core.T) / 2)
     alive = values > 1e-6 * values[-1].clamp(min=1e-300)
     basis = product @ (vectors[:, alive] * values[alive].rsqrt())
     left, sizes, _ = torch.linalg.svd(basis, full_matrices=False)
-    found = torch.zeros(len(product), 2, dtype=product.dtype)
-    count = min(2, left.shape[1])
+    found = torch.zeros(len(product), DIRECTIONS, dtype=product.dtype)
+    count = min(DIRECTIONS, left.shape[1])
     found[:, :count] = left[:, :count] * sizes[:count]
     signs = found.gather(0, found.abs().argmax(0, keepdim=True)).sign()
     return found * torch.where(signs == 0, 1, signs)
@@ -122,7 +123,7 @@ def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays
         columns["quadrant"] = _quadrants(columns["density"], columns["agreement"])
     if targets.classes is not None:
         columns |= _suspicion(found["votes"], targets.classes)
-    columns["map_x"], columns["map_y"] = found["map"].T
+    columns["map_x"], columns["map_y"] = found["map"].T[:2]
     return columns
 
 
@@ -159,7 +160,9 @@ def _shift(targets: Targets, found: Arrays) -> np.ndarray:
 
 def _quadrants(density: np.ndarray, agreement: np.ndarray) -> np.ndarray:
     sparse, against = density < np.quantile(density, SPARSE), agreement < 0.5
-    return np.array(QUADRANTS)[np.select([~sparse & ~against, sparse & ~against, sparse & against], [0, 1, 2], 3)]
+    return np.array(QUADRANTS)[
+        np.select([~sparse & ~against, sparse & ~against, sparse & against], [0, 1, 2], 3)
+    ]
 
 
 def _suspicion(votes: np.ndarray, labels: Tensor) -> Arrays:

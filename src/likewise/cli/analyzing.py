@@ -1,0 +1,291 @@
+"""`likewise analyze` and `likewise plan`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from likewise.cli.speaking import Failed, Format, be_quiet, byte_count, gigabytes, said, told
+
+if TYPE_CHECKING:
+    from likewise.analysis import Analysis
+    from likewise.runs import Settings
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="The model: `package.module:object` or `path/to/file.py:object`, a module or a function "
+        "that makes one; or the settings.toml of a run, to start it again.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Argument(
+        help="The data: a folder of classes with images, a .csv, .tsv, .parquet or .npz file, or an "
+        "import string.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[str | None, typer.Option(help="A state dict: .safetensors, or what torch.save wrote.")]
+Label = Annotated[str | None, typer.Option(help="The column, or array, of labels.")]
+TextColumn = Annotated[
+    str | None, typer.Option(help="The column of texts; --prepare turns them into inputs.")
+]
+Columns = Annotated[
+    str | None, typer.Option(help="The columns that are inputs, with commas; else all numeric.")
+]
+ImageSize = Annotated[int | None, typer.Option(help="Resize images to a square of so many pixels.")]
+Gray = Annotated[bool, typer.Option("--gray", help="Read images as gray, one channel.")]
+Prepare = Annotated[
+    str | None, typer.Option(help="Import string of a function: one raw sample → the model's input.")
+]
+Show = Annotated[
+    str | None,
+    typer.Option(
+        help="Import string of a function: sample number → what the report shows (image, text, dict, array)."
+    ),
+]
+Classes = Annotated[str | None, typer.Option(help="Names of the classes, in order, with commas.")]
+Limit = Annotated[int | None, typer.Option(help="Only so many samples.")]
+Readout = Annotated[
+    str,
+    typer.Option(
+        help="Whose gradients are compared: all_outputs, log_probabilities, label_against_rest, or an "
+        "import string."
+    ),
+]
+Parameters = Annotated[str | None, typer.Option(help="Only these parameters, with commas: 'layer4.*,fc.*'.")]
+Memory = Annotated[str, typer.Option(help="For gradients and pairs, beside the model: 4GB, 500MB.")]
+Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
+Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]
+
+
+def analyze(
+    model: Model,
+    data: Data = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for results; one that is there goes on. [default: run]")
+    ] = None,
+    weights: Weights = None,
+    label: Label = None,
+    text_column: TextColumn = None,
+    columns: Columns = None,
+    image_size: ImageSize = None,
+    gray: Gray = False,
+    prepare: Prepare = None,
+    show: Show = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    readout: Readout = "all_outputs",
+    parameters: Parameters = None,
+    neighbors: Annotated[int, typer.Option(help="How many neighbors to keep of each sample.")] = 10,
+    threshold: Annotated[
+        float, typer.Option(help="Samples at least so similar count as near; a multiple of 0.05.")
+    ] = 0.5,
+    sketch: Annotated[
+        str, typer.Option(help="auto, never, or numbers a sample: gradients made small where pairs are many.")
+    ] = "auto",
+    max_memory: Memory = "2GB",
+    device: Device = "cpu",
+    decisions: Annotated[
+        Path | None,
+        typer.Option(help="What the report's review downloaded: tells how precise the flags are."),
+    ] = None,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Leave with exit code 1 if so: 'label_issue>1%', 'isolated>50'.")
+    ] = None,
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Analyze a data set by a model: a folder of results and one HTML report.
+
+    Example: `likewise analyze net.py:model images/ --weights net.safetensors --image-size 32`
+
+    A run that was stopped goes on when the same command is given again.
+    """
+    be_quiet(quiet)
+    rule = None if fail_on is None else _rule(fail_on)
+    settings, folder = _asked(model, data, out, locals())
+    found = started(settings, folder)
+    facts: dict[str, Any] = {
+        **found.summary._asdict(),
+        "run": str(found.folder),
+        "report": str(found.folder / "report.html"),
+    }
+    lines = [repr(found), f"report: {found.folder / 'report.html'}"]
+    if decisions is not None:
+        precision = found.precision(decisions)
+        facts["precision"] = precision._asdict()
+        lines.append(
+            f"of {precision.wrong + precision.right} flagged labels decided, {precision.wrong} are wrong: "
+            "precision "
+            f"{precision.share:.0%} (95 % interval {precision.low:.0%} to {precision.high:.0%}), "
+            f"{precision.unsure} unsure"
+        )
+    told(form, facts, *lines)
+    if rule is not None:
+        rule(found)
+
+
+def plan(
+    model: Model,
+    data: Data = None,
+    weights: Weights = None,
+    label: Label = None,
+    text_column: TextColumn = None,
+    columns: Columns = None,
+    image_size: ImageSize = None,
+    gray: Gray = False,
+    prepare: Prepare = None,
+    limit: Limit = None,
+    readout: Readout = "all_outputs",
+    parameters: Parameters = None,
+    max_memory: Memory = "2GB",
+    device: Device = "cpu",
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Tell what `analyze` would take, from a trial on a few samples; nothing is written.
+
+    Example: `likewise plan net.py:model train.csv --label species`
+    """
+    be_quiet(quiet)
+    settings, _ = _asked(model, data, None, locals())
+    from likewise.runs.planning import planned
+
+    net, read = opened(settings)
+    found = planned(net, read.dataset, read.labels, settings.max_memory)
+    how = (
+        f"from sketches of {found.sketch} numbers a sample"
+        if found.sketch
+        else "exactly, all pairs of gradients"
+    )
+    told(
+        form,
+        found._asdict(),
+        f"{found.samples:,} samples × {found.outputs} outputs × {found.parameters:,} parameters, {how}",
+        f"about {found.seconds:,.0f} s and {gigabytes(found.peak_bytes)} on {settings.device}, beside "
+        "model and data",
+    )
+
+
+def _asked(model: str, data: str | None, out: Path | None, given: dict[str, Any]) -> "tuple[Settings, Path]":
+    """Return the settings that were given, or those of a file, and where results go."""
+    from pydantic import ValidationError
+
+    from likewise.runs import Settings, read_settings
+    from likewise.runs.settings import told as wrong
+
+    if data is None and model.endswith(".toml"):
+        return read_settings(model), out or _folder_of(Path(model))
+    if data is None:
+        raise ValueError(
+            "Data are needed beside the model: likewise analyze net.py:model images/ (--help tells more)."
+        )
+    known = {name: given[name] for name in Settings.model_fields if name in given}
+    for name in ("columns", "classes", "parameters"):
+        if known.get(name) is not None:
+            known[name] = tuple(part.strip() for part in known[name].split(",") if part.strip())
+    known["max_memory"] = byte_count(given["max_memory"])
+    if str(known.get("sketch", "")).isdigit():
+        known["sketch"] = int(known["sketch"])
+    try:
+        return Settings(**known), out or Path("run")
+    except ValidationError as error:
+        raise ValueError(wrong(error)) from error
+
+
+def _folder_of(settings: Path) -> Path:
+    """Return the run folder that a settings file lies in, else the usual one."""
+    return settings.parent if (settings.parent / "manifest.json").exists() else Path("run")
+
+
+def started(settings: "Settings", folder: Path) -> "Analysis":
+    """Return the results of a run with these settings."""
+    from likewise import reading
+    from likewise.runs import analyze
+
+    net, read = opened(settings)
+    show = read.show if settings.show is None else reading.imported(settings.show)
+    said(f"analyzing {settings.data} by {settings.model} into {folder}/ ...")
+    return analyze(
+        net,
+        read.dataset,
+        read.labels,
+        out=folder,
+        neighbors=settings.neighbors,
+        threshold=settings.threshold,
+        sketch=settings.sketch,
+        classes=settings.classes or read.classes,
+        names=read.names,
+        show=show,  # type: ignore[arg-type]
+        settings=settings,
+        max_memory=settings.max_memory,
+    )
+
+
+def opened(settings: "Settings") -> tuple[Any, Any]:
+    """Return the network and the data that settings name."""
+    from likewise import reading, readouts
+    from likewise.network import Network
+
+    model = reading.model(settings.model, settings.weights).to(settings.device).eval()
+    read = reading.data(
+        settings.data,
+        label=settings.label,
+        text_column=settings.text_column,
+        columns=settings.columns,
+        image_size=settings.image_size,
+        gray=settings.gray,
+        prepare=settings.prepare,
+        limit=settings.limit,
+    )
+    named = (
+        getattr(readouts, settings.readout, None)
+        if ":" not in settings.readout
+        else reading.imported(settings.readout)
+    )
+    if not callable(named):
+        raise ValueError(
+            f"There is no readout {settings.readout!r}: use all_outputs, log_probabilities, "
+            "label_against_rest, or an import string."
+        )
+    parameters = None if settings.parameters is None else list(settings.parameters)
+    return Network(model, named, parameters), read
+
+
+def _rule(text: str) -> "Callable[[Analysis], None]":
+    """Return a check that raises Failed if the share or number of some samples is over a limit."""
+    import re
+
+    parts = re.fullmatch(r"\s*(\w+)\s*>\s*([\d.]+)\s*(%?)\s*", text)
+    if parts is None:
+        raise ValueError(f"--fail-on is like 'label_issue>1%' or 'isolated>50', found {text!r}.")
+    name, limit, percent = parts[1], float(parts[2]), bool(parts[3])
+
+    def check(found: "Analysis") -> None:
+        flags = _flags(found, name)
+        count = int(flags.sum())
+        value = 100 * count / len(flags) if percent else count
+        if value > limit:
+            unit = " %" if percent else ""
+            raise Failed(
+                f"{name}: {value:g}{unit} of the samples, over the limit of {limit:g}{unit} ({count:,} of "
+                f"{len(flags):,})"
+            )
+
+    return check
+
+
+def _flags(found: "Analysis", name: str) -> Any:
+    table = found.table
+    if name in table and table[name].dtype == bool:
+        return table[name]
+    if "quadrant" in table and name in ("ordinary", "isolated", "contested", "indistinguishable"):
+        return table["quadrant"] == name
+    known = [column for column in table if table[column].dtype == bool]
+    known += ["ordinary", "isolated", "contested", "indistinguishable"] if "quadrant" in table else []
+    raise ValueError(f"--fail-on counts {', '.join(known) or 'nothing in this run'}, found {name!r}.")

@@ -1,0 +1,134 @@
+"""Commands that read finished runs: neighbors, report, compare, export."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from likewise.cli.analyzing import Form, Quiet
+from likewise.cli.speaking import Format, be_quiet, said, table, told
+
+Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
+
+
+def neighbors(
+    run: Run,
+    sample: Annotated[str, typer.Argument(help="A sample, by number or by name.", show_default=False)],
+    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
+    form: Form = Format.text,
+) -> None:
+    """Show the samples that the network treats most like one.
+
+    Example: `likewise neighbors run 42 -k 5`
+    """
+    from likewise.analysis import Analysis
+
+    found = Analysis(run)
+    place = found.place(sample)
+    wanted = [name for name in ("name", "label", "prediction", "quadrant") if name in found.table]
+    rows = [
+        {
+            "sample": int(pair.neighbor),
+            "similarity": float(pair.similarity),
+            **_values(found, int(pair.neighbor), wanted),
+        }
+        for pair in found.neighbors(place, k).itertuples()
+    ]
+    own = {"sample": place, **_values(found, place, wanted)}
+    title = "treated most like sample " + ", ".join(
+        f"{name} {value}" for name, value in own.items()
+    ).removeprefix("sample ")
+    told(form, {"of": own, "neighbors": rows}, table(rows, title))
+
+
+def report(
+    run: Run,
+    opened: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    form: Form = Format.text,
+) -> None:
+    """Write the report of a finished run anew, and say where it is.
+
+    Example: `likewise report run --open`
+    """
+    from likewise.analysis import Analysis
+
+    path = Analysis(run).report()
+    if opened:
+        webbrowser.open(path.resolve().as_uri())
+    told(form, {"report": str(path)}, f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="The run before.", show_default=False)],
+    run_b: Annotated[
+        Path, typer.Argument(help="The run after: same data, another checkpoint.", show_default=False)
+    ],
+    k: Annotated[int, typer.Option("-k", help="How many samples to list.")] = 10,
+    form: Form = Format.text,
+) -> None:
+    """Compare two runs on the same data: whose neighbors changed, whose density fell.
+
+    Example: `likewise compare run-epoch-1 run-epoch-20`
+    """
+    from likewise.analysis import Analysis
+    from likewise.comparison import compared
+
+    found = compared(Analysis(run_a), Analysis(run_b))
+    summary = found.summary._asdict()
+    changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
+    fell = _listed(found.changes, "density_rank_change", k, ascending=True)
+    told(
+        form,
+        {"summary": summary, "neighbors_changed": changed, "density_fell": fell},
+        *(
+            f"{name.replace('_', ' ')}: {value:,.3f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')}: {value}"
+            for name, value in summary.items()
+        ),
+        table(changed, "neighbors changed most"),
+        table(fell, "density fell most (by rank)"),
+    )
+
+
+def export(
+    run: Run,
+    to: Annotated[
+        str, typer.Option(help="parquet, csv, knn (for cleanlab's Datalab), projector (for TensorBoard).")
+    ] = "csv",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A file, or a folder for projector.")
+    ] = None,
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Write the results of a run in a form that other tools read.
+
+    Example: `likewise export run --to knn -o graph.npz`, then
+    `Datalab(data, label_name="label").find_issues(knn_graph=scipy.sparse.load_npz("graph.npz"))`
+    """
+    be_quiet(quiet)
+    from likewise.analysis import Analysis
+    from likewise.runs.exporting import exported
+
+    path = exported(Analysis(run), to, out)
+    said(f"exported {run} as {to}")
+    told(form, {"path": str(path)}, str(path))
+
+
+def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:
+    row, classes = found.table.loc[sample], found.manifest.get("classes")
+    values = {name: row[name] for name in names}
+    for name in ("label", "prediction"):
+        if name in values and classes and float(values[name]).is_integer():
+            values[name] = classes[int(values[name])]
+    return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+
+
+def _listed(changes: Any, by: str, k: int, ascending: bool) -> list[dict[str, Any]]:
+    top = changes.sort_values(by, ascending=ascending, kind="stable").head(k)
+    return [
+        {"sample": int(i), **{str(n): v.item() if hasattr(v, "item") else v for n, v in row.items()}}
+        for i, row in top.iterrows()
+    ]

@@ -1,0 +1,88 @@
+"""Sixty seconds from nothing to a report: digits, some labels made wrong, a network that learns them all."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from likewise.analysis import Analysis
+from likewise.runs import analyze
+
+SEED = 0
+FLIPPED = 0.05  # the share of labels
+
+
+class Found(NamedTuple):
+    """What the demo found."""
+
+    analysis: Analysis
+    planted: int  # labels that were made wrong
+    learned: int  # of them the network reproduces
+    flagged: int  # labels that look wrong
+    hits: int  # of them planted
+    top: int  # planted ones among as many most suspicious samples
+
+
+def demonstrated(out: Path, say: Callable[[str], None]) -> Found:
+    """Train on digits of which 5 % are labeled wrong, analyze, and return what was found of those."""
+    x, y, planted = digits()
+    say(
+        f"training a small network on {len(y):,} digits, {int(planted.sum())} of them labeled wrong on "
+        "purpose ..."
+    )
+    model = trained(x, y)
+    with torch.no_grad():
+        learned = int((model(x).argmax(1) == y)[planted].sum())
+    say(f"the network has learned {learned} of the {int(planted.sum())} wrong labels by heart; analyzing ...")
+    found = analyze(model, (x, y), out=out, extra={"planted_error": planted})
+    flagged = found.table["label_issue"].to_numpy()
+    mask = planted.numpy()
+    worst = np.argsort(-found.table["label_suspicion"].to_numpy(), kind="stable")[: mask.sum()]
+    return Found(
+        found,
+        int(mask.sum()),
+        learned,
+        int(flagged.sum()),
+        int((flagged & mask).sum()),
+        int(mask[worst].sum()),
+    )
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor]:
+    """Return scikit-learn's digits (n, 1, 8, 8), labels of which 5 % are wrong, and which."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("The demo needs the digits of scikit-learn: pip install scikit-learn") from error
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    y, chance = torch.tensor(labels), torch.Generator().manual_seed(SEED)
+    planted = torch.rand(len(y), generator=chance) < FLIPPED
+    other = (y + torch.randint(1, 10, (len(y),), generator=chance)) % 10
+    return x, torch.where(planted, other, y), planted
+
+
+def trained(x: Tensor, y: Tensor, epochs: int = 50) -> nn.Module:
+    """Return a small convolutional network that has learned all labels, right or wrong."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(256, 10),
+        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for _ in range(epochs):
+            for batch in torch.randperm(len(x)).split(64):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+    return model.eval()

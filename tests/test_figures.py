@@ -1,0 +1,421 @@
+"""What is drawn is what was given; bad input is refused with a reason; names are never parsed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.colors import to_hex
+
+from likewise import figures
+
+ODD = ["$x^2$", "<script>", "_hidden"]  # formulas, markup and matplotlib's mark of "no label"
+QUADRANTS = ["ordinary", "isolated", "contested", "indistinguishable"]
+
+
+def table_of(n, classes=3):
+    rng = np.random.default_rng(1)
+    numbers = {name: rng.random(n) + 0.01 for name in ("density", "isolation", "map_x", "map_y")}
+    labels = {name: np.arange(n) % classes for name in ("label", "prediction", "suggested_label")}
+    quadrant = [QUADRANTS[i % 4] for i in range(n)]
+    agreement = [1.0 if name in QUADRANTS[:2] else 0.0 for name in quadrant]
+    issue = np.arange(n) % 4 == 2
+    return pd.DataFrame(numbers | labels | dict(agreement=agreement, label_issue=issue, quadrant=quadrant))
+
+
+def matrix_of(n):
+    return np.arange(n * n).reshape(n, n) % 7 - 2 * np.eye(n)
+
+
+TABLE = table_of(40)
+IMAGES = np.random.default_rng(0).random((40, 5, 4))
+DRAWN = {
+    "neighbor_grid": lambda ax: figures.neighbor_grid(IMAGES, [0, 1], [[1, 2, 3], [0, 4, 5]], ax=ax),
+    "similarity_histogram": lambda ax: figures.similarity_histogram([-1, 0, 1], [3, 4], 0.0, ax=ax),
+    "density_histogram": lambda ax: figures.density_histogram(TABLE["density"], IMAGES, ax=ax),
+    "quadrants": lambda ax: figures.quadrants(TABLE, ax=ax),
+    "kernel_map": lambda ax: figures.kernel_map(TABLE, ax=ax),
+    "confusion": lambda ax: figures.confusion([[3, 1], [0, 4]], ax=ax),
+    "class_similarity": lambda ax: figures.class_similarity([[0.3, -0.1], [-0.1, 0.4]], ax=ax),
+    "dynamics": lambda ax: figures.dynamics([TABLE, TABLE], ax=ax),
+}
+
+
+@pytest.fixture
+def ax():
+    yield plt.figure(layout="constrained").add_subplot()
+    plt.close("all")
+
+
+def drawn(ax):
+    """Draw all of it, so that what only fails when rendered fails here."""
+    ax.figure.canvas.draw()
+    return ax
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts if text.get_text()]
+
+
+def legend(ax):
+    return [text.get_text().strip() for text in ax.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_into_the_axes_given_and_returns_them(name, ax):
+    assert DRAWN[name](ax) is ax
+    assert drawn(ax).get_children()
+    assert len(plt.get_fignums()) == 1
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_makes_a_figure_if_none_is_given(name):
+    axes = DRAWN[name](None)
+    assert drawn(axes) in axes.figure.axes
+    plt.close("all")
+
+
+def test_imports_neither_torch_nor_the_rest_of_likewise():
+    nodes = list(ast.walk(ast.parse(Path(figures.__file__).read_text())))
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    allowed = {"__future__", "collections", "matplotlib", "numpy", "pandas", "typing"}
+    assert {module.split(".")[0] for module in modules} <= allowed
+
+
+def test_matplotlib_is_imported_late_and_missed_with_advice():
+    code = """
+import sys, numpy
+from likewise import figures
+assert "matplotlib" not in sys.modules and "pandas" not in sys.modules
+sys.modules["matplotlib"] = None
+try:
+    figures.confusion([[1]])
+except ImportError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "likewise[figures]"' in out.stdout
+
+
+# neighbor_grid
+
+
+def test_grid_has_a_row_per_query_with_similarities_names_and_frames(ax):
+    labels = np.arange(40) % 2
+    places = np.array([[1, 2, 3], [3, 4, 6]])
+    similarities = np.array([[0.9, 0.8, 0.755], [0.5, 0.4, -0.3]])
+    figures.neighbor_grid(IMAGES, [0, 5], places, similarities, labels, ["even", "odd"], ax)
+    cells = drawn(ax).child_axes
+    assert len(cells) == 8
+    assert [cell.get_title() for cell in cells] == (
+        ["query", "0.90", "0.80", "0.76", "query", "0.50", "0.40", "-0.30"]
+    )
+    assert [cell.get_xlabel() for cell in cells[:4]] == ["even", "odd", "even", "odd"]
+    frames = [to_hex(cell.spines["left"].get_edgecolor()) for cell in cells]
+    same, other = figures.BLUE.lower(), figures.VERMILION.lower()
+    assert [frames[i] for i in (1, 2, 3, 5, 6, 7)] == [other, same, other, same, other, other]
+    assert legend(ax) == ["the query's label", "another label"]
+
+
+@pytest.mark.parametrize("shape", [(9, 4, 4), (9, 1, 4, 4), (9, 4, 4, 1), (9, 3, 4, 4), (9, 4, 4, 3)])
+def test_grid_takes_images_of_any_layout_and_range(shape, ax):
+    images = np.random.default_rng(0).normal(size=shape) * 300
+    figures.neighbor_grid(images, [0], [[8, 1]], ax=ax)
+    shown = [np.asarray(cell.images[0].get_array()) for cell in drawn(ax).child_axes]
+    channels = (3,) if 3 in shape else ()
+    assert {picture.shape for picture in shown} == {(4, 4, *channels)}
+    assert min(picture.min() for picture in shown) == 0 and max(picture.max() for picture in shown) == 1
+
+
+def test_grid_shows_the_images_at_the_places(ax):
+    images = np.arange(5.0)[:, None, None] * np.ones((5, 2, 2))
+    figures.neighbor_grid(images, [4], [[0, 2]], ax=ax)
+    assert [float(cell.images[0].get_array().max()) for cell in ax.child_axes] == [1, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(images=np.zeros((4, 2, 5, 5))), r"Images of shape \(4, 2, 5, 5\) found: pass n x h x w"),
+        (dict(queries=[4]), "Places 1 to 4 found: choose from 0 to 3"),
+        (dict(neighbors=[[1, -1]]), "Places -1 to 1"),
+        (dict(neighbors=[1, 2]), r"neighbors: int64 \(2,\) found, pass finite numbers of shape \(1, None\)"),
+        (dict(neighbors=[[1, 2], [2, 3]]), r"neighbors.*\(2, 2\)"),
+        (dict(similarities=[[0.5]]), r"similarities.*\(1, 1\).*\(1, 2\)"),
+        (dict(labels=[0, 1, 2]), r"labels.*\(3,\).*\(4,\)"),
+        (dict(labels=[0, 1, 2, 3], classes=["a"]), "Classes up to 2 found, but 1 names"),
+    ],
+)
+def test_grid_refuses_what_does_not_match(change, message):
+    given = dict(images=np.zeros((4, 5, 5)), queries=[0], neighbors=[[1, 2]]) | change
+    with pytest.raises(ValueError, match=message):
+        figures.neighbor_grid(**given)
+    assert not plt.get_fignums()
+
+
+# Histograms
+
+
+def test_similarities_at_or_above_the_threshold_are_counted_and_colored(ax):
+    sims = np.random.default_rng(0).uniform(-1, 1, 5000)
+    counts, edges = np.histogram(sims, 100, (-1, 1))
+    figures.similarity_histogram(edges, counts, 0.9, ax)
+    assert sum(bar.get_height() for bar in drawn(ax).patches) == 5000
+    assert ax.get_title(loc="right") == f"{(sims >= 0.9).sum():,} at or above 0.9"
+    warm = [bar for bar in ax.patches if to_hex(bar.get_facecolor()) == figures.VERMILION.lower()]
+    assert sum(bar.get_height() for bar in warm) == (sims >= 0.9).sum()
+    assert ax.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "count"),
+    [(-1, "10"), (-0.5, "6 to 10"), (0, "6"), (0.25, "0 to 6"), (1, "0 to 6"), (2, "0 to 6"), (-9, "10")],
+)
+def test_a_threshold_inside_a_bin_gives_both_bounds(threshold, count, ax):
+    figures.similarity_histogram([-1, 0, 1], [4, 6], threshold, ax)
+    assert ax.get_title(loc="right") == f"{count} at or above {threshold:g}"
+
+
+def test_a_histogram_without_threshold_or_counts_is_drawn(ax):
+    figures.similarity_histogram([0, 1], [0], ax=ax)
+    assert len(drawn(ax).patches) == 1 and not ax.get_title(loc="right")
+
+
+def test_density_bars_count_all_samples_and_carry_the_middle_one(ax):
+    density = np.array([0.0, 0.1, 0.2, 0.5, 0.9, 1.0])
+    images = np.arange(6.0)[:, None, None] * np.ones((6, 2, 2))
+    figures.density_histogram(density, images, bins=2, ax=ax)
+    assert [bar.get_height() for bar in drawn(ax).patches] == [3, 3]
+    assert [float(cell.images[0].get_array().max()) for cell in ax.child_axes] == [0, 1]  # samples 1 and 4
+
+
+def test_density_bars_are_numpys(ax):
+    figures.density_histogram(TABLE["density"], ax=ax)
+    expected, _ = np.histogram(TABLE["density"], 12)
+    assert [bar.get_height() for bar in ax.patches] == expected.tolist()
+
+
+def test_histograms_refuse_what_does_not_match():
+    with pytest.raises(ValueError, match=r"counts: int64 \(3,\) found, pass finite numbers of shape \(2,\)"):
+        figures.similarity_histogram([0, 1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match="39 images found for 40 densities"):
+        figures.density_histogram(TABLE["density"], IMAGES[1:])
+    with pytest.raises(ValueError, match="0 bins"):
+        figures.density_histogram(TABLE["density"], bins=0)
+    with pytest.raises(ValueError, match=r"density: float64 \(2,\) found, pass finite"):
+        figures.density_histogram([0.5, np.nan])
+    assert not plt.get_fignums()
+
+
+# quadrants and kernel_map
+
+
+def test_quadrants_counts_colors_and_cuts(ax):
+    figures.quadrants(TABLE, ax)
+    expected = {f"{name}: {count}" for name, count in TABLE["quadrant"].value_counts().items()}
+    assert {text.strip() for text in texts(drawn(ax))} == expected
+    assert legend(ax) == [f"label issue: {TABLE['label_issue'].sum()}"]
+    across, level = ax.lines
+    assert across.get_xdata()[0] == pytest.approx(np.percentile(TABLE["density"], 10))
+    assert level.get_ydata()[0] == 0.5
+    groups = [group for group in ax.collections if len(group.get_offsets())]
+    assert sum(len(group.get_offsets()) for group in groups) == len(TABLE)
+    colors = {to_hex(group.get_facecolor()[0]).upper() for group in groups}
+    assert colors == {figures.QUADRANTS[name].upper() for name in QUADRANTS}
+
+
+def test_spread_points_stay_on_their_side_and_are_always_the_same(ax):
+    table = TABLE.assign(agreement=0.5)
+    drawings = [figures.quadrants(table, axes) for axes in (ax, ax.figure.add_subplot())]
+    first, second = ([c.get_offsets() for c in axes.collections if len(c.get_offsets())] for axes in drawings)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    heights = [points[:, 1] for points in first]
+    assert all((y >= 0.5).all() or (y <= 0.5).all() for y in heights)
+    assert max(np.abs(y - 0.5).max() for y in heights) <= 0.06
+
+
+def test_quadrants_with_densities_of_no_logarithm_are_drawn(ax):
+    figures.quadrants(TABLE.assign(density=TABLE["density"] - 0.5), ax)
+    assert drawn(ax).get_xscale() == "linear"
+
+
+def test_quadrants_refuses_other_names_and_missing_columns():
+    with pytest.raises(ValueError, match=r"Quadrants \['odd'\] found: expected ordinary, isolated"):
+        figures.quadrants(TABLE.assign(quadrant="odd"))
+    with pytest.raises(ValueError, match="No column 'agreement' found: choose from density, "):
+        figures.quadrants(TABLE.drop(columns="agreement"))
+
+
+@pytest.mark.parametrize("color", ["label", "prediction", "suggested_label", "quadrant", "label_issue"])
+def test_classes_have_a_color_and_a_marker_each(color, ax):
+    figures.kernel_map(TABLE, color, ax=ax)
+    found = sorted(TABLE[color].unique())
+    assert legend(drawn(ax)) == [str(value) for value in found]
+    assert [len(group.get_offsets()) for group in ax.collections] == [
+        (TABLE[color] == v).sum() for v in found
+    ]
+    assert len({to_hex(group.get_facecolor()[0]) for group in ax.collections}) == len(found)
+    assert len({group.get_paths()[0].vertices.tobytes() for group in ax.collections}) == len(found)
+
+
+def test_a_class_keeps_its_color_where_others_are_missing(ax):
+    few = TABLE[TABLE["label"] != 0]
+    figures.kernel_map(few, classes=["a", "b", "c"], ax=ax)
+    assert legend(ax) == ["b", "c"]
+    assert to_hex(ax.collections[0].get_facecolor()[0]) == figures.COLORS[1].lower()
+
+
+@pytest.mark.parametrize(
+    "table", [table_of(40, 30), TABLE.assign(label=TABLE["density"])], ids=["many", "regression"]
+)
+def test_many_classes_and_numbers_share_a_color_bar(table, ax):
+    figures.kernel_map(table, ax=ax)
+    assert drawn(ax).get_legend() is None
+    assert ax.collections[0].get_array().tolist() == table["label"].tolist()
+    assert ax.figure.axes[1].get_ylabel() == "label"
+
+
+def test_map_refuses_an_unknown_color_and_too_few_names():
+    with pytest.raises(ValueError, match="No column 'colour' found: choose from density"):
+        figures.kernel_map(TABLE, "colour")
+    with pytest.raises(ValueError, match="Classes up to 2 found, but 2 names"):
+        figures.kernel_map(TABLE, classes=["a", "b"])
+    assert not plt.get_fignums()
+
+
+# Matrices
+
+
+def test_confusion_writes_counts_and_colors_only_off_the_diagonal(ax):
+    counts = np.array([[1200, 3, 0], [1, 8, 0], [0, 2, 0]])
+    figures.confusion(counts, ax=ax)
+    assert texts(drawn(ax)) == ["1,200", "3", "1", "8", "2", "0"]
+    shades = ax.images[0].get_array()
+    assert shades.mask.tolist() == np.eye(3, dtype=bool).tolist()
+    assert ax.images[0].get_clim() == (0, 3)
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("label", "neighbors' vote")
+
+
+def test_class_similarity_is_symmetric_about_zero_and_leaves_nan_gray(ax):
+    figures.class_similarity([[0.5, -0.2], [-0.001, np.nan]], ax=ax)
+    assert texts(drawn(ax)) == ["0.50", "−0.20", "0.00"]
+    assert ax.images[0].get_clim() == (-0.5, 0.5)
+
+
+@pytest.mark.parametrize(("draw", "most"), [(figures.confusion, 20), (figures.class_similarity, 12)])
+def test_cells_are_written_up_to_some_classes(draw, most, ax):
+    draw(matrix_of(most) + 3, ax=ax)
+    assert len(texts(ax)) > most
+    assert not texts(drawn(draw(matrix_of(most + 1) + 3)))
+    plt.close("all")
+
+
+@pytest.mark.parametrize("draw", [figures.confusion, figures.class_similarity])
+def test_matrices_must_be_square_and_named(draw):
+    with pytest.raises(ValueError, match=r"matrix: .* \(2, 3\) found, pass finite numbers of shape \(2, 2\)"):
+        draw(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="Classes up to 2 found, but 1 names"):
+        draw(np.zeros((3, 3)), ["a"])
+    assert not plt.get_fignums()
+
+
+# dynamics
+
+
+def test_dynamics_draws_median_band_and_samples(ax):
+    tables = [pd.DataFrame({"density": np.arange(11.0) * scale}) for scale in (1, 2, 4)]
+    figures.dynamics(tables, steps=[10, 20, 40], samples=[3, 7], ax=ax)
+    median, third, seventh = drawn(ax).lines
+    assert median.get_xdata().tolist() == [10, 20, 40]
+    assert median.get_ydata().tolist() == [5, 10, 20]
+    assert (third.get_ydata().tolist(), seventh.get_ydata().tolist()) == ([3, 6, 12], [7, 14, 28])
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (1, 36)
+    assert legend(ax) == ["10–90 % of samples", "median", "sample 3", "sample 7"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(tables=[]), r"Tables of \[\] samples"),
+        (dict(tables=[TABLE, TABLE[1:]]), r"Tables of \[40, 39\] samples found"),
+        (dict(tables=[TABLE], column="speed"), "No column 'speed'"),
+        (dict(tables=[TABLE], column="quadrant"), "quadrant: .* found, pass finite numbers"),
+        (
+            dict(tables=[TABLE], steps=[1, 2]),
+            r"steps: int64 \(2,\) found, pass finite numbers of shape \(1,\)",
+        ),
+        (dict(tables=[TABLE], samples=[3, 40]), r"Samples \[40\] found: choose from 0 to 39"),
+    ],
+)
+def test_dynamics_refuses_what_does_not_match(given, message):
+    with pytest.raises(ValueError, match=message):
+        figures.dynamics(**given)
+
+
+# Everywhere
+
+
+def shown_names(ax):
+    """Return what a reader sees of the names: matplotlib's text after its own parsing."""
+    found = [*ax.get_xticklabels(), *ax.get_yticklabels(), *(cell.xaxis.label for cell in ax.child_axes)]
+    found += ax.get_legend().get_texts() if ax.get_legend() else []
+    parsed = [text._preprocess_math(text.get_text()) for text in found]
+    assert not any(math for _, math in parsed)
+    return {name.strip() for name, _ in parsed}
+
+
+def test_names_are_plain_text(ax):
+    names = ODD[:1] * 2 + ODD[1:]  # a lone "$" and a pair
+    table = table_of(8, 4)
+    for draw in (
+        lambda axes: figures.kernel_map(table, classes=names, ax=axes),
+        lambda axes: figures.confusion(matrix_of(4) + 2, names, axes),
+        lambda axes: figures.class_similarity(matrix_of(4), names, axes),
+        lambda axes: figures.neighbor_grid(IMAGES[:8], [0], [[1, 2, 3]], None, table["label"], names, axes),
+    ):
+        axes = drawn(draw(ax.figure.add_subplot()))
+        assert set(ODD) <= shown_names(axes)
+
+
+def test_odd_column_names_are_plain_text(ax):
+    table = TABLE.rename(columns={"isolation": "$_isolation$"})
+    figures.kernel_map(table, "$_isolation$", ax=ax)
+    figures.dynamics([table], "$_isolation$", ax=ax)
+    drawn(ax)
+    for label in (ax.yaxis.label, ax.figure.axes[1].yaxis.label):
+        assert label._preprocess_math(label.get_text()) == ("$_isolation$", False)
+
+
+def test_long_names_are_cut_and_lines_joined():
+    assert figures._plain("a" * 30) == "a" * 23 + "…"
+    assert figures._plain("two\nlines") == "two lines"
+
+
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning", "ignore:.*deprecated")
+@pytest.mark.parametrize(
+    "table",
+    [table_of(1, 1), table_of(9, 1).assign(density=0.25, agreement=1.0, map_x=0.0, map_y=0.0, isolation=0.0)],
+    ids=["one sample", "constant"],
+)
+def test_one_sample_one_class_and_constant_values_are_drawn(table, ax):
+    images = np.ones((len(table), 3, 3))
+    one = ax.figure.add_subplot
+    drawn(figures.neighbor_grid(images, [0], [[0]], [[1.0]], table["label"], ax=one()))
+    drawn(figures.similarity_histogram([-1, 1], [1], 0.5, ax=one()))
+    bars = drawn(figures.density_histogram(table["density"], images, ax=one())).patches
+    assert sum(bar.get_height() for bar in bars) == len(table)
+    drawn(figures.quadrants(table, ax=one()))
+    drawn(figures.kernel_map(table, ax=one()))
+    drawn(figures.kernel_map(table, "isolation", ax=one()))
+    assert texts(drawn(figures.confusion([[0]], ["only"], ax=one()))) == ["0"]
+    assert texts(drawn(figures.class_similarity([[0.0]], ax=one()))) == ["0.00"]
+    drawn(figures.dynamics([table], samples=[0], ax=one()))

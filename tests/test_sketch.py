@@ -1,0 +1,104 @@
+"""Sketches keep inner products; likeness is the kernel less what all samples share."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import SHAPES, case
+from torch import nn
+
+import likewise as lw
+from likewise.likeness import ExactLikeness, SketchedLikeness
+from likewise.sketch import Sketch, unit_features
+
+
+def conv(outputs=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(96, outputs)), torch.randn(
+        40, 1, 6, 6
+    )
+
+
+def sketched(gram, q, seed=0):
+    with gram.net.evaluating():
+        return Sketch(q, seed)(gram.gradients, gram.data.samples(range(gram.shape[0])))
+
+
+def likeness_of(k):
+    """The likeness written out: the Gram matrix of normalized gradients less their mean, normalized again."""
+    n = len(k)
+    h = torch.eye(n, dtype=k.dtype) - 1 / n
+    c = h @ k @ h
+    scale = c.diagonal().rsqrt()
+    return scale[:, None] * c * scale
+
+
+def every(likeness):
+    return likeness.map_strips(lambda _, c: c.clone())
+
+
+@pytest.mark.parametrize("engine", ["layers", "autograd"])
+def test_inner_products_are_kept_on_average(engine):
+    model, x = conv()
+    gram = lw.GramMatrix(model, x, engine=engine)
+    exact = gram.with_kernel(lw.INNER_PRODUCT).dense() * gram.d
+    found = torch.stack(
+        [torch.einsum("ndq,mdq->nm", *[sketched(gram, 32, seed).rows] * 2) for seed in range(60)]
+    )
+    error = (found.mean(0) - exact) / found.std(0)
+    assert error.abs().mean() < 0.3  # 60 draws: a standard error is 0.13 standard deviations
+    assert error.abs().max() < 0.9
+
+
+def test_the_error_falls_as_the_root_of_the_width():
+    model, x = conv()
+    gram = lw.GramMatrix(model, x)
+    exact = gram.dense()
+    errors = []
+    for q in (16, 64, 256, 1024):
+        features = unit_features(sketched(gram, q))
+        errors.append(float((features @ features.T - exact).square().mean().sqrt()) * (q * gram.d) ** 0.5)
+    assert all(0.2 < error < 2 for error in errors), errors
+
+
+def test_self_kernels_are_exact_also_where_a_direction_is_null():
+    model, x = conv(3)
+    for readout in (lw.all_outputs, lw.log_probabilities):
+        gram = lw.GramMatrix(lw.Network(model, readout), x)
+        found = sketched(gram, 16)
+        torch.testing.assert_close(
+            found.squares.float(), gram.self_kernel().diagonal(dim1=1, dim2=2).sum(1).float()
+        )
+        torch.testing.assert_close(
+            found.whitening.float(), gram.self_kernel(-0.5).float(), rtol=1e-3, atol=1e-4
+        )
+        assert found.ranks.tolist() == gram.ranks().tolist()
+
+
+def test_equal_samples_stay_equal_and_no_gradient_is_like_nothing():
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 2, bias=False))
+    x = torch.randn(6, 3)
+    x[1], x[2] = x[0], 0
+    features = unit_features(sketched(lw.GramMatrix(model, x), 64))
+    likeness = every(SketchedLikeness(features, 2**20))
+    assert torch.allclose(features[0], features[1]) and abs(float(likeness[0, 1]) - 1) < 1e-5
+    assert features[2].abs().max() == 0 and likeness[2].abs().max() == 0
+
+
+@pytest.mark.parametrize("make", SHAPES, ids=lambda make: make.__name__)
+def test_exact_likeness_is_the_doubly_centered_kernel(make):
+    model, x = case(make, 3, 12)
+    gram = lw.GramMatrix(model, x)
+    found = every(ExactLikeness(gram, gram.exact_row_sums()[:, 0], gram.exact_diagonal()))
+    torch.testing.assert_close(found.double(), likeness_of(gram.dense().double()), rtol=1e-8, atol=1e-8)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 12), q=st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_sketched_likeness_is_the_same_of_any_features(seed, n, q):
+    chance = torch.Generator().manual_seed(seed)
+    features = nn.functional.normalize(torch.randn(n, q + 1, generator=chance, dtype=torch.float64), dim=1)
+    found = every(SketchedLikeness(features, 2**20))
+    torch.testing.assert_close(found, likeness_of(features @ features.T), rtol=1e-6, atol=1e-6)
+    assert found.abs().max() <= 1 + 1e-9
+    assert torch.allclose(found.diagonal(), torch.ones(n, dtype=torch.float64))
