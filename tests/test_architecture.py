@@ -76,9 +76,7 @@ def test_each_effect_has_its_place():
         assert "typer" not in text or where == "cli", path
         assert not re.search(r"pickle\.|torch\.save\(", text) or where == "reading", path
         assert "torch.load(" not in text or (where == "reading" and "weights_only=True" in text), path
-        assert (
-            not re.search(r"\.write_(text|bytes)|to_csv|write_table\(", text) or where in WRITERS
-        ), path
+        assert not re.search(r"\.write_(text|bytes)|to_csv|write_table\(", text) or where in WRITERS, path
         assert not re.search(r"(?<![\w.])open\(", text) or where in WRITERS, path
 
 

@@ -140,7 +140,7 @@ class Analysis:
 
     def __repr__(self) -> str:
         s = self.summary
-        labels = "" if s.label_issues is None else f", {s.label_issues:,} labels look wrong"
+        labels = "" if s.label_issues is None else f", labels that look wrong: {s.label_issues:,}"
         return f"Analysis({s.samples:,} samples{labels}; {self.folder})"
 
     def _repr_html_(self) -> str:

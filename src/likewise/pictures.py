@@ -130,9 +130,9 @@ def _image(image: np.ndarray, values: Range | None) -> Any:
 
 
 def _webp(image: Any) -> bytes:
-    """Return an image as WebP, small ones without loss."""
+    """Return an image as WebP, tiny ones without loss."""
     image = image.convert("RGB")
-    small = max(image.size) <= 32
+    small = max(image.size) <= 16
     image.thumbnail((SIDE, SIDE))
     into = io.BytesIO()
     image.save(into, "WEBP", lossless=small, quality=80 if small else 60, method=4)

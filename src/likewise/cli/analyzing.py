@@ -253,8 +253,23 @@ def opened(settings: "Settings") -> tuple[Any, Any]:
             f"There is no readout {settings.readout!r}: use all_outputs, log_probabilities, "
             "label_against_rest, or an import string."
         )
+    if settings.classes is not None:
+        read = _renumbered(read, settings.classes)
     parameters = None if settings.parameters is None else list(settings.parameters)
     return Network(model, named, parameters), read
+
+
+def _renumbered(read: Any, classes: tuple[str, ...]) -> Any:
+    """Return the data with its classes in the order given, where they have names."""
+    if read.classes is None or read.labels is None:
+        return read._replace(classes=classes)
+    missing = [name for name in read.classes if name not in classes]
+    if missing:
+        raise ValueError(f"--classes must name all classes of the data; missing: {', '.join(missing)}.")
+    import torch
+
+    order = torch.tensor([classes.index(name) for name in read.classes])
+    return read._replace(classes=classes, labels=order[read.labels])
 
 
 def _rule(text: str) -> "Callable[[Analysis], None]":

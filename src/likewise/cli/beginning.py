@@ -34,7 +34,8 @@ def demo(
     told(
         form,
         facts,
-        f"Of {found.planted} labels made wrong on purpose, and learned by heart, {found.hits} are among the "
+        f"Of {found.planted} labels made wrong on purpose, {found.learned} of them learned by heart, "
+        f"{found.hits} are among the "
         f"{found.flagged} that look wrong; of the {found.planted} most suspicious, {found.top} are.",
         f"report: {path}",
     )

@@ -59,7 +59,7 @@ def _own(run: Run, name: str) -> Card:
         order = np.argsort(-run.columns["label_suspicion"], kind="stable")
         hit = int((mine & run.columns["label_issue"]).sum())
         top = int(mine[order[:count]].sum())
-        value = f"{hit:,} of {count:,} found"
+        value = f"{hit:,} of {count:,}"
         meaning += (
             f" {hit:,} of them are among the labels that look wrong; of the {count:,} most suspicious "
             "samples "

@@ -23,7 +23,7 @@ from likewise.sketch import Sketch, Sketched, sketch_bytes, unit_features
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
 SHARD = 4096  # samples
-PICTURES = 5_000_000  # bytes
+PICTURES = 4_000_000  # bytes
 SEED = 0
 
 
@@ -177,6 +177,16 @@ def _caveats(targets: Targets, n: int) -> list[str]:
     found = []
     if targets.labels is None:
         found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
+    if targets.classes is not None and targets.chances is not None:
+        right = float((targets.chances.argmax(1) == targets.classes).double().mean())
+        if right < 1.5 / targets.chances.shape[1]:
+            found.append(
+                f"Only {right:.1%} of the predictions are the labels, no more than by chance: are classes "
+                "numbered as "
+                "when the network was trained? (likewise analyze --classes gives their order.) What "
+                "neighbors say of "
+                "labels does not depend on it."
+            )
     if n < 100:
         found.append(f"With {n} samples, neighbors are few: read single numbers with care.")
     return found

@@ -14,6 +14,7 @@ from likewise.statistics.uncertainty import uncertainty
 Arrays = dict[str, np.ndarray]
 BINS = 40  # of likeness, from -1 to 1
 EXPONENT = 4  # of votes, as of a centered matrix
+ODDS = 20  # at which a label looks wrong
 PROBES = 64  # random directions for the map
 DIRECTIONS = 10  # kept of it; two are drawn
 QUADRANTS = ("ordinary", "isolated", "contested", "indistinguishable")
@@ -167,11 +168,34 @@ def _quadrants(density: np.ndarray, agreement: np.ndarray) -> np.ndarray:
 
 def _suspicion(votes: np.ndarray, labels: Tensor) -> Arrays:
     judged = counted(torch.tensor(votes), labels)
+    likely = odds(votes, labels.numpy(), judged.suggested.numpy()) >= ODDS
     return {
         "label_suspicion": judged.suspicion.numpy(),
         "suggested_label": judged.suggested.numpy(),
-        "label_issue": judged.contested.numpy(),
+        "label_issue": judged.contested.numpy() & likely,
     }
+
+
+def odds(votes: np.ndarray, labels: np.ndarray, suggested: np.ndarray) -> np.ndarray:
+    """Return how many times more often the suggested label is given than the label at hand, at such votes.
+
+    How often a class that gets a share p of the votes is the label is read off the data themselves, as a
+    function that grows with p. Where neighbors are a poor guide, no share of votes weighs much.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    cast = votes.sum(1, keepdims=True)
+    shares = (votes / np.where(cast > 0, cast, 1)).astype(np.float64)
+    edges = np.unique(np.quantile(shares, np.linspace(0, 1, 401)))  # bins, so that many classes cost little
+    of = np.clip(np.searchsorted(edges, shares, side="right") - 1, 0, len(edges) - 1)
+    total = np.bincount(of.ravel(), minlength=len(edges)).astype(float)
+    rows = np.arange(len(labels))
+    hits = np.bincount(of[rows, labels], minlength=len(edges))
+    seen = total > 0
+    rate = (hits[seen] + 0.5 / len(edges)) / (total[seen] + 1)
+    grown = IsotonicRegression(out_of_bounds="clip").fit(edges[seen], rate, sample_weight=total[seen])
+    at = grown.predict(edges)
+    return at[of[rows, suggested]] / np.maximum(at[of[rows, labels]], 1e-12)
 
 
 def class_similarity(found: Arrays, groups: Tensor) -> np.ndarray:

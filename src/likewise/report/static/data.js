@@ -73,7 +73,7 @@ function rounded(value) {
 }
 
 function similarity(data, sample, rank) {
-  return data.similarities[sample * data.k + rank] / 32767 - 1;
+  return data.similarities[sample * data.k + rank] / 5000 - 1;
 }
 
 // N_τ: how many samples are at least so similar; edges of bins are multiples of 0.05.

@@ -27,7 +27,7 @@ function picture(data, sample, large = false) {
   if (!pictures.has(sample)) return element("span", { class: `picture none ${size}`, title: "no picture kept" }, `#${sample}`);
   const kind = pictures.kind(sample);
   if (kind === "image") {
-    return element("img", { class: `picture ${size}`, src: pictures.address(sample), alt: `sample ${sample}`, loading: "lazy" });
+    return element("img", { class: `picture ${size}`, src: pictures.address(sample), alt: `sample ${sample}` });
   }
   if (kind === "text") return element("span", { class: `picture text ${size}` }, pictures.text(sample));
   const content = JSON.parse(pictures.text(sample));

@@ -11,9 +11,9 @@ function makeMap(state) {
     const layout = plotLayout({
       dragmode: "lasso",
       showlegend: true,
-      legend: { orientation: "h", y: -0.08, itemsizing: "constant" },
-      xaxis: { zeroline: true, title: { text: "first direction" } },
-      yaxis: { zeroline: true, title: { text: "second direction" } },
+      legend: { orientation: "h", y: -0.06, itemsizing: "constant" },
+      xaxis: { zeroline: true },
+      yaxis: { zeroline: true, scaleanchor: "x" },
       uirevision: "map",
     });
     Plotly.react(place, tracesOf(data, color.value), layout, PLOT_OPTIONS);
