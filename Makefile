@@ -1,17 +1,17 @@
-# Two commands that set up everything they need, in .venv: `make demo` and `make test`.
+# Commands that set up everything they need, in .venv: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format
+.PHONY: demo test test-slow check format screenshot
 
 demo: .venv/demo.stamp
-	$(BIN)/python examples/digits.py
+	$(BIN)/likewise demo --out out/demo
 
-test: check
+test: check .venv/browser.stamp
 	$(BIN)/python -m pytest -q
 
-test-slow: .venv/test.stamp
+test-slow: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -q -m slow
 
 check: .venv/test.stamp
@@ -23,7 +23,24 @@ format: .venv/test.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/%.stamp: pyproject.toml constraints.txt
+# The picture in the README, from the demo's own report.
+screenshot: .venv/test.stamp .venv/browser.stamp
+	$(BIN)/likewise demo --out out/demo
+	$(BIN)/python tests/report/screenshot.py out/demo/report.html docs/images/report.png
+
+.venv/demo.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) -e ".[$*]"
+	$(INSTALL) -e .
+	touch $@
+
+.venv/test.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[test]"
+	touch $@
+
+# Chromium: the system's, else by the system's packages, else Playwright's own.
+.venv/browser.stamp: .venv/test.stamp
+	command -v chromium chromium-browser google-chrome >/dev/null \
+		|| (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) \
+		|| $(BIN)/playwright install --with-deps chromium
 	touch $@

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import SHAPES, case
 from torch import nn
 
 import likewise as lw
 from likewise.likeness import ExactLikeness, SketchedLikeness
 from likewise.sketch import Sketch, unit_features
+from nets import SHAPES, case
 
 
 def conv(outputs=4):

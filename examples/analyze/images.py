@@ -1,7 +1,7 @@
 """A small ResNet and a folder of classes with images, for `likewise analyze`.
 
-    python examples/analyze/images.py out/images      # writes images by class, trains, saves the weights
-    likewise analyze examples/analyze/images.py:model out/images/digits \
+python examples/analyze/images.py out/images      # writes images by class, trains, saves the weights
+likewise analyze examples/analyze/images.py:model out/images/digits \
         --weights out/images/resnet.safetensors --gray --out out/images/run
 """
 

@@ -1,7 +1,7 @@
 """A multilayer perceptron and a table, for `likewise analyze`.
 
-    python examples/analyze/table.py out/table        # writes wine.csv, trains, saves the weights
-    likewise analyze examples/analyze/table.py:model out/table/wine.csv \
+python examples/analyze/table.py out/table        # writes wine.csv, trains, saves the weights
+likewise analyze examples/analyze/table.py:model out/table/wine.csv \
         --label cultivar --weights out/table/mlp.pt --out out/table/run
 """
 

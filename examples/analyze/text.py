@@ -1,7 +1,7 @@
 """A text classifier and a table of texts, for `likewise analyze`: which package is a docstring from?
 
-    python examples/analyze/text.py out/text          # collects docstrings, trains, saves the weights
-    likewise analyze examples/analyze/text.py:model out/text/docstrings.csv --label package \
+python examples/analyze/text.py out/text          # collects docstrings, trains, saves the weights
+likewise analyze examples/analyze/text.py:model out/text/docstrings.csv --label package \
         --text-column docstring --prepare examples/analyze/text.py:tokens \
         --weights out/text/bag.pt --out out/text/run
 """

@@ -1,6 +1,6 @@
 """Which inputs does a neural network treat alike?"""
 
-from likewise import losses
+from likewise import figures, losses
 from likewise.analysis import Analysis
 from likewise.data import Batches, Samples, batches
 from likewise.gradients import VanishingGradientWarning
@@ -78,6 +78,7 @@ __all__ = [
     "class_similarity",
     "denoising",
     "disturbance",
+    "figures",
     "fit_quality",
     "hard_neighbors",
     "identity_distance",

@@ -9,7 +9,6 @@ import shlex
 import sys
 import traceback
 
-import click
 import typer
 
 from likewise.cli import analyzing, beginning, looking
@@ -47,22 +46,20 @@ def exit_code(given: list[str]) -> int:
     """Return what the command ends with, having said why."""
     verbose = "--traceback" in given
     try:
-        return int(app([word for word in given if word != "--traceback"], standalone_mode=False) or 0)
+        code = int(app([word for word in given if word != "--traceback"], standalone_mode=False) or 0)
+        return _interrupted(given) if code == 130 else code
     except Failed as failure:
         warned(str(failure))
         return 1
-    except (KeyboardInterrupt, click.Abort, typer.Abort):
-        warned("Interrupted.")
-        if given[:1] == ["analyze"]:
-            warned(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
-        return 130
-    except click.ClickException as error:
-        warned(f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more.")
-        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted(given)
     except MemoryError as error:
         warned(f"error: {error}", *_that_would_fit(given, str(error)))
         return 3
     except Exception as error:
+        if hasattr(error, "format_message"):  # of the parser of arguments
+            warned(f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more.")
+            return 2
         if verbose:
             traceback.print_exc()
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -70,6 +67,13 @@ def exit_code(given: list[str]) -> int:
         name = "" if known else f"{type(error).__name__}: "
         warned(f"error: {name}{text}", *([] if known or verbose else ["Add --traceback to see where."]))
         return 2
+
+
+def _interrupted(given: list[str]) -> int:
+    warned("Interrupted.")
+    if given[:1] == ["analyze"]:
+        warned(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
+    return 130
 
 
 def _that_would_fit(given: list[str], error: str) -> list[str]:

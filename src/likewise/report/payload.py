@@ -26,7 +26,9 @@ def packed(run: Run) -> bytes:
         "run": manifest["data"],
         "ownColumns": run.own_columns,
         "columns": {
-            name: blob.column(values, name in RANKED) for name, values in run.columns.items() if name != "sample"
+            name: blob.column(values, name in RANKED)
+            for name, values in run.columns.items()
+            if name != "sample"
         },
         "neighbors": blob.array(run.indices.astype("u4")),
         "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 5000).astype("u2")),

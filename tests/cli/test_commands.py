@@ -1,0 +1,294 @@
+"""The command: from words to results, with the exit codes and messages that a person can act on."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from likewise.cli import app, exit_code
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
+COMMANDS = ("demo", "analyze", "plan", "neighbors", "report", "compare", "export", "doctor", "reproduce")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What the examples write: images by class, tables, weights."""
+    folder = tmp_path_factory.mktemp("made")
+    for kind in ("images", "table", "text"):
+        subprocess.run([sys.executable, EXAMPLES / f"{kind}.py", folder / kind], check=True)
+    return folder
+
+
+def words(made, kind):
+    own = made / kind
+    return {
+        "images": [
+            f"{EXAMPLES}/images.py:model",
+            f"{own}/digits",
+            "--weights",
+            f"{own}/resnet.safetensors",
+            "--gray",
+        ],
+        "table": [
+            f"{EXAMPLES}/table.py:model",
+            f"{own}/wine.csv",
+            "--label",
+            "cultivar",
+            "--weights",
+            f"{own}/mlp.pt",
+        ],
+        "text": [
+            *(
+                f"{EXAMPLES}/text.py:model",
+                f"{own}/docstrings.csv",
+                "--label",
+                "package",
+                "--text-column",
+                "docstring",
+            ),
+            *("--prepare", f"{EXAMPLES}/text.py:tokens", "--weights", f"{own}/bag.pt"),
+        ],
+    }[kind]
+
+
+@pytest.fixture(scope="module")
+def runs(made, tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in ("images", "table", "text"):
+        assert exit_code(["analyze", *words(made, kind), "--out", str(folder / kind), "--quiet"]) == 0
+    return folder
+
+
+def facts(capsys, *given):
+    capsys.readouterr()
+    assert exit_code([*map(str, given), "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("kind", ["images", "table", "text"])
+def test_a_model_and_data_become_a_sensible_report(runs, kind):
+    table = pandas.read_parquet(runs / kind / "samples.parquet")
+    assert (table["prediction"] == table["label"]).mean() > 0.9
+    assert table["agreement"].mean() > 0.75 and table["label_issue"].mean() < 0.1
+    html = (runs / kind / "report.html").read_text()
+    assert len(html) < 4e6 and "Labels that look wrong" in html
+    pictures = pandas.read_parquet(runs / kind / "pictures.parquet")
+    assert set(pictures["kind"]) == {{"images": "image", "table": "row", "text": "text"}[kind]}
+    assert len(pictures) == len(table)
+
+
+def test_a_run_starts_again_from_its_settings(runs, tmp_path, capsys):
+    again = tmp_path / "again"
+    assert exit_code(["analyze", str(runs / "table" / "settings.toml"), "--out", str(again)]) == 0
+    for name in ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet"):
+        assert (again / name).read_bytes() == (runs / "table" / name).read_bytes()
+    before = (runs / "table" / "manifest.json").read_bytes()
+    assert (
+        exit_code(["analyze", str(runs / "table" / "settings.toml")]) == 0
+    )  # done already, in its own folder
+    assert (runs / "table" / "manifest.json").read_bytes() == before
+
+
+def test_results_are_on_stdout_and_the_rest_on_stderr(made, tmp_path):
+    given = ["analyze", *words(made, "table"), "--out", str(tmp_path / "run"), "--format", "json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "likewise", *given], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["samples"] == 178 and Path(found["report"]).exists()
+    assert "analyzing" in done.stderr
+    quiet = subprocess.run(
+        [sys.executable, "-m", "likewise", *given, "--quiet"], capture_output=True, text=True, check=True
+    )
+    assert quiet.stderr == "" and json.loads(quiet.stdout) == found
+
+
+def test_neighbors_by_number_and_by_name(runs, capsys):
+    found = facts(capsys, "neighbors", runs / "images", "5", "-k", "3")
+    assert len(found["neighbors"]) == 3 and found["of"]["sample"] == 5
+    named = facts(capsys, "neighbors", runs / "images", found["of"]["name"], "-k", "3")
+    assert named == found
+    assert exit_code(["neighbors", str(runs / "images"), "5"]) == 0
+    assert found["neighbors"][0]["name"] in capsys.readouterr().out
+
+
+def test_two_checkpoints_are_compared(made, runs, tmp_path, capsys):
+    same = facts(capsys, "compare", runs / "table", runs / "table")["summary"]
+    assert same["kept_neighbors"] == 1 and same["density_correlation"] == pytest.approx(1)
+    untrained = [*words(made, "table")[:4], "--out", str(tmp_path / "before"), "--quiet"]
+    assert exit_code(["analyze", *untrained]) == 0
+    found = facts(capsys, "compare", tmp_path / "before", runs / "table", "-k", "4")
+    assert found["summary"]["kept_neighbors"] < 0.9 and found["summary"]["predictions_changed"] > 20
+    assert len(found["neighbors_changed"]) == len(found["density_fell"]) == 4
+    worst = found["density_fell"][0]
+    assert worst["density_rank_change"] < 0
+    assert exit_code(["compare", str(runs / "table"), str(runs / "text")]) == 2
+    assert "different data" in capsys.readouterr().err
+
+
+def test_exports_are_read_by_other_tools(runs, tmp_path, capsys):
+    from scipy.sparse import load_npz
+
+    run, table = runs / "table", pandas.read_parquet(runs / "table" / "samples.parquet")
+    facts(capsys, "export", run, "--to", "csv", "-o", tmp_path / "t.csv")
+    pandas.testing.assert_frame_equal(
+        pandas.read_csv(tmp_path / "t.csv"), table, check_dtype=False, rtol=1e-5
+    )
+    facts(capsys, "export", run, "--to", "parquet", "-o", tmp_path / "t.parquet")
+    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "t.parquet"), table)
+    facts(capsys, "export", run, "--to", "knn", "-o", tmp_path / "graph.npz")
+    graph = load_npz(tmp_path / "graph.npz")
+    assert graph.shape == (178, 178) and (np.diff(graph.indptr) == 10).all()
+    distances = graph.data.reshape(178, 10)
+    assert (np.diff(distances, axis=1) >= 0).all()
+    facts(capsys, "export", run, "--to", "projector", "-o", tmp_path / "projector")
+    points = np.loadtxt(tmp_path / "projector" / "tensors.tsv", delimiter="\t")
+    assert points.shape == (178, 10)
+    assert len((tmp_path / "projector" / "metadata.tsv").read_text().splitlines()) == 179
+    assert exit_code(["export", str(run), "--to", "word"]) == 2
+
+
+def test_cleanlab_takes_the_graph(runs, tmp_path):
+    from cleanlab.datalab.datalab import Datalab
+    from scipy.sparse import load_npz
+
+    assert (
+        exit_code(["export", str(runs / "table"), "--to", "knn", "-o", str(tmp_path / "graph.npz"), "-q"])
+        == 0
+    )
+    table = pandas.read_parquet(runs / "table" / "samples.parquet")
+    lab = Datalab({"y": table["label"].to_numpy()}, label_name="y", verbosity=0)
+    lab.find_issues(
+        knn_graph=load_npz(tmp_path / "graph.npz"), issue_types={"outlier": {}, "near_duplicate": {}}
+    )
+    assert len(lab.get_issues()) == 178
+
+
+def test_plan_and_doctor_tell_without_writing(made, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = facts(capsys, "plan", *words(made, "images"))
+    assert (
+        found["samples"] == 600 and found["outputs"] == 10 and found["seconds"] > 0 and found["sketch"] == 0
+    )
+    told = facts(capsys, "doctor", *words(made, "table")[:4])
+    assert told["outputs"] == 3 and told["engine"].startswith("layers") and told["torch"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fail_on_leaves_with_one(runs, capsys):
+    settings = str(runs / "text" / "settings.toml")
+    assert exit_code(["analyze", settings, "--fail-on", "label_issue>50%", "-q"]) == 0
+    assert exit_code(["analyze", settings, "--fail-on", "isolated > 3", "-q"]) == 1
+    assert re.search(r"isolated: \d+ of the samples, over the limit of 3", capsys.readouterr().err)
+    assert exit_code(["analyze", settings, "--fail-on", "beauty>3", "-q"]) == 2
+    assert "label_issue" in capsys.readouterr().err
+    assert exit_code(["analyze", settings, "--fail-on", "label_issue<3", "-q"]) == 2
+
+
+def test_decisions_tell_the_precision(runs, tmp_path, capsys):
+    table = pandas.read_parquet(runs / "text" / "samples.parquet")
+    manifest = json.loads((runs / "text" / "manifest.json").read_text())
+    flagged = table["sample"][table["label_issue"]].tolist()
+    assert flagged
+    listed = [{"sample": sample, "verdict": "wrong" if i else "right"} for i, sample in enumerate(flagged)]
+    path = tmp_path / "decisions.json"
+    path.write_text(json.dumps({"run": manifest["data"], "decisions": listed}))
+    found = facts(capsys, "analyze", runs / "text" / "settings.toml", "--decisions", path)
+    assert found["precision"]["wrong"] == len(flagged) - 1 and found["precision"]["right"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["analyze"], "missing argument"),
+        (["analyze", "net.py:model"], "data are needed"),
+        (["analyze", "nowhere.py:model", "x.npz"], "nowhere.py"),
+        (["analyze", "torch.nn:Identity", "nothing.npz"], "nothing.npz"),
+        (["analyze", "no-colon", "x.npz"], "no-colon"),
+        (["analyze", "a:b", "c", "--threshold", "0.33"], "multiple of 0.05"),
+        (["analyze", "a:b", "c", "--neighbors", "0"], "neighbors"),
+        (["analyze", "a:b", "c", "--max-memory", "much"], "4gb"),
+        (["neighbors", "nowhere", "3"], "no run"),
+        (["report", "nowhere"], "no run"),
+        (["reproduce", "everything"], "no experiment"),
+        (["frobnicate"], "no such command"),
+    ],
+)
+def test_bad_usage_leaves_with_two_and_says_what_to_do(given, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(given) == 2
+    told = capsys.readouterr()
+    assert message in told.err.lower() and told.out == ""
+    assert "Traceback" not in told.err
+
+
+def test_too_little_memory_leaves_with_three_and_the_command_that_fits(made, tmp_path, capsys):
+    given = ["analyze", *words(made, "images"), "--out", str(tmp_path / "run")]
+    assert exit_code([*given, "--max-memory", "100KB"]) == 3
+    told = capsys.readouterr().err
+    fits = re.search(r"This would fit: likewise (.*)", told)
+    assert fits and "--max-memory" in fits[1] and "100KB" not in fits[1]
+
+
+def test_an_interrupted_run_says_how_to_go_on(made, tmp_path):
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import sys, time\nsys.path.insert(0, "
+        + repr(str(EXAMPLES))
+        + ")\nimport table\nmodel = table.model\n"
+        "import likewise.runs.stages as stages\nplain = stages.pairs\n"
+        "stages.pairs = lambda *a: (time.sleep(60), plain(*a))[1]\n"
+    )
+    given = ["analyze", f"{slow}:model", *words(made, "table")[1:], "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "likewise", *given], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    passes = lambda: (tmp_path / "run" / "stages" / "passes.npz").exists()  # noqa: E731
+    for _ in range(600):
+        if passes() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "To go on: likewise analyze" in err
+    assert exit_code(["analyze", *words(made, "table"), "--out", str(tmp_path / "run"), "-q"]) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    assert exit_code([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Example" in text and f"likewise {command}" in text
+
+
+def test_there_is_no_other_command():
+    assert {command.callback.__name__ for command in app.registered_commands} == set(COMMANDS)
+
+
+def test_the_demo_finds_the_planted_errors(tmp_path, capsys):
+    found = facts(capsys, "demo", "--out", tmp_path / "demo")
+    assert found["planted"] > 80 and found["learned"] > 0.95 * found["planted"]
+    assert found["hits"] > 0.9 * found["planted"] and found["top"] > 0.9 * found["planted"]
+    html = Path(found["report"]).read_text()
+    assert "lanted error" in html and f"{found['hits']} of {found['planted']}" in html
+
+
+def test_classes_can_be_put_in_the_order_of_the_outputs(made, tmp_path, capsys):
+    given = ["analyze", *words(made, "table"), "-q", "--out", str(tmp_path / "run"), "--classes", "C,A,B"]
+    assert exit_code(given) == 0
+    caveats = json.loads((tmp_path / "run" / "manifest.json").read_text())["caveats"]
+    assert any("are classes numbered as when" in line for line in caveats)
+    assert exit_code([*given[:-1], "A,B", "--out", str(tmp_path / "other")]) == 2
+    assert "missing: C" in capsys.readouterr().err
