@@ -1,7 +1,7 @@
 """How many of the labels that `analyze` flags are wrong? Planted errors, networks from underfit to memorized.
 
 8,000 images of CIFAR-10 (--data DIR or $LIKEWISE_DATA), 5 % of the labels flipped; the same convolutional
-net as benchmarks/analyze.py after 3, 25 and 60 epochs. `python benchmarks/label_flags.py --data DIR`, ten minutes.
+net as benchmarks/analyze.py after 3, 25 and 60 epochs. `python benchmarks/label_flags.py --data DIR`, minutes.
 Compared: every label that the neighbors' majority votes against, and the label's loss.
 """
 
@@ -28,7 +28,8 @@ def planted(y: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
 def line(name: str, flagged: np.ndarray, wrong: np.ndarray) -> str:
     count, hits = flagged.sum(), (flagged & wrong).sum()
-    return f"  {name:<26} {count:>5} flagged, precision {hits / max(1, count):.2f}, recall {hits / wrong.sum():.2f}"
+    precision, recall = hits / max(1, count), hits / wrong.sum()
+    return f"  {name:<26} {count:>5} flagged, precision {precision:.2f}, recall {recall:.2f}"
 
 
 def main() -> None:
