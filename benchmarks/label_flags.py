@@ -1,7 +1,7 @@
 """How many of the labels that `analyze` flags are wrong? Planted errors, networks from underfit to memorized.
 
 8,000 images of CIFAR-10 (--data DIR or $LIKEWISE_DATA), 5 % of the labels flipped; the same convolutional
-net as benchmarks/analyze.py after 3, 25 and 60 epochs. `python benchmarks/label_flags.py --data DIR`, minutes.
+net as benchmarks/analyze.py after 3, 25 and 60 epochs: `python benchmarks/label_flags.py --data DIR`.
 Compared: every label that the neighbors' majority votes against, and the label's loss.
 """
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -101,6 +102,17 @@ def test_the_map_is_the_leading_part_of_the_kernel(tmp_path):
     assert found.coordinates.shape == (60, 10)
 
 
+@pytest.mark.slow
+def test_umap_lays_out_the_neighbors_the_same_each_time(tmp_path):
+    model, x, y = example(60)
+    runs = [lw.analyze(model, (x, y), out=tmp_path / name, layout="umap") for name in "ab"]
+    assert runs[0].table.equals(runs[1].table)
+    shown = torch.tensor(runs[0].table[["map_x", "map_y"]].to_numpy())
+    gaps = torch.cdist(shown, shown)
+    near = gaps.gather(1, torch.tensor(runs[0].neighbor_matrix)).mean()
+    assert near < 0.7 * gaps.mean()
+
+
 def test_a_sketched_run_comes_close_and_tells_its_error(tmp_path):
     model, x, y = example(300)
     exact = lw.analyze(model, (x, y), out=tmp_path / "exact", sketch="never")
@@ -158,8 +170,48 @@ def test_labels_are_optional_and_may_be_numbers(tmp_path):
     assert set(binary["prediction"]) <= {0, 1} and "label_suspicion" in binary
 
 
+def clustered(n=240, wrong=8):
+    """Three clouds that a linear layer has learned, the first labels wrong."""
+    torch.manual_seed(0)
+    y = torch.arange(n) % 3
+    x = nn.functional.one_hot(y, 5) * 4.0 + torch.randn(n, 5)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, x, torch.where(torch.arange(n) < wrong, (y + 1) % 3, y)
+
+
+def test_labels_look_wrong_where_they_are(tmp_path):
+    model, x, y = clustered()
+    table = lw.analyze(model, (x, y), out=tmp_path / "run").table
+    flagged = table["label_issue"].to_numpy()
+    assert flagged[:8].sum() >= 7 and flagged[8:].sum() <= 4
+    assert (table["suggested_label"][:8][flagged[:8]] == (y[:8] - 1).numpy()[flagged[:8]] % 3).all()
+
+
+def test_odds_are_the_frequencies_of_labels_at_such_votes():
+    from likewise.runs.stages import odds
+
+    chance = torch.Generator().manual_seed(0)
+    votes = torch.rand(20_000, 2, generator=chance)
+    share = votes / votes.sum(1, keepdim=True)
+    labels = torch.bernoulli(
+        share[:, 1], generator=chance
+    ).long()  # a share of votes is the chance of the label
+    suggested = share.argmax(1)
+    found = torch.tensor(odds(votes.numpy(), labels.numpy(), suggested.numpy()))
+    rows = torch.arange(len(labels))
+    expected = share[rows, suggested] / share[rows, labels]
+    close = expected < 10
+    assert ((found / expected)[close].log().abs() < 0.35).double().mean() > 0.95
+    assert odds(np.zeros((3, 2)), np.array([0, 1, 0]), np.array([0, 1, 0])).tolist() == [1, 1, 1]
+
+
 def test_what_is_decided_gives_the_precision(tmp_path):
-    model, x, y = example()
+    model, x, y = clustered()
     found = lw.analyze(model, (x, y), out=tmp_path / "run")
     flagged = found.table.index[found.table["label_issue"]].tolist()
     quiet = found.table.index[~found.table["label_issue"]].tolist()
@@ -229,7 +281,7 @@ def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch, ske
 
 
 def test_settings_are_kept_and_say_what_is_wrong(tmp_path):
-    from likewise.runs import Settings, read_settings
+    from likewise.runs.settings import Settings, read_settings
 
     settings = Settings(model="net.py:model", data="x.npz", neighbors=5, classes=("a", 'b "quoted"'))
     path = tmp_path / "settings.toml"

@@ -79,6 +79,11 @@ class GramMatrix:
         return self.data is self.columns
 
     @property
+    def device(self) -> torch.device:
+        """Where the model is, and its gradients."""
+        return next(self.net.model.parameters()).device
+
+    @property
     def d(self) -> int:
         """The number of outputs whose gradients are compared."""
         return self._row_shape[0]

@@ -6,6 +6,7 @@ E⟨s, s'⟩ = ⟨S, S'⟩, and with unit vectors of length d·q after whitening
 1/√(d·q), less the more alike two samples are: the map is linear, so that what is equal stays equal.
 """
 
+import hashlib
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,11 @@ class Sketch:
         own = power(square, -0.5, rank_floor(features.rows.dtype))
         squares = square.diagonal(dim1=1, dim2=2).sum(1)
         return Sketched(self._mapped(features), own.matrix, squares, own.rank)
+
+    def parts(self, gradients: Gradients, samples: Samples) -> str:
+        """Return in what parts gradients come: sketches of other parts are no match."""
+        shapes = [tuple(part.shape[1:]) for part in gradients.features(samples, 0).tensors]
+        return hashlib.sha256(str((self.q, self._seed, shapes)).encode()).hexdigest()[:8]
 
     def _mapped(self, features: Features) -> Tensor:
         if self._maps is None:

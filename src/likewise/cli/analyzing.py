@@ -10,7 +10,7 @@ from likewise.cli.speaking import Failed, Format, be_quiet, byte_count, gigabyte
 
 if TYPE_CHECKING:
     from likewise.analysis import Analysis
-    from likewise.runs import Settings
+    from likewise.runs.settings import Settings
 
 Model = Annotated[
     str,
@@ -88,6 +88,7 @@ def analyze(
     sketch: Annotated[
         str, typer.Option(help="auto, never, or numbers a sample: gradients made small where pairs are many.")
     ] = "auto",
+    layout: Annotated[str, typer.Option(help="How the map is drawn: pca, or umap (an extra).")] = "pca",
     max_memory: Memory = "2GB",
     device: Device = "cpu",
     decisions: Annotated[
@@ -176,7 +177,7 @@ def _asked(model: str, data: str | None, out: Path | None, given: dict[str, Any]
     """Return the settings that were given, or those of a file, and where results go."""
     from pydantic import ValidationError
 
-    from likewise.runs import Settings, read_settings
+    from likewise.runs.settings import Settings, read_settings
     from likewise.runs.settings import told as wrong
 
     if data is None and model.endswith(".toml"):
@@ -219,6 +220,7 @@ def started(settings: "Settings", folder: Path) -> "Analysis":
         neighbors=settings.neighbors,
         threshold=settings.threshold,
         sketch=settings.sketch,
+        layout=settings.layout,
         classes=settings.classes or read.classes,
         names=read.names,
         show=show,  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def doctor(
     facts: dict[str, Any] = {"python": sys.version.split()[0], **{name: _version(name) for name in names}}
     facts |= {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()}
     if model is not None and data is not None:
-        from likewise.runs import Settings
+        from likewise.runs.settings import Settings
 
         settings = Settings(
             model=model,

@@ -16,7 +16,7 @@ options is refused. Nothing of the data is copied but pictures, capped, and no p
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,10 @@ from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import results
 from likewise.runs.folder import Folder, digest_of
-from likewise.runs.settings import GIVEN_IN_PYTHON, Settings, on_an_edge, read_settings, told
+from likewise.runs.stages import on_an_edge
 
-__all__ = ["Settings", "analyze", "read_settings", "told"]
+if TYPE_CHECKING:
+    from likewise.runs.settings import Settings
 
 Show = Callable[[int], Any] | Sequence[Any]
 
@@ -48,11 +49,12 @@ def analyze(
     neighbors: int = 10,
     threshold: float = 0.5,
     sketch: int | Literal["auto", "never"] = "auto",
+    layout: Literal["pca", "umap"] = "pca",
     classes: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     show: Show | None = None,
     extra: Mapping[str, Any] | None = None,
-    settings: Settings | None = None,
+    settings: "Settings | None" = None,
     max_memory: int = 2**31,
 ) -> Analysis:
     """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
@@ -60,9 +62,9 @@ def analyze(
     Density of each sample, how freely its prediction moves, its most similar samples, a map, and, where
     labels are classes, which of them look wrong; report.html shows all of it. Exact where all pairs of
     gradients take minutes; beyond, from gradients made small (`sketch`: numbers per sample, 1024 by default),
-    with the error measured. `classes`: their names; `names`: of the samples; `show`: what a person should see
-    of sample i (image, text, dict, array), a function or a sequence; `extra`: columns of your own for
-    the table. `settings`: what a command was told.
+    with the error measured. `layout`: how the map is drawn. `classes`: their names; `names`: of the samples;
+    `show`: what a person should see of sample i (image, text, dict, array), a function or a sequence;
+    `extra`: columns of your own for the table. `settings`: what a command was told.
     """
     if processes() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
@@ -75,17 +77,27 @@ def analyze(
         "neighbors": neighbors,
         "threshold": on_an_edge(threshold),
         "sketch": results.sketch_width(net, data, sketch),
+        "layout": layout,
     }
+    if layout not in ("pca", "umap"):
+        raise ValueError(f"layout is 'pca' or 'umap', found {layout!r}.")
     folder = Folder(Path(out), {"model": _model_print(net), "data": data_print, "options": options})
     if not folder.finished:
-        asked = settings or Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, neighbors=neighbors)
-        folder.write_text("settings.toml", asked.text())
+        folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         folder.state["about"] = _about(net, data)
         results.write(folder, net, data, given, results.Shown(classes, names, show, extra or {}), max_memory)
         folder.finish()
     if not (folder.path / "report.html").exists():
         write_report(folder.path)
     return Analysis(folder.path)
+
+
+def _given_in_python(options: Mapping[str, Any]) -> "Settings":
+    from likewise.runs.settings import GIVEN_IN_PYTHON, Settings
+
+    known = {name: options[name] for name in ("neighbors", "threshold", "layout", "readout")}
+    known["sketch"] = options["sketch"] or "never"
+    return Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, **known)
 
 
 def _about(net: Network, data: Batches) -> Mapping[str, Any]:

@@ -64,6 +64,13 @@ class Folder:
         self.save()
         return found
 
+    def forget(self, prefix: str) -> None:
+        """Drop what stages of such names found, to be done anew."""
+        for name in [name for name in self.state["stages"] if name.startswith(prefix)]:
+            del self.state["stages"][name]
+            (self.path / "stages" / f"{name}.npz").unlink(missing_ok=True)
+        self.save()
+
     def write_text(self, name: str, text: str) -> None:
         """Write a small file, and note its checksum."""
         replaced(self.path / name, lambda part: part.write_text(text, encoding="utf-8"))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches
+from likewise.gradients import PartsChanged
 from likewise.gram import GramMatrix
 from likewise.likeness import ExactLikeness, Likeness, SketchedLikeness
 from likewise.network import Network
@@ -62,6 +63,9 @@ def write(
         found, likeness = _exact(folder, plain)
     groups, k = targets.groups, min(options["neighbors"], n - 1)
     found |= folder.stage("pairs", lambda: stages.pairs(likeness, groups, k, SEED))
+    found["layout"] = found["map"][:, :2]
+    if options["layout"] == "umap":
+        found |= folder.stage("umap", lambda: {"layout": torch.tensor(stages.umap_layout(found, SEED))})
     columns = stages.samples(found, targets, k, options["threshold"])
     if shown.names is not None:
         columns = {"sample": columns.pop("sample"), "name": np.array(shown.names, dtype=object), **columns}
@@ -91,14 +95,14 @@ def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
 def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> tuple[Arrays, Likeness]:
     n, d = gram.shape[0], gram.d
     q = max(16, -(-width // d))
-    sketch = Sketch(q, SEED)
     spans = [range(i, min(i + SHARD, n)) for i in range(0, n, SHARD)]
-
-    def shards() -> Iterator[tuple[range, Sketched]]:
-        for number, where in enumerate(spans):
-            part = folder.stage(f"sketch-{number:05}", partial(_shard, gram, sketch, where, max_memory))
-            yield where, Sketched(**{name: torch.tensor(values) for name, values in part.items()})
-
+    try:
+        shards = partial(_shards, folder, gram, Sketch(q, SEED), spans, max_memory)
+        for _ in shards():
+            pass
+    except PartsChanged:  # a model that branches on its data: now all gradients come in the same parts
+        folder.forget("sketch-")
+        shards = partial(_shards, folder, gram, Sketch(q, SEED), spans, max_memory)
     features, total = torch.zeros(n, d * q), torch.zeros(d, q, dtype=torch.float64)
     for where, part in shards():
         features[where.start : where.stop] = unit_features(part)
@@ -116,7 +120,20 @@ def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> 
         "estimates too."
     ]
     density = (features @ features.sum(0) / n).numpy()
-    return {"density": density, "uncertainty": uncertainty.numpy()}, SketchedLikeness(features, max_memory)
+    likeness = SketchedLikeness(features.to(gram.device), max_memory)
+    return {"density": density, "uncertainty": uncertainty.numpy()}, likeness
+
+
+def _shards(
+    folder: Folder, gram: GramMatrix, sketch: Sketch, spans: list[range], max_memory: int
+) -> Iterator[tuple[range, Sketched]]:
+    """Yield the sketches of consecutive samples, made now or read from their stage."""
+    with gram.net.evaluating():
+        parts = sketch.parts(gram.gradients, gram.data.samples(range(1)))
+    for number, where in enumerate(spans):
+        name = f"sketch-{number:05}-{parts}"
+        part = folder.stage(name, partial(_shard, gram, sketch, where, max_memory))
+        yield where, Sketched(**{name: torch.tensor(values) for name, values in part.items()})
 
 
 def _shard(gram: GramMatrix, sketch: Sketch, where: range, max_memory: int) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from likewise.runs.stages import on_an_edge
+
 GIVEN_IN_PYTHON = "(given in Python)"
 
 
@@ -31,6 +33,7 @@ class Settings(BaseModel):
     neighbors: int = Field(default=10, ge=1)
     threshold: float = Field(default=0.5, gt=-1, le=1)
     sketch: Literal["auto", "never"] | int = "auto"
+    layout: Literal["pca", "umap"] = "pca"
     max_memory: int = Field(default=2**31, ge=1)
     device: str = "cpu"
 
@@ -56,13 +59,6 @@ class Settings(BaseModel):
         for name, value in known.items():
             document.add(name, value)
         return tomlkit.dumps(document)
-
-
-def on_an_edge(threshold: float) -> float:
-    """Return the threshold if histograms have an edge there, so that they can count by it."""
-    if not -1 < threshold <= 1 or abs(threshold * 20 - round(threshold * 20)) > 1e-9:
-        raise ValueError(f"threshold is a multiple of 0.05 in (-1, 1], found {threshold}.")
-    return round(threshold * 20) / 20
 
 
 def read_settings(path: str | Path) -> Settings:

@@ -57,6 +57,13 @@ class Targets(NamedTuple):
         return None if self.chances is None else self.chances.argmax(1)
 
 
+def on_an_edge(threshold: float) -> float:
+    """Return the threshold if histograms have an edge there, so that they can count by it."""
+    if not -1 < threshold <= 1 or abs(threshold * 20 - round(threshold * 20)) > 1e-9:
+        raise ValueError(f"threshold is a multiple of 0.05 in (-1, 1], found {threshold}.")
+    return round(threshold * 20) / 20
+
+
 def passes(gram: GramMatrix) -> dict[str, Tensor]:
     """Return Σ k(x, x'), k(x, x) and the uncertainty of each sample, in linear time."""
     sums, own = gram.exact_row_sums()[:, 0], gram.exact_diagonal()
@@ -108,6 +115,24 @@ def _map(product: Tensor, probes: Tensor) -> Tensor:
     return found * torch.where(signs == 0, 1, signs)
 
 
+def umap_layout(found: Arrays, seed: int) -> np.ndarray:
+    """Return two coordinates of each sample by UMAP, from the neighbors found: (n, 2)."""
+    try:
+        from umap import UMAP
+    except ImportError as error:
+        raise ImportError('A map by UMAP needs umap-learn: pip install "likewise[umap]".') from error
+    n = len(found["indices"])
+    places = np.concatenate([np.arange(n)[:, None], found["indices"]], 1)  # itself first, as UMAP counts
+    apart = np.concatenate([np.zeros((n, 1)), 1 - found["similarities"]], 1).clip(min=0)
+    made = UMAP(
+        n_neighbors=places.shape[1],
+        precomputed_knn=(places.astype(np.int64), apart.astype(np.float32), None),
+        random_state=seed,
+        n_jobs=1,
+    )
+    return made.fit_transform(found["map"].astype(np.float32)).astype(np.float64)
+
+
 def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays:
     """Return the columns of the table of samples."""
     n = len(found["density"])
@@ -124,7 +149,7 @@ def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays
         columns["quadrant"] = _quadrants(columns["density"], columns["agreement"])
     if targets.classes is not None:
         columns |= _suspicion(found["votes"], targets.classes)
-    columns["map_x"], columns["map_y"] = found["map"].T[:2]
+    columns["map_x"], columns["map_y"] = found["layout"].T
     return columns
 
 

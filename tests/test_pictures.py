@@ -1,0 +1,68 @@
+"""What a person sees of a sample, small and capped."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from likewise.pictures import COLUMNS, SIDE, TEXT, Picture, kept, picture, values_of
+
+
+def pixels(found):
+    return np.asarray(Image.open(io.BytesIO(found.content)))
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 10), (3, 12, 10), (12, 10), (12, 10, 3), (4, 12, 10), (7, 12, 10)])
+def test_arrays_that_look_like_images_become_images(shape):
+    array = np.random.default_rng(0).random(shape).astype(np.float32)
+    found = picture(array, values_of([array]))
+    assert found.kind == "image" and pixels(found).shape[:2] == (12, 10)
+
+
+def test_tiny_images_keep_every_pixel_and_the_range_of_the_data():
+    dark, bright = np.zeros((1, 8, 8), np.float32), np.ones((1, 8, 8), np.float32) * 4
+    dark[0, 2, 3] = 1
+    shown = pixels(picture(dark, values_of([dark, bright])))
+    assert shown[2, 3, 0] in (63, 64) and shown[0, 0, 0] == 0
+    assert (pixels(picture(bright, values_of([dark, bright]))) == 255).all()
+
+
+def test_large_images_become_thumbnails():
+    found = picture(Image.new("RGB", (640, 320), "red"))
+    assert Image.open(io.BytesIO(found.content)).size == (SIDE, SIDE // 2)
+    assert picture(torch.rand(3, 640, 480).numpy()).kind == "image"
+
+
+def test_long_texts_and_wide_rows_are_cut():
+    assert picture("short").content == b"short"
+    assert len(picture("é" * 5000).content.decode()) == TEXT
+    row = json.loads(picture({f"c{i}": i / 3 for i in range(100)}).content)
+    assert len(row) == COLUMNS and row["c1"] == 0.33333
+    odd = json.loads(
+        picture({"t": "x" * 500, "none": None, "nan": float("nan"), "np": np.int64(3), "flag": True}).content
+    )
+    assert (
+        len(odd["t"]) == 100
+        and odd["none"] is None
+        and odd["nan"] == "nan"
+        and odd["np"] == 3
+        and odd["flag"] is True
+    )
+
+
+def test_signals_and_short_rows():
+    line = np.sin(np.linspace(0, 6, 1000)).astype(np.float32)
+    found = picture(line[None])
+    assert found.kind == "signal" and len(json.loads(found.content)) == 120
+    assert picture(np.arange(4.0)).kind == "row"
+    assert (
+        picture(None) is None and picture(np.zeros((2, 2, 2, 2))) is None and picture(np.array(["a"])) is None
+    )
+
+
+def test_pictures_are_kept_in_order_until_the_budget_is_spent():
+    shown = kept(lambda i: "x" * 92 if i else None, [5, 3, 5, 0, 9, 7], 310, None)
+    assert list(shown) == [3, 5, 9] and shown[3] == Picture("text", b"x" * 92)
