@@ -24,7 +24,7 @@ from likewise.sketch import Sketch, Sketched, sketch_bytes, unit_features
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
 SHARD = 4096  # samples
-PICTURES = 4_000_000  # bytes
+PICTURES = 3_500_000  # bytes
 SEED = 0
 
 

@@ -48,8 +48,7 @@ function tracesOf(data, name) {
     x: samples.map((i) => data.columns.map_x.values[i]),
     y: samples.map((i) => data.columns.map_y.values[i]),
     customdata: samples,
-    text: samples.map((i) => plain(hover(data, i, name))),
-    hovertemplate: "%{text}<extra></extra>",
+    ...hovers(data, samples, name),
     unselected: { marker: { opacity: 0.12 } },
     ...more,
   });
@@ -66,7 +65,7 @@ function tracesOf(data, name) {
     colorscale: "Cividis",
     colorbar: { thickness: 10, title: { text: name.replaceAll("_", " "), side: "right" } },
   };
-  return [trace(everyone, { marker, showlegend: false })];
+  return [trace(everyone, { name: name.replaceAll("_", " "), marker, showlegend: false })];
 }
 
 // The samples of each class, text or truth; null for numbers, and for more classes than can be told apart.
@@ -78,6 +77,12 @@ function groupsOf(data, name) {
   if (found.size > 20) return null;
   const titles = kind === "text" ? texts : kind === "truth" ? ["no", "yes"] : data.classes;
   return [...found.entries()].sort((a, b) => a[0] - b[0]).map(([value, samples]) => ({ title: titles?.[value] ?? value, samples }));
+}
+
+// What is told of a point; of many points only the number, for texts take time to make.
+function hovers(data, samples, name) {
+  if (data.n > MOST_POINTS_AS_SVG) return { hovertemplate: "sample %{customdata}<extra>%{fullData.name}</extra>" };
+  return { text: samples.map((i) => plain(hover(data, i, name))), hovertemplate: "%{text}<extra></extra>" };
 }
 
 function hover(data, sample, name) {

@@ -49,8 +49,7 @@ function quadrantTraces(data) {
       x: samples.map((i) => density.values[i]),
       y: samples.map((i) => agreement.values[i] + spread(i)),
       customdata: samples,
-      text: samples.map((i) => plain(hover(data, i, "agreement"))),
-      hovertemplate: "%{text}<extra></extra>",
+      ...hovers(data, samples, "agreement"),
       marker: { size: data.n > 20000 ? 3 : 5, color: colorOf(color), symbol: symbolOf(color), opacity: 0.7 },
       unselected: { marker: { opacity: 0.12 } },
     };
