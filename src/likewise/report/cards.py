@@ -20,7 +20,11 @@ class Card(NamedTuple):
 
 
 def cards(run: Run) -> list[Card]:
-    """Return the cards of a run, the most urgent first."""
+    """Return the cards of a run, the most urgent first; one that counts nothing opens nothing."""
+    return [card._replace(opens="") if card.value.startswith("0 ") else card for card in _cards(run)]
+
+
+def _cards(run: Run) -> list[Card]:
     columns = run.columns
     found = []
     if "label_issue" in columns:

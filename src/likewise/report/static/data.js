@@ -36,6 +36,7 @@ function readPictures(samples, kinds, ends, content) {
   const addresses = new Map();
   return {
     count: samples.length,
+    wide: kinds.some((kind) => kind === "text" || kind === "row"), // more to read than a thumbnail has room for
     has: (sample) => places.has(sample),
     kind: (sample) => kinds[places.get(sample)],
     bytes(sample) {

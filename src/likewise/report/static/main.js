@@ -58,6 +58,7 @@ function makeTheme(state) {
 
 async function start() {
   const state = makeState(await readData());
+  document.body.classList.toggle("wide-tiles", state.data.pictures.wide);
   makeTheme(state);
   makeSelectionLine(state);
   makeMap(state);

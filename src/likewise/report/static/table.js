@@ -70,7 +70,7 @@ function rowOf(data, sample) {
 
 function columnsOf(state) {
   const { data } = state;
-  const seen = { title: "", field: "picture", headerSort: false, width: 56, formatter: (cell) => picture(data, cell.getData().sample) };
+  const seen = { title: "", field: "picture", headerSort: false, width: data.pictures.wide ? 240 : 56, formatter: (cell) => picture(data, cell.getData().sample) };
   const number = { title: "sample", field: "sample", sorter: "number", width: 90, headerFilter: "input", headerFilterFunc: "=", headerTooltip: MEANINGS.sample };
   const rest = Object.entries(data.columns).filter(([name]) => !HIDDEN.has(name)).map(([name, column]) => {
     const common = { title: name.replaceAll("_", " "), field: name, headerTooltip: MEANINGS[name] ?? name };
