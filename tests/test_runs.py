@@ -170,6 +170,43 @@ def test_labels_are_optional_and_may_be_numbers(tmp_path):
     assert set(binary["prediction"]) <= {0, 1} and "label_suspicion" in binary
 
 
+def mlp(d):
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, d))
+
+
+def dead():
+    return nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False))
+
+
+ODD = {
+    "one sample": (mlp, 3, 1, lambda n: torch.zeros(n).long()),
+    "two samples": (mlp, 3, 2, torch.arange),
+    "one class": (mlp, 3, 30, lambda n: torch.zeros(n).long()),
+    "more labels than outputs": (mlp, 3, 30, lambda n: torch.arange(n) % 5),
+    "classes that are missing": (mlp, 9, 30, lambda n: torch.arange(n) % 2 * 8),
+    "300 classes": (mlp, 3, 30, lambda n: torch.arange(n) * 10),
+    "one output, many classes": (mlp, 1, 30, lambda n: torch.arange(n) % 5),
+    "labels as a column": (mlp, 3, 30, lambda n: (torch.arange(n) % 3)[:, None]),
+    "several numbers": (mlp, 4, 30, lambda n: torch.randn(n, 4)),
+    "negative classes": (mlp, 2, 30, lambda n: torch.arange(n) % 2 * 2 - 1),
+    "no gradient": (lambda d: dead(), 3, 30, lambda n: torch.arange(n) % 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore::likewise.VanishingGradientWarning")
+@pytest.mark.parametrize("sketch", ["never", 64])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_data_give_a_whole_table_and_a_report(tmp_path, name, sketch):
+    make, d, n, labels = ODD[name]
+    x = torch.randn(n, 5)
+    x[n // 2] = 0
+    found = lw.analyze(make(d), (x, labels(n)), out=tmp_path / "run", sketch=sketch)
+    numbers = found.table.select_dtypes("number").to_numpy()
+    assert len(found.table) == n and np.isfinite(numbers).all()
+    assert (found.folder / "report.html").stat().st_size > 1e6
+    assert len(found.neighbors(0)) == min(10, n - 1)
+
+
 def clustered(n=240, wrong=8):
     """Three clouds that a linear layer has learned, the first labels wrong."""
     torch.manual_seed(0)

@@ -170,6 +170,8 @@ def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
     exact = exact / exact.diagonal().clamp(min=1e-12).mean()
     few = features[places].double()
     off, apart = (few @ few.T - exact).square(), ~torch.eye(len(places), dtype=torch.bool)
+    if n == 1:
+        return {"places": places, "all": off.new_zeros(()), "high": off.new_zeros(())}
     high = exact[apart] >= exact[apart].quantile(0.9)
     return {"places": places, "all": off[apart].mean().sqrt(), "high": off[apart][high].mean().sqrt()}
 
