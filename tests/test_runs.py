@@ -144,7 +144,7 @@ def test_names_columns_and_pictures_of_ones_own(tmp_path):
     assert len(pictures) == 40 and pictures["content"][3].decode() == "text 3 <b>"
     for wrong, message in (
         ({"names": ["a"]}, "1 entries for 40"),
-        ({"extra": {"density": y}}, "column of every run"),
+        ({"extra": {"density": y}}, "a name of ours"),
         ({"extra": {"mine": y[:3]}}, r"shape \(3,\)"),
         ({"classes": ["a", "b"]}, "2 names of classes"),
         ({"threshold": 0.33}, "multiple of 0.05"),

@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.likeness import ExactLikeness, SketchedLikeness
-from likewise.sketch import Sketch, unit_features
+from likewise.sketch import Sketch, whitened
 from nets import SHAPES, case
 
 
@@ -56,7 +56,7 @@ def test_the_error_falls_as_the_root_of_the_width():
     exact = gram.dense()
     errors = []
     for q in (16, 64, 256, 1024):
-        features = unit_features(sketched(gram, q))
+        features = whitened(sketched(gram, q))
         errors.append(float((features @ features.T - exact).square().mean().sqrt()) * (q * gram.d) ** 0.5)
     assert all(0.2 < error < 2 for error in errors), errors
 
@@ -79,7 +79,7 @@ def test_equal_samples_stay_equal_and_no_gradient_is_like_nothing():
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 2, bias=False))
     x = torch.randn(6, 3)
     x[1], x[2] = x[0], 0
-    features = unit_features(sketched(lw.GramMatrix(model, x), 64))
+    features = whitened(sketched(lw.GramMatrix(model, x), 64))
     likeness = every(SketchedLikeness(features, 2**20))
     assert torch.allclose(features[0], features[1]) and abs(float(likeness[0, 1]) - 1) < 1e-5
     assert features[2].abs().max() == 0 and likeness[2].abs().max() == 0

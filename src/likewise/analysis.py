@@ -71,12 +71,12 @@ class Analysis:
     @cached_property
     def neighbor_matrix(self) -> np.ndarray:
         """The nearest samples of each, best first, (n, k)."""
-        return self._pairs["neighbor"].to_numpy().reshape(len(self.table), -1)
+        return self._by_sample("neighbor")
 
     @cached_property
     def similarity_matrix(self) -> np.ndarray:
         """The similarities of the nearest samples of each, (n, k)."""
-        return self._pairs["similarity"].to_numpy().reshape(len(self.table), -1)
+        return self._by_sample("similarity")
 
     @cached_property
     def coordinates(self) -> np.ndarray:
@@ -172,6 +172,10 @@ class Analysis:
         rows = np.array(matrix, dtype=None if isinstance(matrix, np.ndarray) else float)
         names = classes[: len(rows)]
         return pandas.DataFrame(rows, names, names)
+
+    def _by_sample(self, column: str) -> np.ndarray:
+        n = len(self.table)
+        return self._pairs[column].to_numpy().reshape(n, len(self._pairs) // n)
 
     @cached_property
     def _pairs(self) -> "pandas.DataFrame":

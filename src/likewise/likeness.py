@@ -51,12 +51,15 @@ class ExactLikeness:
 
 
 class SketchedLikeness:
-    """From sketches as unit vectors (n, q)."""
+    """From sketches, vectors (n, q) whose squared lengths are k(x, x)."""
 
     def __init__(self, features: Tensor, max_memory: int) -> None:
         self.n, self._max_memory = len(features), max_memory
         centered = features - features.mean(0)
-        centered[features.square().sum(1) == 0] = 0  # no gradient: like nothing
+        own = features.square().sum(1)
+        centered[centered.square().sum(1) <= 1e-6 * own] = (
+            0  # nothing but what all share, or no gradient at all
+        )
         self.features = torch.nn.functional.normalize(centered, dim=1)
 
     def map_strips(self, function: Strip) -> Any:

@@ -40,21 +40,27 @@ def picture(raw: Any, values: Range | None = None) -> Picture | None:
         return raw
     if isinstance(raw, str):
         cut = raw if len(raw) <= TEXT else raw[: TEXT - 1] + "…"
-        return Picture("text", cut.encode())
+        return Picture("text", cut.encode("utf-8", "replace"))
     if isinstance(raw, Mapping):
-        return Picture("row", json.dumps(_row(raw), ensure_ascii=False).encode())
+        return Picture("row", json.dumps(_row(raw), ensure_ascii=False).encode("utf-8", "replace"))
     if hasattr(raw, "convert") and hasattr(raw, "resize"):  # a PIL image
-        return Picture("image", _webp(raw))
-    return _of_array(np.asarray(raw), values)
+        return Picture("image", _webp(raw)) if min(raw.size) else None
+    try:
+        return _of_array(np.asarray(raw), values)
+    except ValueError:  # lists of different lengths
+        return picture(str(raw))
 
 
 def values_of(raws: Iterable[Any]) -> Range | None:
     """Return the range of the channels of some samples, None if they are no images."""
     images = [_channels_last(np.asarray(raw)) for raw in raws if hasattr(raw, "shape")]
-    known = [image.reshape(-1, image.shape[-1]) for image in images if image is not None]
-    if not known:
+    known = [image.reshape(-1, image.shape[-1]).astype(np.float64) for image in images if image is not None]
+    if not known or len({rows.shape[1] for rows in known}) > 1:
         return None
-    rows = np.concatenate(known).astype(np.float64)
+    rows = np.concatenate(known)
+    rows = rows[np.isfinite(rows).all(1)]
+    if not len(rows):
+        return None
     return Range(np.quantile(rows, 0.002, axis=0), np.quantile(rows, 0.998, axis=0))
 
 
@@ -86,7 +92,8 @@ def _of_array(array: np.ndarray, values: Range | None) -> Picture | None:
         line = np.atleast_2d(array)[0].astype(float)
         edges = np.linspace(0, len(line), min(len(line), POINTS) + 1).astype(int)
         means = [float(line[a:b].mean()) for a, b in pairwise(edges)]
-        return Picture("signal", json.dumps([float(f"{v:.4g}") for v in means]).encode())
+        known = [float(f"{v:.4g}") if np.isfinite(v) else None for v in means]
+        return Picture("signal", json.dumps(known).encode())
     if array.ndim == 1:
         named = {str(i): value for i, value in enumerate(array.tolist())}
         return Picture("row", json.dumps(_row(named)).encode())
@@ -96,7 +103,7 @@ def _of_array(array: np.ndarray, values: Range | None) -> Picture | None:
 def _row(values: Mapping[Any, Any]) -> dict[str, Any]:
     cut: dict[str, Any] = {}
     for name, value in list(values.items())[:COLUMNS]:
-        if hasattr(value, "item"):
+        if hasattr(value, "item") and getattr(value, "size", 1) == 1:
             value = value.item()
         if isinstance(value, float):
             value = float(f"{value:.5g}") if np.isfinite(value) else str(value)
@@ -123,6 +130,7 @@ def _image(image: np.ndarray, values: Range | None) -> Any:
     from PIL import Image
 
     if image.dtype != np.uint8:
+        image = np.nan_to_num(image.astype(np.float64))
         low, high = (image.min(), image.max()) if values is None else (values.low, values.high)
         span = np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
         image = (np.clip((image - low) / span, 0, 1) * 255).round().astype(np.uint8)

@@ -21,7 +21,7 @@ class Sketched(NamedTuple):
     """The gradients of some samples, made small."""
 
     rows: Tensor  # (n, d, q) of J(x)
-    whitening: Tensor  # (n, d, d) K(x, x)^-½, exact
+    whitening: Tensor  # (n, d, d) K(x, x)^-½, exact up to float32
     squares: Tensor  # (n,) tr K(x, x), exact
     ranks: Tensor  # (n,) of K(x, x): 0 where no parameter moves the outputs
 
@@ -39,7 +39,7 @@ class Sketch:
         square = _self_kernel(features)
         own = power(square, -0.5, rank_floor(features.rows.dtype))
         squares = square.diagonal(dim1=1, dim2=2).sum(1)
-        return Sketched(self._mapped(features), own.matrix, squares, own.rank)
+        return Sketched(self._mapped(features), own.matrix.to(features.rows), squares, own.rank)
 
     def parts(self, gradients: Gradients, samples: Samples) -> str:
         """Return in what parts gradients come: sketches of other parts are no match."""
@@ -73,10 +73,19 @@ def sketch_bytes(features: Features) -> int:
     return 4 * sum(part.numel() * part.element_size() for part in features.tensors) // len(features.rows)
 
 
-def unit_features(sketched: Sketched) -> Tensor:
-    """Return the whitened sketches as unit vectors (n, d·q); zero for a sample without a gradient."""
-    flat = (sketched.whitening.to(sketched.rows) @ sketched.rows).flatten(1)
-    return torch.nn.functional.normalize(flat, dim=1)
+def whitened(sketched: Sketched) -> Tensor:
+    """Return whitened sketches as vectors (n, d·q), whose inner products are k(x, x'), k(x, x) being rank/d."""
+    flat = (sketched.whitening @ sketched.rows).flatten(1)
+    own = sketched.ranks.to(flat) / sketched.rows.shape[1]
+    return torch.nn.functional.normalize(flat, dim=1) * own.sqrt()[:, None]
+
+
+def width_of(numbers: int, d: int) -> int:
+    """Return q for a sketch of about so many numbers: a prime, so that no layer's width is a multiple."""
+    q = max(17, -(-numbers // d))
+    while any(q % i == 0 for i in range(2, int(q**0.5) + 1)):
+        q += 1
+    return q
 
 
 def _self_kernel(features: Features) -> Tensor:

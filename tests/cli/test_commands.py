@@ -253,7 +253,13 @@ def test_an_interrupted_run_says_how_to_go_on(made, tmp_path):
     )
     given = ["analyze", f"{slow}:model", *words(made, "table")[1:], "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "likewise", *given], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "likewise", *given],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # else ignored by what runs in the background
     )
     while process.poll() is None and not (tmp_path / "begun").exists():
         time.sleep(0.1)

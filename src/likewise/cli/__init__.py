@@ -8,21 +8,37 @@ import re
 import shlex
 import sys
 import traceback
+import warnings
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
 from likewise.cli import analyzing, beginning, looking
-from likewise.cli.speaking import Failed, warned
+from likewise.cli.speaking import Failed, said, warned
 
 app = typer.Typer(
     name="likewise",
     help="Which inputs does your neural network treat alike? Start with: likewise demo",
+    epilog="--traceback, with any command, shows where an error came from.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _start(
+    version: Annotated[bool, typer.Option("--version", help="Tell the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(metadata.version("likewise"))
+        raise typer.Exit()
+
+
 for command in (
     beginning.demo,
     analyzing.analyze,
@@ -45,6 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 def exit_code(given: list[str]) -> int:
     """Return what the command ends with, having said why."""
     verbose = "--traceback" in given
+    warnings.showwarning = lambda message, *_, **__: said(f"warning: {message}")
     try:
         code = int(app([word for word in given if word != "--traceback"], standalone_mode=False) or 0)
         return _interrupted(given) if code == 130 else code
@@ -81,7 +98,7 @@ def _that_would_fit(given: list[str], error: str) -> list[str]:
     needed = re.search(r"max_memory=([\d_]+)", error)
     if needed is None:
         return []
-    megabytes = -(-int(needed[1].replace("_", "")) // 2**20)
+    megabytes = max(256, -(-4 * int(needed[1].replace("_", "")) // 2**20))  # what just fits takes long
     words, skip = [], False
     for word in given:
         if skip or word.startswith("--max-memory="):

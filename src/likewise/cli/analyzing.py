@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from likewise.analysis import Analysis
     from likewise.runs.settings import Settings
 
+COUNTED = ("label_issue", "isolated", "contested", "indistinguishable", "ordinary")
 Model = Annotated[
     str,
     typer.Argument(
@@ -56,7 +57,7 @@ Readout = Annotated[
         "import string."
     ),
 ]
-Parameters = Annotated[str | None, typer.Option(help="Only these parameters, with commas: 'layer4.*,fc.*'.")]
+Parameters = Annotated[str | None, typer.Option(help="Only these parameters, with commas: `layer4.*,fc.*`.")]
 Memory = Annotated[str, typer.Option(help="For gradients and pairs, beside the model: 4GB, 500MB.")]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
 Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
@@ -64,6 +65,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only re
 
 
 def analyze(
+    context: typer.Context,
     model: Model,
     data: Data = None,
     out: Annotated[
@@ -109,7 +111,9 @@ def analyze(
     """
     be_quiet(quiet)
     rule = None if fail_on is None else _rule(fail_on)
-    settings, folder = _asked(model, data, out, locals())
+    if decisions is not None and not decisions.exists():
+        raise FileNotFoundError(f"There is no file of decisions {decisions}.")
+    settings, folder = _asked(context, model, data, out)
     found = started(settings, folder)
     facts: dict[str, Any] = {
         **found.summary._asdict(),
@@ -119,19 +123,25 @@ def analyze(
     lines = [repr(found), f"report: {found.folder / 'report.html'}"]
     if decisions is not None:
         precision = found.precision(decisions)
-        facts["precision"] = precision._asdict()
+        decided = precision.wrong + precision.right
+        facts["precision"] = {**precision._asdict(), "share": precision.share if decided else None}
+        interval = f"(95 % interval {precision.low:.0%} to {precision.high:.0%})"
         lines.append(
-            f"of {precision.wrong + precision.right} flagged labels decided, {precision.wrong} are wrong: "
-            "precision "
-            f"{precision.share:.0%} (95 % interval {precision.low:.0%} to {precision.high:.0%}), "
-            f"{precision.unsure} unsure"
+            f"of {decided} flagged labels decided, {precision.wrong} are wrong: precision "
+            f"{precision.share:.0%} "
+            f"{interval}; {precision.unsure} unsure"
+            if decided
+            else f"no flagged label is decided yet, {precision.unsure} unsure"
         )
+    facts["caveats"] = found.manifest["caveats"]
+    said(*(f"note: {line}" for line in found.manifest["caveats"]))
     told(form, facts, *lines)
     if rule is not None:
         rule(found)
 
 
 def plan(
+    context: typer.Context,
     model: Model,
     data: Data = None,
     weights: Weights = None,
@@ -154,7 +164,7 @@ def plan(
     Example: `likewise plan net.py:model train.csv --label species`
     """
     be_quiet(quiet)
-    settings, _ = _asked(model, data, None, locals())
+    settings, _ = _asked(context, model, data, None)
     from likewise.runs.planning import planned
 
     net, read = opened(settings)
@@ -173,30 +183,43 @@ def plan(
     )
 
 
-def _asked(model: str, data: str | None, out: Path | None, given: dict[str, Any]) -> "tuple[Settings, Path]":
-    """Return the settings that were given, or those of a file, and where results go."""
+def _asked(context: typer.Context, model: str, data: str | None, out: Path | None) -> "tuple[Settings, Path]":
+    """Return the settings that were given, or those of a file with what was given beside it, and where to."""
     from pydantic import ValidationError
 
     from likewise.runs.settings import Settings, read_settings
     from likewise.runs.settings import told as wrong
 
-    if data is None and model.endswith(".toml"):
-        return read_settings(model), out or _folder_of(Path(model))
-    if data is None:
+    replayed = data is None and model.endswith(".toml")
+    if data is None and not replayed:
         raise ValueError(
             "Data are needed beside the model: likewise analyze net.py:model images/ (--help tells more)."
         )
-    known = {name: given[name] for name in Settings.model_fields if name in given}
-    for name in ("columns", "classes", "parameters"):
-        if known.get(name) is not None:
-            known[name] = tuple(part.strip() for part in known[name].split(",") if part.strip())
-    known["max_memory"] = byte_count(given["max_memory"])
-    if str(known.get("sketch", "")).isdigit():
-        known["sketch"] = int(known["sketch"])
+    given = {
+        name: _value(name, value) for name, value in context.params.items() if name in Settings.model_fields
+    }
+    if replayed:
+        before = read_settings(model).model_dump()
+        given = {**before, **{name: given[name] for name in given if _is_given(context, name)}}
+        given |= {"model": before["model"], "data": before["data"]}
     try:
-        return Settings(**known), out or Path("run")
+        return Settings(**given), out or (_folder_of(Path(model)) if replayed else Path("run"))
     except ValidationError as error:
         raise ValueError(wrong(error)) from error
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _value(name: str, given: Any) -> Any:
+    """Return what a word on the command line means as a setting."""
+    if name in ("columns", "classes", "parameters") and given is not None:
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    if name == "max_memory":
+        return byte_count(given)
+    return int(given) if name == "sketch" and str(given).isdigit() else given
 
 
 def _folder_of(settings: Path) -> Path:
@@ -258,7 +281,31 @@ def opened(settings: "Settings") -> tuple[Any, Any]:
     if settings.classes is not None:
         read = _renumbered(read, settings.classes)
     parameters = None if settings.parameters is None else list(settings.parameters)
-    return Network(model, named, parameters), read
+    net = Network(model, named, parameters)
+    _refuse_misfit(net, read, settings)
+    return net, read
+
+
+def _refuse_misfit(net: Any, read: Any, settings: "Settings") -> None:
+    """Call the model with one sample, and say what was tried if it fails."""
+    from torch.utils._pytree import tree_leaves
+
+    from likewise.data import batches
+
+    first = batches(read.dataset, labels=read.labels).samples(range(1))
+    try:
+        with net.evaluating():
+            net.function({}, first.inputs, first.labels, first.ids)
+    except RuntimeError as error:
+        shapes = ", ".join(
+            str(tuple(part.shape)) for part in tree_leaves(first.inputs) if hasattr(part, "shape")
+        )
+        hints = "--gray for one channel, --image-size, --columns, --label (it is no input then), --prepare"
+        raise ValueError(
+            f"{settings.model} cannot be called with a sample of {settings.data}, a batch of shape "
+            f"{shapes}: {error}. "
+            f"What may help: {hints}."
+        ) from error
 
 
 def _renumbered(read: Any, classes: tuple[str, ...]) -> Any:
@@ -282,6 +329,8 @@ def _rule(text: str) -> "Callable[[Analysis], None]":
     if parts is None:
         raise ValueError(f"--fail-on is like 'label_issue>1%' or 'isolated>50', found {text!r}.")
     name, limit, percent = parts[1], float(parts[2]), bool(parts[3])
+    if name not in COUNTED:
+        raise ValueError(f"--fail-on counts {', '.join(COUNTED)}, found {name!r}.")
 
     def check(found: "Analysis") -> None:
         flags = _flags(found, name)
@@ -298,11 +347,7 @@ def _rule(text: str) -> "Callable[[Analysis], None]":
 
 
 def _flags(found: "Analysis", name: str) -> Any:
-    table = found.table
-    if name in table and table[name].dtype == bool:
-        return table[name]
-    if "quadrant" in table and name in ("ordinary", "isolated", "contested", "indistinguishable"):
-        return table["quadrant"] == name
-    known = [column for column in table if table[column].dtype == bool]
-    known += ["ordinary", "isolated", "contested", "indistinguishable"] if "quadrant" in table else []
-    raise ValueError(f"--fail-on counts {', '.join(known) or 'nothing in this run'}, found {name!r}.")
+    table, column = found.table, "label_issue" if name == "label_issue" else "quadrant"
+    if column not in table:
+        raise ValueError(f"--fail-on {name} needs labels that are classes: this run has none.")
+    return table["label_issue"] if name == "label_issue" else table["quadrant"] == name

@@ -78,6 +78,8 @@ def doctor(
     )
     facts: dict[str, Any] = {"python": sys.version.split()[0], **{name: _version(name) for name in names}}
     facts |= {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()}
+    if model is not None and data is None:
+        raise ValueError("doctor tries a model on data: give both, or none.")
     if model is not None and data is not None:
         from likewise.runs.settings import Settings
 

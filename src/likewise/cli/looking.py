@@ -15,7 +15,7 @@ Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=F
 def neighbors(
     run: Run,
     sample: Annotated[str, typer.Argument(help="A sample, by number or by name.", show_default=False)],
-    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many.")] = 10,
     form: Form = Format.text,
 ) -> None:
     """Show the samples that the network treats most like one.
@@ -39,6 +39,8 @@ def neighbors(
     title = "treated most like sample " + ", ".join(
         f"{name} {value}" for name, value in own.items()
     ).removeprefix("sample ")
+    if k > len(rows):
+        said(f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors).")
     told(form, {"of": own, "neighbors": rows}, table(rows, title))
 
 
@@ -121,7 +123,12 @@ def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:
     row, classes = found.table.loc[sample], found.manifest.get("classes")
     values = {name: row[name] for name in names}
     for name in ("label", "prediction"):
-        if name in values and classes and float(values[name]).is_integer():
+        if (
+            name in values
+            and classes
+            and float(values[name]).is_integer()
+            and int(values[name]) < len(classes)
+        ):
             values[name] = classes[int(values[name])]
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 

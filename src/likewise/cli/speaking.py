@@ -62,7 +62,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    made = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left")
     for name in rows[0] if rows else ():
         made.add_column(Text(name.replace("_", " ")), justify="right" if _numeric(rows[0][name]) else "left")
     for row in rows:

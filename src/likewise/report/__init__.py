@@ -58,6 +58,7 @@ def page(run: Run) -> str:
     )
     return environment.get_template("page.html").render(
         run=run,
+        nonce=run.manifest["data"][:24],  # what scripts of this page carry, and injected ones would not
         about=run.manifest["about"],
         cards=cards(run),
         styles=[source("vendor/tabulator.min.css"), source("style.css")],

@@ -10,7 +10,6 @@ from likewise.report.reading import Run
 class Card(NamedTuple):
     """One number."""
 
-    key: str  # what the page shows when it is opened
     title: str
     value: str
     meaning: str
@@ -34,13 +33,14 @@ def _cards(run: Run) -> list[Card]:
         found += [_indistinguishable(run), _isolated(run)]
     if "shift" in columns and "prediction" in columns:
         found.append(_shifted(columns["shift"], "quadrant" in columns))
+    if "error" in columns:
+        found.append(_error(columns["error"]))
     found.append(_density(columns["density"]))
     return found
 
 
 def _label_issues(flagged: np.ndarray) -> Card:
     return Card(
-        "label_issue",
         "Labels that look wrong",
         _share(flagged),
         "The samples that the network treats like it carry another label. That holds also where the "
@@ -69,20 +69,21 @@ def _own(run: Run, name: str) -> Card:
             "samples "
             f"{top:,} are marked so."
         )
-    return Card(name, name.replace("_", " "), value, meaning, "Compare with what was flagged.", name)
+    return Card(name.replace("_", " "), value, meaning, "Compare with what was flagged.", name)
 
 
 def _indistinguishable(run: Run) -> Card:
     here = run.columns["quadrant"] == "indistinguishable"
+    known = "label" in run.columns
     return Card(
-        "indistinguishable",
         "Not told apart",
         _share(here),
-        "Many samples are like it, and most of its nearest have another label: either its label is "
-        "wrong, or the "
-        "network does not tell the classes apart there.",
-        "Look at which classes mix (neighbor confusion), then at inputs: more pixels, more context, or "
-        "one class.",
+        "Many samples are like it, and most of its nearest have another label: its label is wrong, or "
+        "the network "
+        "does not tell the classes apart there."
+        if known
+        else "Many samples are like it, and for most of its nearest the network predicts another class.",
+        "Look at which classes mix, then at inputs: more pixels, more context, or one class.",
         "quadrant:indistinguishable",
     )
 
@@ -90,36 +91,44 @@ def _indistinguishable(run: Run) -> Card:
 def _isolated(run: Run) -> Card:
     here = run.columns["quadrant"] == "isolated"
     return Card(
-        "isolated",
         "Stand alone",
         _share(here),
-        "Among the tenth of samples with least density, and its neighbors agree: rare, but not contradicted.",
+        "Less than a tenth of the usual company (local density), and its neighbors agree: rare, not "
+        "contradicted.",
         "Predictions there rest on few samples: collect more like them, or check that they belong.",
         "quadrant:isolated",
     )
 
 
 def _shifted(shift: np.ndarray, classes: bool) -> Card:
-    far = shift > 0.5
+    limit = 0.5 if classes else 1.0
     unit = (
         "half of its probability is on other classes"
         if classes
-        else "over half of the spread of all predictions"
+        else "more than the spread of all predictions"
     )
     return Card(
-        "shift",
         "Predictions to distrust",
-        _share(far),
+        _share(shift > limit),
         f"The prediction is far from that of the samples the network treats alike ({unit}).",
         "Do not act on these without a second look; if they matter, label more samples around them.",
-        "shift",
-        False,
+        f"shift:{limit}",
+    )
+
+
+def _error(error: np.ndarray) -> Card:
+    return Card(
+        "Typical error",
+        f"{np.median(error):.3g}",
+        f"The median distance of a prediction from its label; the largest is {error.max():.3g}.",
+        "The samples below are listed by it: look at the first, for a wrong label or a case that is not "
+        "learned.",
+        "",
     )
 
 
 def _density(density: np.ndarray) -> Card:
     return Card(
-        "density",
         "Typical density",
         f"{np.median(density):.2f}",
         "The mean similarity of the median sample to all: 1 if the network treats all inputs alike, near "

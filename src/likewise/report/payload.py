@@ -9,7 +9,6 @@ import numpy as np
 from likewise.report.reading import Run
 
 RANKED = ("label_suspicion", "isolation")  # by which samples are listed
-FORMATS = {"i": "i4", "u": "u4", "b": "u1"}
 
 
 def packed(run: Run) -> bytes:
@@ -71,8 +70,12 @@ class _Blob:
         kind = values.dtype.kind
         if kind == "f":
             return {**self.array(values.astype("f4") if exact else _short(values)), "kind": kind}
-        if kind in FORMATS:
-            return {**self.array(values.astype(FORMATS[kind])), "kind": "truth" if kind == "b" else kind}
+        small = kind in "biu" and (not len(values) or abs(values.astype(object)).max() < 2**31)
+        if small:
+            return {
+                **self.array(values.astype("u1" if kind == "b" else "i4")),
+                "kind": "truth" if kind == "b" else "i",
+            }
         texts, codes = np.unique(values.astype(str), return_inverse=True)
         return {**self.array(codes.astype("u4")), "kind": "text", "texts": texts.tolist()}
 

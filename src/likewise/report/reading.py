@@ -69,8 +69,8 @@ def read_run(folder: Path) -> Run:
         manifest=known,
         settings=(folder / "settings.toml").read_text(encoding="utf-8"),
         columns=columns,
-        indices=pairs["neighbor"].to_numpy().reshape(n, -1),
-        similarities=pairs["similarity"].to_numpy().reshape(n, -1),
+        indices=pairs["neighbor"].to_numpy().reshape(n, len(pairs) // n),
+        similarities=pairs["similarity"].to_numpy().reshape(n, len(pairs) // n),
         counts=counts.flatten().to_numpy().reshape(n, -1),
         pictures={row["sample"]: Picture(row["kind"], row["content"]) for row in pictures},
     )

@@ -81,11 +81,13 @@ def analyze(
     }
     if layout not in ("pca", "umap"):
         raise ValueError(f"layout is 'pca' or 'umap', found {layout!r}.")
-    folder = Folder(Path(out), {"model": _model_print(net), "data": data_print, "options": options})
+    shown = results.Shown(classes, names, show, extra or {})
+    identity = {"model": _model_print(net), "data": data_print, "options": options, "naming": _naming(shown)}
+    folder = Folder(Path(out), identity)
     if not folder.finished:
         folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         folder.state["about"] = _about(net, data)
-        results.write(folder, net, data, given, results.Shown(classes, names, show, extra or {}), max_memory)
+        results.write(folder, net, data, given, shown, max_memory)
         folder.finish()
     if not (folder.path / "report.html").exists():
         write_report(folder.path)
@@ -95,7 +97,7 @@ def analyze(
 def _given_in_python(options: Mapping[str, Any]) -> "Settings":
     from likewise.runs.settings import GIVEN_IN_PYTHON, Settings
 
-    known = {name: options[name] for name in ("neighbors", "threshold", "layout", "readout")}
+    known = {name: options[name] for name in ("neighbors", "threshold", "layout", "readout", "parameters")}
     known["sketch"] = options["sketch"] or "never"
     return Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, **known)
 
@@ -111,11 +113,27 @@ def _about(net: Network, data: Batches) -> Mapping[str, Any]:
 
 
 def _model_print(net: Network) -> str:
-    digest = hashlib.sha256(type(net.model).__name__.encode())
+    """Return the fingerprint of a model: its modules as they print themselves, and its state."""
+    digest = hashlib.sha256(repr(net.model).encode())
     for name, value in net.model.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(digest_of(value))
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(digest_of(value))
+        else:
+            digest.update(f"{name} {value!r}".encode())
     return digest.hexdigest()
+
+
+def _naming(shown: "results.Shown") -> str:
+    """Return the fingerprint of what samples, classes and columns are called."""
+    own = {
+        name: [str(v) for v in torch.as_tensor(v).tolist()] if isinstance(v, Tensor) else [str(x) for x in v]
+        for name, v in shown.extra.items()
+    }
+    parts = [
+        None if given is None else [str(name) for name in given] for given in (shown.classes, shown.names)
+    ]
+    return hashlib.sha256(repr((parts, own)).encode("utf-8", "replace")).hexdigest()
 
 
 def _read(data: Batches) -> tuple[str, Tensor | None]:

@@ -21,8 +21,12 @@ def exported(found: Analysis, to: str, out: Path | None) -> Path:
         "projector": "projector",
     }
     path = out or found.folder / suffix[to]
-    if to != "projector":
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if path.resolve() in {
+        (found.folder / name).resolve() for name in (*found.manifest["files"], "manifest.json")
+    }:
+        raise ValueError(f"{path} is a file of the run itself: export to another.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent}.")
     if to == "csv":
         found.table.to_csv(path)
     elif to == "parquet":
@@ -39,7 +43,7 @@ def knn_graph(found: Analysis) -> Any:
     from scipy.sparse import csr_matrix
 
     places, similar = found.neighbor_matrix, found.similarity_matrix
-    n, k = places.shape
+    n, k = len(places), places.shape[1] if places.ndim == 2 else 0
     distances = np.maximum(1 - similar, 1e-12)  # a zero would be no entry
     return csr_matrix((distances.ravel(), places.ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
 

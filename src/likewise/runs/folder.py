@@ -7,7 +7,6 @@ checksum: a run that is killed goes on after the last stage that was noted.
 import hashlib
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -56,7 +55,7 @@ class Folder:
         if known is not None and path.exists() and _checksum(path) == known["sha256"]:
             return _loaded(path)
         start = time.perf_counter()
-        found = {key: value.cpu().numpy() for key, value in stage().items()}
+        found = {key: _array(value) for key, value in stage().items()}
         path.parent.mkdir(exist_ok=True)
         replaced(path, lambda part: np.savez(part, allow_pickle=False, **found))
         seconds = round(time.perf_counter() - start, 3)
@@ -83,8 +82,7 @@ class Folder:
 
     def finish(self) -> None:
         """Say that nothing is left to do, and drop the stages."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        self.state["peak_bytes"], self.state["finished"] = peak, True
+        self.state |= {**_peak(), "finished": True}
         self.save()
         self._tidy()
 
@@ -106,8 +104,9 @@ class Folder:
         for what, value in identity.items():
             if self.state.get(what) != value:
                 raise ValueError(
-                    f"{self.path} is a run with another {what}, found {_short(self.state.get(what))}, not "
-                    f"{_short(value)}: choose another folder, or delete that one."
+                    f"{self.path} is a run with another {what}{_difference(self.state.get(what), value)}: "
+                    "choose "
+                    "another folder, or delete that one."
                 )
 
 
@@ -123,6 +122,20 @@ def replaced(path: Path, write: Callable[[Path], Any]) -> None:
 def digest_of(value: Tensor) -> bytes:
     """Return the bytes of a tensor."""
     return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _array(value: Tensor) -> np.ndarray:
+    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+
+
+def _peak() -> dict[str, int]:
+    """Return the most memory that this process has used, where the system tells."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return {}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
 def _write_table(path: Path, columns: Mapping[str, Any]) -> None:
@@ -147,6 +160,9 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) < 60 else text[:57] + "..."
+def _difference(there: Any, here: Any) -> str:
+    """Return what differs, where that can be told in words."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return ""
+    apart = [name for name in here if there.get(name) != here[name]]
+    return " (" + ", ".join(f"{n}: there {there.get(n)!r:.60}, here {here[n]!r:.60}" for n in apart) + ")"

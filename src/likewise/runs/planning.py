@@ -11,7 +11,7 @@ from likewise.likeness import SketchedLikeness
 from likewise.network import Network
 from likewise.runs import stages
 from likewise.runs.results import sketch_width
-from likewise.sketch import Sketch, sketch_bytes
+from likewise.sketch import Sketch, sketch_bytes, width_of
 from likewise.statistics.neighbors import nearest
 from likewise.statistics.uncertainty import uncertainty
 
@@ -36,7 +36,7 @@ def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan
         parts = [gram.plan(), gram.plan(uncertainty), gram.plan(nearest)]
         seconds = sum(part.seconds for part in parts)
         return RunPlan(data.n, d, p, 0, seconds, max(part.peak_bytes for part in parts))
-    q = max(16, -(-width // d))
+    q = width_of(width, d)
     gradients, sketch = gram.gradients, Sketch(q, 0)
     few = min(data.n, gradients.at_once or 32, 64)
     with net.evaluating():

@@ -14,18 +14,19 @@ from likewise.gram import GramMatrix
 from likewise.likeness import ExactLikeness, Likeness, SketchedLikeness
 from likewise.network import Network
 from likewise.parallel import join_over
-from likewise.pictures import kept, values_of
+from likewise.pictures import Picture, kept, values_of
 from likewise.readouts import all_outputs
 from likewise.runs import stages
 from likewise.runs.folder import Arrays, Folder
 from likewise.runs.stages import BINS, Targets
-from likewise.sketch import Sketch, Sketched, sketch_bytes, unit_features
+from likewise.sketch import Sketch, Sketched, sketch_bytes, whitened, width_of
 
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
 SHARD = 4096  # samples
 PICTURES = 3_500_000  # bytes
 SEED = 0
+MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
 
 
 class Shown(NamedTuple):
@@ -56,6 +57,7 @@ def write(
     options, n = folder.state["options"], data.n
     targets = Targets(labels, _outputs(folder, net, data, max_memory))
     _refuse_mismatch(shown, targets, n)
+    own_columns = _own_columns(shown.extra, n)
     plain = GramMatrix(net, data, max_memory=max_memory)
     if options["sketch"]:
         found, likeness = _sketched(folder, plain, options["sketch"], max_memory)
@@ -68,8 +70,12 @@ def write(
         found |= folder.stage("umap", lambda: {"layout": torch.tensor(stages.umap_layout(found, SEED))})
     columns = stages.samples(found, targets, k, options["threshold"])
     if shown.names is not None:
-        columns = {"sample": columns.pop("sample"), "name": np.array(shown.names, dtype=object), **columns}
-    columns |= _own_columns(shown.extra, columns, n)
+        columns = {
+            "sample": columns.pop("sample"),
+            "name": np.array([written(name) for name in shown.names], dtype=object),
+            **columns,
+        }
+    columns |= own_columns
     folder.state |= {**_described(found, targets, shown, n), "own_columns": list(shown.extra)}
     folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
     lists = {"counts": found["counts"].astype(np.int32), "coordinates": found["map"].astype(np.float32)}
@@ -94,8 +100,9 @@ def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
 
 def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> tuple[Arrays, Likeness]:
     n, d = gram.shape[0], gram.d
-    q = max(16, -(-width // d))
-    spans = [range(i, min(i + SHARD, n)) for i in range(0, n, SHARD)]
+    q = width_of(width, d)
+    shard = max(64, min(SHARD, max_memory // 8 // (4 * (d * q + d * d))))
+    spans = [range(i, min(i + shard, n)) for i in range(0, n, shard)]
     try:
         shards = partial(_shards, folder, gram, Sketch(q, SEED), spans, max_memory)
         for _ in shards():
@@ -105,7 +112,7 @@ def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> 
         shards = partial(_shards, folder, gram, Sketch(q, SEED), spans, max_memory)
     features, total = torch.zeros(n, d * q), torch.zeros(d, q, dtype=torch.float64)
     for where, part in shards():
-        features[where.start : where.stop] = unit_features(part)
+        features[where.start : where.stop] = whitened(part)
         total += part.rows.double().sum(0)
     uncertainty = torch.zeros(n)
     for where, part in shards():
@@ -153,8 +160,7 @@ def _shard(gram: GramMatrix, sketch: Sketch, where: range, max_memory: int) -> d
             part, [range(s.start - where.start, s.stop - where.start) for s in spans], "sketches"
         )
         gradients.settle()
-    found = Sketched(*joined)._asdict()
-    return {**found, "whitening": found["whitening"].float()}
+    return Sketched(*joined)._asdict()
 
 
 def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
@@ -167,7 +173,6 @@ def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
         .cpu()
         .double()
     )
-    exact = exact / exact.diagonal().clamp(min=1e-12).mean()
     few = features[places].double()
     off, apart = (few @ few.T - exact).square(), ~torch.eye(len(places), dtype=torch.bool)
     if n == 1:
@@ -183,11 +188,13 @@ def _described(found: Arrays, targets: Targets, shown: Shown, n: int) -> dict[st
     if groups is not None:
         count = int(groups.max()) + 1 if targets.chances is None else targets.chances.shape[1]
         count = max(count, int(groups.max()) + 1)
-        about["classes"] = [str(c) for c in (shown.classes or range(count))]
-        means = stages.class_similarity(found, groups)
-        about["class_similarity"] = [
-            [None if np.isnan(v) else round(float(v), 4) for v in row] for row in means
-        ]
+        named = [] if shown.classes is None else [str(name) for name in shown.classes]
+        about["classes"] = named + [str(number) for number in range(len(named), count)]
+        if count <= MOST_IN_A_MATRIX:
+            means = stages.class_similarity(found, groups)
+            about["class_similarity"] = [
+                [None if np.isnan(v) else round(float(v), 4) for v in r] for r in means
+            ]
     about["caveats"] = _caveats(targets, n)
     return about
 
@@ -206,12 +213,23 @@ def _caveats(targets: Targets, n: int) -> list[str]:
                 "neighbors say of "
                 "labels does not depend on it."
             )
+    if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
+        found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
+    if targets.chances is not None and targets.are_chances:
+        found.append("Outputs look like probabilities and are taken as such, not as logits.")
     if n < 100:
         found.append(f"With {n} samples, neighbors are few: read single numbers with care.")
     return found
 
 
 def _refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
+    if targets.classes is not None and int(targets.classes.max()) >= MOST_CLASSES:
+        raise ValueError(
+            f"A label of {int(targets.classes.max())} would mean as many classes: number those there are, "
+            "for "
+            "example by torch.unique(labels, return_inverse=True), or give numbers that are measured as "
+            "floats."
+        )
     for what, given in (("names", shown.names), ("show", shown.show)):
         if given is not None and not callable(given) and len(given) != n:
             raise ValueError(f"{what} has {len(given)} entries for {n} samples.")
@@ -241,26 +259,32 @@ def _lists(values: np.ndarray) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
 
 
-def _own_columns(extra: Mapping[str, Any], known: Arrays, n: int) -> Arrays:
+def _own_columns(extra: Mapping[str, Any], n: int) -> Arrays:
     """Return the columns that the user gave, or say what is wrong with them."""
     found: Arrays = {}
     for name, values in extra.items():
         column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-        if name in known or column.shape != (n,):
-            wrong = "is a column of every run" if name in known else f"has shape {column.shape}, not ({n},)"
-            raise ValueError(
-                f"The column {name!r} of your own {wrong}: one value a sample under another name is needed."
-            )
-        found[name] = column if column.dtype.kind in "biuf" else column.astype(str).astype(object)
+        if name in stages.COLUMNS or column.shape != (n,):
+            wrong = "is a name of ours" if name in stages.COLUMNS else f"has shape {column.shape}, not ({n},)"
+            raise ValueError(f"The column {name!r} of your own {wrong}: one value a sample, another name.")
+        plain = column.dtype.kind in "biuf"
+        found[str(name)] = column if plain else np.array([written(v) for v in column], dtype=object)
     return found
+
+
+def written(value: Any) -> str:
+    """Return a value as text that any file can hold."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _picture_table(show: Any, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
     import pyarrow
 
     of = _shower(show, data)
-    some = (of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int))
-    found = kept(of, _worth_seeing(columns, indices), PICTURES, values_of(some))
+    if of is None:
+        found: dict[int, Picture] = {}
+    else:
+        found = _pictures(of, data.n, columns, indices)
     return {
         "sample": pyarrow.array(list(found), pyarrow.int64()),
         "kind": pyarrow.array([picture.kind for picture in found.values()], pyarrow.string()),
@@ -268,17 +292,27 @@ def _picture_table(show: Any, data: Batches, columns: Arrays, indices: np.ndarra
     }
 
 
-def _shower(show: Any, data: Batches) -> Callable[[int], Any]:
-    if callable(show):
-        return show
+def _pictures(of: Callable[[int], Any], n: int, columns: Arrays, indices: np.ndarray) -> dict[int, Picture]:
+    some = (of(int(i)) for i in np.linspace(0, n - 1, min(n, 64)).astype(int))
+    return kept(of, _worth_seeing(columns, indices), PICTURES, values_of(some))
+
+
+def _shower(show: Any, data: Batches) -> Callable[[int], Any] | None:
+    """Return what tells what to see of sample i, None where inputs are nothing to see."""
     if show is not None:
-        return lambda i: show[i]
+        given = show if callable(show) else show.__getitem__
 
-    def inputs(i: int) -> Any:
-        found = data.samples(range(i, i + 1)).inputs
-        return found[0].cpu().numpy() if isinstance(found, Tensor) and found.is_floating_point() else None
+        def shown(i: int) -> Any:
+            try:
+                return given(i)
+            except Exception as error:
+                raise ValueError(f"show raised {type(error).__name__} for sample {i}: {error}") from error
 
-    return inputs
+        return shown
+    first = data.samples(range(1)).inputs
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return None
+    return lambda i: data.samples(range(i, i + 1)).inputs[0].float().cpu().numpy()
 
 
 def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:

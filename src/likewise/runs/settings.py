@@ -31,7 +31,7 @@ class Settings(BaseModel):
     readout: Literal["all_outputs", "log_probabilities", "label_against_rest"] | str = "all_outputs"
     parameters: tuple[str, ...] | None = None
     neighbors: int = Field(default=10, ge=1)
-    threshold: float = Field(default=0.5, gt=-1, le=1)
+    threshold: float = 0.5
     sketch: Literal["auto", "never"] | int = "auto"
     layout: Literal["pca", "umap"] = "pca"
     max_memory: int = Field(default=2**31, ge=1)

@@ -17,8 +17,31 @@ EXPONENT = 4  # of votes, as of a centered matrix
 ODDS = 20  # at which a label looks wrong
 PROBES = 64  # random directions for the map
 DIRECTIONS = 10  # kept of it; two are drawn
+COLUMNS = frozenset(
+    [
+        "sample",
+        "name",
+        "label",
+        "prediction",
+        "error",
+        "density",
+        "local_density",
+        "uncertainty",
+        "near",
+        "isolation",
+        "shift",
+        "agreement",
+        "quadrant",
+        "label_suspicion",
+        "suggested_label",
+        "label_issue",
+        "map_x",
+        "map_y",
+        "picture",
+    ]
+)
 QUADRANTS = ("ordinary", "isolated", "contested", "indistinguishable")
-SPARSE = 0.1  # the share of samples with least density
+SPARSE = 0.1  # of the median local density: fewer are like it
 
 
 class Targets(NamedTuple):
@@ -30,11 +53,14 @@ class Targets(NamedTuple):
     @property
     def classes(self) -> Tensor | None:
         """The labels, if they are class numbers."""
-        found = self.labels
+        found, d = self.labels, self.outputs.shape[1]
         if found is not None and found.dim() == 2 and found.shape[1] == 1:
             found = found[:, 0]
-        whole = found is not None and not found.is_floating_point() and found.dim() == 1
-        return found.long() if found is not None and whole and int(found.min()) >= 0 else None
+        if found is None or found.dim() != 1 or found.min() < 0:
+            return None
+        if found.is_floating_point() and (d == 1 or found.max() >= d or (found != found.round()).any()):
+            return None
+        return found.long() if d > 1 or found.max() <= 1 else None  # one output, many integers: numbers
 
     @property
     def chances(self) -> Tensor | None:
@@ -42,12 +68,20 @@ class Targets(NamedTuple):
         d = self.outputs.shape[1]
         if self.labels is not None and self.classes is None:
             return None
+        outputs = self.outputs.double()
         if d > 1:
-            return self.outputs.double().softmax(1)
-        if self.classes is not None and int(self.classes.max()) <= 1:
-            ones = self.outputs.double().sigmoid()
+            return outputs if self.are_chances else outputs.softmax(1)
+        if self.classes is not None:
+            ones = outputs if self.are_chances else outputs.sigmoid()
             return torch.cat([1 - ones, ones], 1)
         return None
+
+    @property
+    def are_chances(self) -> bool:
+        """Whether outputs are probabilities already: a softmax or sigmoid is the network's last layer."""
+        outputs = self.outputs.double()
+        inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+        return inside and (outputs.shape[1] == 1 or bool((outputs.sum(1) - 1).abs().max() < 1e-3))
 
     @property
     def groups(self) -> Tensor | None:
@@ -59,8 +93,8 @@ class Targets(NamedTuple):
 
 def on_an_edge(threshold: float) -> float:
     """Return the threshold if histograms have an edge there, so that they can count by it."""
-    if not -1 < threshold <= 1 or abs(threshold * 20 - round(threshold * 20)) > 1e-9:
-        raise ValueError(f"threshold is a multiple of 0.05 in (-1, 1], found {threshold}.")
+    if not -1 < threshold < 1 or abs(threshold * 20 - round(threshold * 20)) > 1e-9:
+        raise ValueError(f"threshold is a multiple of 0.05 between -1 and 1, found {threshold}.")
     return round(threshold * 20) / 20
 
 
@@ -78,16 +112,18 @@ def pairs(likeness: Likeness, groups: Tensor | None, k: int, seed: int) -> dict[
     weights = torch.cat([probes, members], 1)
 
     def strip(where: range, c: Tensor) -> tuple[Tensor, ...]:
-        counts, sums = _counts(c), c @ weights.to(c)
-        rows = torch.arange(len(where), device=c.device)
+        sums, rows = c @ weights.to(c), torch.arange(len(where), device=c.device)
         own = c[rows, rows + where.start].clone()
+        c[rows, rows + where.start] = 1  # a sample counts as its own neighbor
+        counts = _counts(c)
         c[rows, rows + where.start] = -torch.inf
         best, places = c.topk(k, dim=1)
-        votes = c.clamp_(min=0).pow_(EXPONENT) @ members.to(c)
-        return places, best, counts, sums, votes, own
+        local = c.clamp_(min=0).pow_(EXPONENT)
+        return places, best, counts, sums, local @ members.to(c), own, local.sum(1)
 
-    places, best, counts, sums, votes, own = likeness.map_strips(strip)
-    apart, r = {"indices": places, "similarities": best, "counts": counts}, probes.shape[1]
+    places, best, counts, sums, votes, own, local = likeness.map_strips(strip)
+    apart = {"indices": places, "similarities": best, "counts": counts, "local": local}
+    r = probes.shape[1]
     mapped = {"map": _map(sums[:, :r].double().cpu(), probes.double())}
     if groups is None:
         return {**apart, **mapped}
@@ -138,7 +174,11 @@ def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays
     n = len(found["density"])
     columns: Arrays = {"sample": np.arange(n)}
     columns |= _targets(targets)
-    columns |= {name: found[name] for name in ("density", "uncertainty")}
+    columns |= {
+        "density": found["density"],
+        "local_density": found["local"],
+        "uncertainty": found["uncertainty"],
+    }
     columns["near"] = found["counts"][:, round((threshold + 1) * BINS / 2) :].sum(1)
     columns["isolation"] = 1 - found["similarities"][:, 0] if k else np.ones(n)
     if k:
@@ -146,7 +186,7 @@ def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays
     if targets.groups is not None and k:
         groups = targets.groups.numpy()
         columns["agreement"] = (groups[found["indices"]] == groups[:, None]).mean(1)
-        columns["quadrant"] = _quadrants(columns["density"], columns["agreement"])
+        columns["quadrant"] = _quadrants(columns["local_density"], columns["agreement"])
     if targets.classes is not None:
         columns |= _suspicion(found["votes"], targets.classes)
     columns["map_x"], columns["map_y"] = found["layout"].T
@@ -184,8 +224,8 @@ def _shift(targets: Targets, found: Arrays) -> np.ndarray:
     return (gap.norm(dim=1) / spread.clamp(min=1e-12)).numpy()
 
 
-def _quadrants(density: np.ndarray, agreement: np.ndarray) -> np.ndarray:
-    sparse, against = density < np.quantile(density, SPARSE), agreement < 0.5
+def _quadrants(local: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+    sparse, against = local < SPARSE * np.median(local), agreement < 0.5
     return np.array(QUADRANTS)[
         np.select([~sparse & ~against, sparse & ~against, sparse & against], [0, 1, 2], 3)
     ]

@@ -73,6 +73,9 @@ function rounded(value) {
   return size !== 0 && (size < 0.001 || size >= 1e5) ? value.toExponential(2) : value.toFixed(size < 10 ? 3 : 1);
 }
 
+// By which column samples are listed, the most telling first.
+const rankedBy = (data) => ["label_suspicion", "error", "isolation"].find((name) => data.columns[name]);
+
 function similarity(data, sample, rank) {
   return data.similarities[sample * data.k + rank] / 5000 - 1;
 }

@@ -39,9 +39,10 @@ function picture(data, sample, large = false) {
 }
 
 function signal(values, size) {
-  const low = Math.min(...values);
-  const span = Math.max(...values) - low || 1;
-  const points = values.map((v, i) => `${(100 * i) / (values.length - 1 || 1)},${38 - (36 * (v - low)) / span}`).join(" ");
+  const known = values.filter((v) => v != null);
+  const low = Math.min(...known);
+  const span = Math.max(...known) - low || 1;
+  const points = values.map((v, i) => v == null ? "" : `${(100 * i) / (values.length - 1 || 1)},${38 - (36 * (v - low)) / span}`).join(" ");
   const line = drawing("polyline", { points, fill: "none", stroke: "currentColor", "stroke-width": 1, "vector-effect": "non-scaling-stroke" });
   const drawn = drawing("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: `picture signal ${size}`, role: "img" }, line);
   return drawn;

@@ -7,14 +7,12 @@ function makeDrawer(state) {
   const draw = () => {
     if (state.sample == null) {
       drawer.hidden = true;
-      document.body.classList.remove("with-drawer");
       back?.focus?.();
       back = null;
       return;
     }
     if (drawer.hidden) back = document.activeElement;
     drawer.hidden = false;
-    document.body.classList.add("with-drawer");
     drawer.replaceChildren(...drawerParts(state, close));
     drawer.scrollTop = 0;
     drawer.querySelector(".close").focus();
@@ -83,7 +81,7 @@ function histogramOf(state) {
 }
 
 function thresholdOf(state) {
-  const slider = element("input", { type: "range", min: "-0.95", max: "1", step: "0.05", value: state.threshold, id: "drawer-threshold", oninput: (event) => state.setThreshold(Number(event.target.value)) });
+  const slider = element("input", { type: "range", min: "-0.95", max: "0.95", step: "0.05", value: state.threshold, id: "drawer-threshold", oninput: (event) => state.setThreshold(Number(event.target.value)) });
   const told = element("output", { id: "near-count" });
   const made = element("label", { class: "threshold" }, "Alike from ", slider, told);
   queueMicrotask(() => recount(state, document.getElementById("drawer")));

@@ -7,7 +7,8 @@ function makeGallery(state) {
   const place = document.getElementById("gallery");
   const what = document.getElementById("gallery-what");
   const more = document.getElementById("gallery-more");
-  const rank = data.columns.label_suspicion ?? data.columns.isolation;
+  const ranked = rankedBy(data);
+  const rank = data.columns[ranked];
   let order = [];
   let count = 0;
   const grow = () => {
@@ -19,7 +20,7 @@ function makeGallery(state) {
     order = [...(state.selected ?? Array.from({ length: data.n }, (_, i) => i))].sort((a, b) => rank.values[b] - rank.values[a]);
     count = 0;
     place.replaceChildren();
-    const by = data.columns.label_suspicion ? "most suspicious label first" : "most isolated first";
+    const by = { label_suspicion: "most suspicious label first", error: "largest error first", isolation: "most isolated first" }[ranked];
     what.textContent = `· ${state.selected ? state.what : "all"} · ${order.length.toLocaleString("en")} · ${by}`;
     place.dataset.count = order.length;
     grow();

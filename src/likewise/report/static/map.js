@@ -1,6 +1,14 @@
 // The map: every sample as a point, colored by a column; a lasso selects.
 
 const MOST_POINTS_AS_SVG = 4000;
+const HAS_WEBGL = Boolean(document.createElement("canvas").getContext("webgl"));
+
+// How points are drawn, and which: without WebGL, many would take too long, and some stand for all.
+const plotType = (data) => (data.n > MOST_POINTS_AS_SVG && HAS_WEBGL ? "scattergl" : "scatter");
+const drawable = (data) => {
+  const step = HAS_WEBGL ? 1 : Math.ceil(data.n / MOST_POINTS_AS_SVG);
+  return (sample) => sample % step === 0;
+};
 
 function makeMap(state) {
   const { data } = state;
@@ -33,16 +41,17 @@ function makeMap(state) {
 }
 
 function colorable(data) {
-  const wanted = ["label", "prediction", "density", "label_suspicion", "shift", "isolation", "agreement", "quadrant", "near", "uncertainty", "error"];
+  const wanted = ["label", "prediction", "density", "local_density", "label_suspicion", "shift", "isolation", "agreement", "quadrant", "near", "uncertainty", "error"];
   return [...wanted, ...data.ownColumns].filter((name) => data.columns[name]);
 }
 
 function tracesOf(data, name) {
-  const type = data.n > MOST_POINTS_AS_SVG ? "scattergl" : "scatter";
+  const type = plotType(data);
   const size = data.n > 20000 ? 3 : data.n > 3000 ? 4 : 6;
   const groups = groupsOf(data, name);
   const everyone = Array.from({ length: data.n }, (_, i) => i);
-  const trace = (samples, more) => ({
+  const trace = (all, more) => traceOf(all.filter(drawable(data)), more);
+  const traceOf = (samples, more) => ({
     type,
     mode: "markers",
     x: samples.map((i) => data.columns.map_x.values[i]),
@@ -61,7 +70,7 @@ function tracesOf(data, name) {
   const marker = {
     size,
     opacity: 0.85,
-    color: everyone.map((i) => values[i]),
+    color: everyone.filter(drawable(data)).map((i) => values[i]),
     colorscale: "Cividis",
     colorbar: { thickness: 10, title: { text: name.replaceAll("_", " "), side: "right" } },
   };
@@ -71,7 +80,7 @@ function tracesOf(data, name) {
 // The samples of each class, text or truth; null for numbers, and for more classes than can be told apart.
 function groupsOf(data, name) {
   const { kind, values, texts } = data.columns[name];
-  if (kind === "f" || (kind === "i" && !CLASS_COLUMNS.has(name))) return null;
+  if (kind === "f" || (kind === "i" && !CLASS_COLUMNS.has(name))) return null; // numbers
   const found = new Map();
   values.forEach((value, i) => found.has(value) ? found.get(value).push(i) : found.set(value, [i]));
   if (found.size > 20) return null;

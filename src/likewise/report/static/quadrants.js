@@ -36,14 +36,15 @@ function makeQuadrants(state) {
 }
 
 function quadrantTraces(data) {
-  const { quadrant, density, agreement } = data.columns;
+  const { quadrant, local_density: density, agreement } = data.columns;
   const spread = (i) => (((i * 2654435761) % 1000) / 1000 - 0.5) * 0.06; // agreement takes few values
   return QUADRANTS.map(([name], color) => {
     const code = quadrant.texts.indexOf(name);
     const samples = [];
-    quadrant.values.forEach((value, i) => value === code && samples.push(i));
+    const drawn = drawable(data);
+    quadrant.values.forEach((value, i) => value === code && drawn(i) && samples.push(i));
     return {
-      type: data.n > MOST_POINTS_AS_SVG ? "scattergl" : "scatter",
+      type: plotType(data),
       mode: "markers",
       name,
       x: samples.map((i) => density.values[i]),
@@ -57,13 +58,13 @@ function quadrantTraces(data) {
 }
 
 function quadrantLayout(data) {
-  const sorted = Float32Array.from(data.columns.density.values).sort();
-  const cut = sorted[Math.floor(sorted.length / 10)];
+  const sorted = Float32Array.from(data.columns.local_density.values).sort();
+  const cut = sorted[Math.floor(sorted.length / 2)] / 10;
   const line = (more) => ({ type: "line", line: { color: styleOf("--quiet"), width: 1, dash: "dot" }, ...more });
   return plotLayout({
     dragmode: "lasso",
     showlegend: false,
-    xaxis: { title: { text: "density" } },
+    xaxis: { title: { text: "local density" }, type: "log" },
     yaxis: { title: { text: "agreement of neighbors" }, range: [-0.07, 1.07] },
     shapes: [line({ x0: cut, x1: cut, y0: 0, y1: 1, yref: "paper" }), line({ y0: 0.5, y1: 0.5, x0: 0, x1: 1, xref: "paper" })],
     uirevision: "quadrants",

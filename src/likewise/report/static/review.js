@@ -46,13 +46,12 @@ function makeStore(key) {
     localStorage.setItem(`${key}:test`, "1");
     localStorage.removeItem(`${key}:test`);
     return {
-      kept: true,
       read: () => JSON.parse(localStorage.getItem(key) ?? "{}"),
       write: (decisions) => localStorage.setItem(key, JSON.stringify(decisions)),
     };
   } catch {
     document.getElementById("review").before(element("p", { class: "note" }, "This browser keeps nothing for files: download before you close the page."));
-    return { kept: false, read: () => ({}), write: () => {} };
+    return { read: () => ({}), write: () => {} };
   }
 }
 

@@ -32,16 +32,19 @@ function namedSelection(data, name) {
   const samples = (test) => Array.from({ length: data.n }, (_, i) => i).filter(test);
   const [kind, ...rest] = name.split(":");
   const columns = data.columns;
-  if (kind === "quadrant") {
+  if (kind === "quadrant" && columns.quadrant) {
     const code = columns.quadrant.texts.indexOf(rest[0]);
     return { samples: samples((i) => columns.quadrant.values[i] === code), what: rest[0] };
   }
-  if (kind === "cell") {
+  if (kind === "cell" && columns.suggested_label) {
     const [label, vote] = rest.map(Number);
     const what = `labeled ${data.classes[label]}, neighbors vote ${data.classes[vote]}`;
     return { samples: samples((i) => columns.label.values[i] === label && columns.suggested_label.values[i] === vote), what };
   }
-  if (kind === "shift") return { samples: samples((i) => columns.shift.values[i] > 0.5), what: "predictions to distrust" };
+  if (kind === "shift" && columns.shift) {
+    const [limit] = rest.map(Number);
+    return { samples: samples((i) => columns.shift.values[i] > limit), what: "predictions to distrust" };
+  }
   if (columns[kind]?.kind === "truth") {
     const what = kind === "label_issue" ? "labels that look wrong" : kind.replaceAll("_", " ");
     return { samples: samples((i) => columns[kind].values[i]), what };

@@ -4,6 +4,7 @@ const MEANINGS = {
   sample: "its number in the data set",
   label: "the label given",
   prediction: "what the network says",
+  local_density: "how many samples are like it, locally: the sum of likeness⁴",
   density: "mean similarity to all samples (N_S / N): large is ordinary, small is rare",
   near: "how many samples are at least as similar as the threshold, itself among them",
   isolation: "1 less the similarity of its nearest neighbor: large stands alone",
@@ -21,10 +22,11 @@ const HIDDEN = new Set(["map_x", "map_y"]);
 function makeTable(state) {
   const { data } = state;
   const rows = Array.from({ length: data.n }, (_, sample) => rowOf(data, sample));
-  const sort = data.columns.label_suspicion ? "label_suspicion" : "isolation";
+  const sort = rankedBy(data);
   const table = new Tabulator("#table", {
     data: rows,
     index: "sample",
+    nestedFieldSeparator: false,
     height: "520px",
     rowHeight: 40,
     layout: "fitDataFill",
@@ -61,8 +63,8 @@ function rowOf(data, sample) {
   const row = { sample };
   for (const [name, column] of Object.entries(data.columns)) {
     if (HIDDEN.has(name)) continue;
-    const asText = column.kind === "text" || CLASS_COLUMNS.has(name);
-    row[name] = asText || column.kind === "truth" ? shown(data, name, sample) : column.values[sample];
+    const asText = column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f");
+    row[name] = asText ? shown(data, name, sample) : column.values[sample];
   }
   row.near = countFrom(data, sample, data.threshold);
   return row;
@@ -73,10 +75,12 @@ function columnsOf(state) {
   const seen = { title: "", field: "picture", headerSort: false, width: data.pictures.wide ? 240 : 56, formatter: (cell) => picture(data, cell.getData().sample) };
   const number = { title: "sample", field: "sample", sorter: "number", width: 90, headerFilter: "input", headerFilterFunc: "=", headerTooltip: MEANINGS.sample };
   const rest = Object.entries(data.columns).filter(([name]) => !HIDDEN.has(name)).map(([name, column]) => {
-    const common = { title: name.replaceAll("_", " "), field: name, headerTooltip: MEANINGS[name] ?? name };
+    const title = name.replaceAll("_", " ");
+    const common = { title: plain(title), field: name, headerTooltip: plain(MEANINGS[name] ?? title) };
     if (column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f")) {
       const few = data.classes && CLASS_COLUMNS.has(name) ? data.classes : column.kind === "truth" ? ["yes", "no"] : column.texts?.length <= 20 ? column.texts : null;
-      const list = few && { headerFilter: "list", headerFilterParams: { values: few, clearable: true }, headerFilterFunc: "=" };
+      const values = few?.map((value) => ({ label: plain(value), value })); // labels are set as HTML
+      const list = few && { headerFilter: "list", headerFilterParams: { values, clearable: true }, headerFilterFunc: "=" };
       return { ...common, sorter: "string", formatter: "plaintext", ...(list || { headerFilter: "input" }) };
     }
     return { ...common, sorter: "number", hozAlign: "right", headerFilter: "input", headerFilterFunc: ">=", headerFilterPlaceholder: "≥", formatter: (cell) => column.kind === "f" ? rounded(cell.getValue()) : String(cell.getValue()) };
