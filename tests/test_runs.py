@@ -120,6 +120,14 @@ def test_a_sketched_run_comes_close_and_tells_its_error(tmp_path):
     assert exact.manifest["approximations"] == [] and "off by" in small.manifest["approximations"][0]
     for column in ("density", "label_suspicion", "isolation", "uncertainty"):
         assert exact.table[column].corr(small.table[column], method="spearman") > 0.8, column
+    for readout in (lw.all_outputs, lw.log_probabilities):  # of the latter, k(x, x) is 2/3
+        wide = [
+            lw.analyze(
+                model, (x, y), out=tmp_path / f"{readout.__name__}{s}", sketch=s, readout=readout
+            ).table
+            for s in ("never", 9000)
+        ]
+        assert (wide[0]["density"] - wide[1]["density"]).abs().max() < 0.03
     assert exact.manifest["options"]["sketch"] == 0 and small.manifest["options"]["sketch"] == 3000
     with pytest.raises(ValueError, match="at least 16"):
         lw.analyze(model, (x, y), out=tmp_path / "x", sketch=3)
@@ -284,6 +292,30 @@ def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in again.folder.iterdir()} == before
 
 
+def test_what_a_network_says_may_be_probabilities_or_integers_numbers(tmp_path):
+    model, x, y = example()
+    plain = lw.analyze(model, (x, y), out=tmp_path / "logits").table
+    soft = lw.analyze(nn.Sequential(model, nn.Softmax(1)), (x, y), out=tmp_path / "soft")
+    assert (soft.table["prediction"] == plain["prediction"]).all()
+    assert any("probabilities" in line for line in soft.manifest["caveats"])
+    torch.manual_seed(0)
+    gate = nn.Sequential(nn.Linear(5, 1), nn.Sigmoid())
+    binary = lw.analyze(gate, (x, y % 2), out=tmp_path / "gate").table
+    assert (binary["prediction"] == (gate(x)[:, 0] > 0.5).long().numpy()).all()
+    counts = lw.analyze(nn.Linear(5, 1), (x, y * 100), out=tmp_path / "counts")
+    assert "error" in counts.table and "label_issue" not in counts.table
+    floats = lw.analyze(model, (x, y.float()), out=tmp_path / "floats").table
+    assert (floats["label_suspicion"] == plain["label_suspicion"]).all()
+    with pytest.raises(ValueError, match="as many classes"):
+        lw.analyze(model, (x, y * 25_000), out=tmp_path / "many")
+
+
+def test_local_density_and_isolation_agree(tmp_path):
+    model, x, y = clustered()
+    table = lw.analyze(model, (x, y), out=tmp_path / "run").table
+    assert table["local_density"].corr(table["isolation"], method="spearman") < -0.5
+
+
 def test_another_model_data_set_or_option_is_refused(tmp_path):
     model, x, y = example()
     out = tmp_path / "run"
@@ -292,8 +324,13 @@ def test_another_model_data_set_or_option_is_refused(tmp_path):
         lw.analyze(example(seed=1)[0], (x, y), out=out)
     with pytest.raises(ValueError, match="another data"):
         lw.analyze(model, (x + 1, y), out=out)
-    with pytest.raises(ValueError, match="another options"):
+    with pytest.raises(ValueError, match=r"another options \(neighbors: there 10, here 3"):
         lw.analyze(model, (x, y), out=out, neighbors=3)
+    with pytest.raises(ValueError, match="another naming"):
+        lw.analyze(model, (x, y), out=out, classes=["a", "b", "c"])
+    other = nn.Sequential(model[0], nn.ReLU(), model[2])  # the same weights
+    with pytest.raises(ValueError, match="another model"):
+        lw.analyze(other, (x, y), out=out)
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="something else than a run"):

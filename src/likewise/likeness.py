@@ -57,9 +57,8 @@ class SketchedLikeness:
         self.n, self._max_memory = len(features), max_memory
         centered = features - features.mean(0)
         own = features.square().sum(1)
-        centered[centered.square().sum(1) <= 1e-6 * own] = (
-            0  # nothing but what all share, or no gradient at all
-        )
+        nothing = (own == 0) | (centered.square().sum(1) <= 1e-6 * own)  # no gradient, or what all share
+        centered[nothing] = 0
         self.features = torch.nn.functional.normalize(centered, dim=1)
 
     def map_strips(self, function: Strip) -> Any:

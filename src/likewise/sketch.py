@@ -74,7 +74,7 @@ def sketch_bytes(features: Features) -> int:
 
 
 def whitened(sketched: Sketched) -> Tensor:
-    """Return whitened sketches as vectors (n, d·q), whose inner products are k(x, x'), k(x, x) being rank/d."""
+    """Return whitened sketches as vectors (n, d·q), with inner products k(x, x'); k(x, x) is rank/d."""
     flat = (sketched.whitening @ sketched.rows).flatten(1)
     own = sketched.ranks.to(flat) / sketched.rows.shape[1]
     return torch.nn.functional.normalize(flat, dim=1) * own.sqrt()[:, None]

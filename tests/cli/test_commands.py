@@ -92,6 +92,10 @@ def test_a_run_starts_again_from_its_settings(runs, tmp_path, capsys):
     assert exit_code(["analyze", str(runs / "table" / "settings.toml"), "--out", str(again)]) == 0
     for name in ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet"):
         assert (again / name).read_bytes() == (runs / "table" / name).read_bytes()
+    changed = ["analyze", str(runs / "table" / "settings.toml"), "--neighbors", "3", "--out"]
+    assert exit_code([*changed, str(tmp_path / "three"), "-q"]) == 0
+    assert json.loads((tmp_path / "three" / "manifest.json").read_text())["options"]["neighbors"] == 3
+    assert exit_code([*changed[:-1], "-q"]) == 2  # not in its own folder
     before = (runs / "table" / "manifest.json").read_bytes()
     assert (
         exit_code(["analyze", str(runs / "table" / "settings.toml")]) == 0

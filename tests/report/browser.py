@@ -28,9 +28,11 @@ def chromium():
             browser.close()
 
 
-def opened(browser, report, address="", **context):
+def opened(browser, report, address="", before=None, **context):
     """Return a page with a report that has been drawn, and everything it complained of or asked for."""
     page = browser.new_context(accept_downloads=True, **context).new_page()
+    if before is not None:
+        page.add_init_script(before)
     heard = {"errors": [], "requests": []}
     page.on("console", lambda m: heard["errors"].append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: heard["errors"].append(str(error)))

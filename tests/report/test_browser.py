@@ -29,7 +29,11 @@ def run(tmp_path_factory):
         optimizer.step()
     classes = ["zero", EVIL, *"23456789"]
     out = tmp_path_factory.mktemp("report") / "run"
-    return lw.analyze(model, (x, y), out=out, classes=classes, names=[f"{EVIL}{i}" for i in range(N)])
+    extra = {EVIL: [EVIL, "plain"] * (N // 2), "a.b": torch.arange(N) + 10**12, "tiny": torch.arange(N) % 3}
+    extra["tiny"] = extra["tiny"].to(torch.uint8)
+    return lw.analyze(
+        model, (x, y), out=out, classes=classes, names=[f"{EVIL}{i}" for i in range(N)], extra=extra
+    )
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +177,26 @@ def test_user_text_stays_text(page):
     assert page.locator("img[src='x']").count() == 0
     assert "<script>" in page.locator("#table .tabulator-row").first.inner_text()
     page.hover("#map .nsewdrag >> nth=0")
+    for field in ("label", EVIL):
+        page.locator("#table .tabulator-col").nth(columns(page).index(field)).locator("input").click()
+        page.wait_for_selector(".tabulator-edit-list-item")
+        assert any("<script>" in text for text in page.locator(".tabulator-edit-list-item").all_inner_texts())
+        page.keyboard.press("Escape")
+
+
+def test_columns_of_ones_own_are_shown_as_they_are(page):
+    page.locator(".tabulator-col[tabulator-field=sample] input").press_sequentially("7")
+    page.wait_for_function("document.getElementById('table').dataset.rows === '1'")
+    cells = page.locator("#table .tabulator-row").first.locator(".tabulator-cell")
+    assert cells.nth(columns(page).index("a.b")).inner_text() == str(10**12 + 7)
+    page.select_option("#color", label="tiny")
+    assert page.locator("#map .legend").count() == 0
+
+
+def columns(page):
+    return page.evaluate(
+        "[...document.querySelectorAll('#table .tabulator-col')].map(c => c.getAttribute('tabulator-field'))"
+    )
 
 
 def test_coloring_and_theme_redraw_the_map(page):
@@ -202,6 +226,45 @@ def test_a_deep_link_opens_on_any_screen(browser, run, scheme, width):
     assert heard["errors"] == []
     page.emulate_media(media="print")
     assert page.locator("nav").is_hidden() and page.locator(".card").first.is_visible()
+    page.context.close()
+
+
+def numbers(n):
+    return nn.Linear(6, 1), (torch.randn(n, 6), torch.randn(n) * 100)
+
+
+def unlabeled(n):
+    return nn.Linear(6, 3), torch.randn(n, 6)
+
+
+def signals(n):
+    model = nn.Sequential(nn.Conv1d(1, 2, 5), nn.Flatten(), nn.Linear(2 * 124, 2))
+    x = torch.randn(n, 1, 128)
+    return model, (x, torch.arange(n) % 2)
+
+
+def many_classes(n):
+    return nn.Linear(6, 100), (torch.randn(n, 6), torch.arange(n) % 100)
+
+
+@pytest.mark.parametrize("make", [numbers, unlabeled, signals, many_classes])
+@pytest.mark.parametrize("n", [1, 120])
+def test_every_kind_of_run_is_drawn(browser, tmp_path, make, n):
+    model, data = make(n)
+    found = lw.analyze(model, data, out=tmp_path / "run")
+    page, heard = opened(browser, found.folder / "report.html", "#sample=0&select=quadrant:isolated")
+    assert heard["errors"] == [] and rows(page) <= n
+    assert page.locator("#drawer").is_visible()
+    page.context.close()
+
+
+def test_without_webgl_some_points_stand_for_all(browser, tmp_path):
+    model, data = unlabeled(4500)
+    found = lw.analyze(model, data, out=tmp_path / "run")
+    hidden = "HTMLCanvasElement.prototype.getContext = () => null"
+    page, _ = opened(browser, found.folder / "report.html", before=hidden)
+    drawn = "document.getElementById('map').data.reduce((sum, trace) => sum + trace.x.length, 0)"
+    assert page.evaluate(drawn) == 2250
     page.context.close()
 
 
