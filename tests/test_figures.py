@@ -22,7 +22,9 @@ QUADRANTS = ["ordinary", "isolated", "contested", "indistinguishable"]
 
 def table_of(n, classes=3):
     rng = np.random.default_rng(1)
-    numbers = {name: rng.random(n) + 0.01 for name in ("density", "isolation", "map_x", "map_y")}
+    numbers = {
+        name: rng.random(n) + 0.01 for name in ("density", "local_density", "isolation", "map_x", "map_y")
+    }
     labels = {name: np.arange(n) % classes for name in ("label", "prediction", "suggested_label")}
     quadrant = [QUADRANTS[i % 4] for i in range(n)]
     agreement = [1.0 if name in QUADRANTS[:2] else 0.0 for name in quadrant]
@@ -224,7 +226,7 @@ def test_quadrants_counts_colors_and_cuts(ax):
     assert {text.strip() for text in texts(drawn(ax))} == expected
     assert legend(ax) == [f"label issue: {TABLE['label_issue'].sum()}"]
     across, level = ax.lines
-    assert across.get_xdata()[0] == pytest.approx(np.percentile(TABLE["density"], 10))
+    assert across.get_xdata()[0] == pytest.approx(np.median(TABLE["local_density"]) / 4)
     assert level.get_ydata()[0] == 0.5
     groups = [group for group in ax.collections if len(group.get_offsets())]
     assert sum(len(group.get_offsets()) for group in groups) == len(TABLE)
@@ -243,7 +245,7 @@ def test_spread_points_stay_on_their_side_and_are_always_the_same(ax):
 
 
 def test_quadrants_with_densities_of_no_logarithm_are_drawn(ax):
-    figures.quadrants(TABLE.assign(density=TABLE["density"] - 0.5), ax)
+    figures.quadrants(TABLE.assign(local_density=TABLE["local_density"] - 0.5), ax)
     assert drawn(ax).get_xscale() == "linear"
 
 

@@ -23,7 +23,11 @@ BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#8C8C8C"
 COLORS = [BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "#000000", "#C9BC00", GRAY, "#7B3F00"]
 MARKERS = "osD^vP<X>p"
 QUADRANTS = {"ordinary": GRAY, "isolated": BLUE, "contested": VERMILION, "indistinguishable": "#AA4A85"}
-TITLES = {"density": "density $N_S / N$", "agreement": "share of neighbors with its label"}
+TITLES = {
+    "density": "density $N_S / N$",
+    "local_density": "local density",
+    "agreement": "share of neighbors with its label",
+}
 
 
 def neighbor_grid(
@@ -109,9 +113,11 @@ def density_histogram(
 
 
 def quadrants(table: DataFrame, ax: Axes | None = None) -> Axes:
-    """Return density against agreement, by quadrant, cut at the density's 10th percentile and at 0.5."""
-    x, agreement = _column(table, "density", numeric=True), _column(table, "agreement", numeric=True)
-    quadrant, issue = _column(table, "quadrant"), _column(table, "label_issue").astype(bool)
+    """Return local density against agreement, by quadrant, cut at a quarter of the median and at 0.5."""
+    x, agreement = _column(table, "local_density", numeric=True), _column(table, "agreement", numeric=True)
+    quadrant = _column(table, "quadrant")
+    judged = "label_issue" in table  # not without labels
+    issue = _column(table, "label_issue").astype(bool) if judged else np.zeros(len(x), dtype=bool)
     if unknown := set(quadrant) - set(QUADRANTS):
         raise ValueError(f"Quadrants {sorted(map(str, unknown))} found: expected {', '.join(QUADRANTS)}.")
     ax = _axes(ax, 5.5, 4.0)
@@ -123,15 +129,16 @@ def quadrants(table: DataFrame, ax: Axes | None = None) -> Axes:
         ax.scatter(x[here & issue], y[here & issue], 26, color, marker="X", ec="black", lw=0.5)
         text = ax.text(right, top, f" {name}: {here.sum():,} ", color=color, transform=ax.transAxes)
         text.set(ha="right" if right else "left", va="top" if top else "bottom", weight="bold")
-    ax.axvline(float(np.percentile(x, 10)), color="black", lw=0.8, ls="--", zorder=0)
+    ax.axvline(float(np.median(x)) / 4, color="black", lw=0.8, ls="--", zorder=0)
     ax.axhline(0.5, color="black", lw=0.8, ls="--", zorder=0)
-    ax.set(xlabel=TITLES["density"], ylabel=TITLES["agreement"], ylim=(-0.2, 1.2), yticks=[0, 0.5, 1])
+    ax.set(xlabel=TITLES["local_density"], ylabel=TITLES["agreement"], ylim=(-0.2, 1.2), yticks=[0, 0.5, 1])
     if x.min() > 0:
         ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(x.min(), x.max(), 5)})
         ax.set(xscale="log", xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
         ax.minorticks_off()
-    key = ax.scatter([], [], 26, "white", marker="X", ec="black", lw=0.8)
-    _legend(ax, [key], [f"label issue: {issue.sum():,}"], beside=False)
+    if judged:
+        key = ax.scatter([], [], 26, "white", marker="X", ec="black", lw=0.8)
+        _legend(ax, [key], [f"label issue: {issue.sum():,}"], beside=False)
     return ax
 
 

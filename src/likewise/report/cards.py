@@ -93,7 +93,7 @@ def _isolated(run: Run) -> Card:
     return Card(
         "Stand alone",
         _share(here),
-        "Less than a tenth of the usual company (local density), and its neighbors agree: rare, not "
+        "Less than a quarter of the usual company (local density), and its neighbors agree: rare, not "
         "contradicted.",
         "Predictions there rest on few samples: collect more like them, or check that they belong.",
         "quadrant:isolated",

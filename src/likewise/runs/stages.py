@@ -41,7 +41,7 @@ COLUMNS = frozenset(
     ]
 )
 QUADRANTS = ("ordinary", "isolated", "contested", "indistinguishable")
-SPARSE = 0.1  # of the median local density: fewer are like it
+SPARSE = 0.25  # of the median local density: fewer are like it
 
 
 class Targets(NamedTuple):

@@ -59,7 +59,7 @@ function quadrantTraces(data) {
 
 function quadrantLayout(data) {
   const sorted = Float32Array.from(data.columns.local_density.values).sort();
-  const cut = sorted[Math.floor(sorted.length / 2)] / 10;
+  const cut = sorted[Math.floor(sorted.length / 2)] / 4;
   const line = (more) => ({ type: "line", line: { color: styleOf("--quiet"), width: 1, dash: "dot" }, ...more });
   return plotLayout({
     dragmode: "lasso",
