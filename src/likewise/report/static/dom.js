@@ -65,7 +65,7 @@ function tile(state, sample, note, mark = "") {
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d1f", "#7f7f7f", "#b8a800", "#6a3d9a"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon", "triangle-down", "pentagon"];
 const colorOf = (i) => COLORS[i % COLORS.length];
-const symbolOf = (i) => SYMBOLS[(i + Math.floor(i / COLORS.length)) % SYMBOLS.length];
+const symbolOf = (i, n = 0) => n > 20000 ? "circle" : SYMBOLS[(i + Math.floor(i / COLORS.length)) % SYMBOLS.length];
 
 const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

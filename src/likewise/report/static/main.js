@@ -56,20 +56,18 @@ function makeTheme(state) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", state.themed);
 }
 
+// Let the browser draw what is there, before more is made.
+const breath = () => new Promise((resume) => setTimeout(resume, 0));
+
 async function start() {
   const state = makeState(await readData());
   document.body.classList.toggle("wide-tiles", state.data.pictures.wide);
   makeTheme(state);
   makeSelectionLine(state);
-  makeMap(state);
-  makeQuadrants(state);
-  makeReview(state);
-  makeGallery(state);
-  makeThreshold(state);
-  makeTable(state);
-  makeDensity(state);
-  makeMatrices(state);
-  makeDrawer(state);
+  for (const make of [makeReview, makeGallery, makeDensity, makeMatrices, makeDrawer, makeMap, makeThreshold, makeTable, makeQuadrants]) {
+    make(state);
+    await breath();
+  }
   state.on("sample", () => remember({ sample: state.sample }));
   document.querySelectorAll("[data-opens]").forEach((button) => button.addEventListener("click", () => selectNamed(state, button.dataset.opens)));
   window.addEventListener("hashchange", () => followAddress(state));

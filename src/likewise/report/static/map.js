@@ -63,7 +63,7 @@ function tracesOf(data, name) {
   });
   if (groups) {
     return groups.map(({ title, samples }, i) =>
-      trace(samples, { name: plain(title), marker: { size, color: colorOf(i), symbol: symbolOf(i), opacity: 0.8 } }),
+      trace(samples, { name: plain(title), marker: { size, color: colorOf(i), symbol: symbolOf(i, data.n), opacity: 0.8 } }),
     );
   }
   const values = data.columns[name].values;

@@ -51,7 +51,7 @@ function quadrantTraces(data) {
       y: samples.map((i) => agreement.values[i] + spread(i)),
       customdata: samples,
       ...hovers(data, samples, "agreement"),
-      marker: { size: data.n > 20000 ? 3 : 5, color: colorOf(color), symbol: symbolOf(color), opacity: 0.7 },
+      marker: { size: data.n > 20000 ? 3 : 5, color: colorOf(color), symbol: symbolOf(color, data.n), opacity: 0.7 },
       unselected: { marker: { opacity: 0.12 } },
     };
   });
