@@ -381,10 +381,10 @@ sys.path.insert(0, sys.argv[2])
 from test_runs import example
 import likewise as lw
 model, x, y = example(400)
-from likewise.runs import folder, results
+from likewise.runs import folder, sketching
 plain = folder.replaced
 folder.replaced = lambda path, write: (time.sleep(0.03), plain(path, write), time.sleep(0.03))
-results.SHARD = 100
+sketching.SHARD = 100
 lw.analyze(model, (x, y), out=sys.argv[1], sketch=sys.argv[3] if sys.argv[3] == "never" else int(sys.argv[3]))
 """
 

@@ -6,6 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from likewise.cli.opening import opened
+from likewise.cli.options import (
+    Classes,
+    Columns,
+    Data,
+    Device,
+    Form,
+    Gray,
+    ImageSize,
+    Label,
+    Limit,
+    Memory,
+    Model,
+    Parameters,
+    Prepare,
+    Quiet,
+    Readout,
+    Show,
+    TextColumn,
+    Weights,
+)
 from likewise.cli.speaking import Failed, Format, be_quiet, byte_count, gigabytes, said, told
 
 if TYPE_CHECKING:
@@ -13,55 +34,6 @@ if TYPE_CHECKING:
     from likewise.runs.settings import Settings
 
 COUNTED = ("label_issue", "isolated", "contested", "indistinguishable", "ordinary")
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="The model: `package.module:object` or `path/to/file.py:object`, a module or a function "
-        "that makes one; or the settings.toml of a run, to start it again.",
-        show_default=False,
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Argument(
-        help="The data: a folder of classes with images, a .csv, .tsv, .parquet or .npz file, or an "
-        "import string.",
-        show_default=False,
-    ),
-]
-Weights = Annotated[str | None, typer.Option(help="A state dict: .safetensors, or what torch.save wrote.")]
-Label = Annotated[str | None, typer.Option(help="The column, or array, of labels.")]
-TextColumn = Annotated[
-    str | None, typer.Option(help="The column of texts; --prepare turns them into inputs.")
-]
-Columns = Annotated[
-    str | None, typer.Option(help="The columns that are inputs, with commas; else all numeric.")
-]
-ImageSize = Annotated[int | None, typer.Option(help="Resize images to a square of so many pixels.")]
-Gray = Annotated[bool, typer.Option("--gray", help="Read images as gray, one channel.")]
-Prepare = Annotated[
-    str | None, typer.Option(help="Import string of a function: one raw sample → the model's input.")
-]
-Show = Annotated[
-    str | None,
-    typer.Option(
-        help="Import string of a function: sample number → what the report shows (image, text, dict, array)."
-    ),
-]
-Classes = Annotated[str | None, typer.Option(help="Names of the classes, in order, with commas.")]
-Limit = Annotated[int | None, typer.Option(help="Only so many samples.")]
-Readout = Annotated[
-    str,
-    typer.Option(
-        help="Whose gradients are compared: all_outputs, log_probabilities, label_against_rest, or an "
-        "import string."
-    ),
-]
-Parameters = Annotated[str | None, typer.Option(help="Only these parameters, with commas: `layer4.*,fc.*`.")]
-Memory = Annotated[str, typer.Option(help="For gradients and pairs, beside the model: 4GB, 500MB.")]
-Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
-Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]
 
 
 def analyze(
@@ -250,75 +222,6 @@ def started(settings: "Settings", folder: Path) -> "Analysis":
         settings=settings,
         max_memory=settings.max_memory,
     )
-
-
-def opened(settings: "Settings") -> tuple[Any, Any]:
-    """Return the network and the data that settings name."""
-    from likewise import reading, readouts
-    from likewise.network import Network
-
-    model = reading.model(settings.model, settings.weights).to(settings.device).eval()
-    read = reading.data(
-        settings.data,
-        label=settings.label,
-        text_column=settings.text_column,
-        columns=settings.columns,
-        image_size=settings.image_size,
-        gray=settings.gray,
-        prepare=settings.prepare,
-        limit=settings.limit,
-    )
-    named = (
-        getattr(readouts, settings.readout, None)
-        if ":" not in settings.readout
-        else reading.imported(settings.readout)
-    )
-    if not callable(named):
-        raise ValueError(
-            f"There is no readout {settings.readout!r}: use all_outputs, log_probabilities, "
-            "label_against_rest, or an import string."
-        )
-    if settings.classes is not None:
-        read = _renumbered(read, settings.classes)
-    parameters = None if settings.parameters is None else list(settings.parameters)
-    net = Network(model, named, parameters)
-    _refuse_misfit(net, read, settings)
-    return net, read
-
-
-def _refuse_misfit(net: Any, read: Any, settings: "Settings") -> None:
-    """Call the model with one sample, and say what was tried if it fails."""
-    from torch.utils._pytree import tree_leaves
-
-    from likewise.data import batches
-
-    first = batches(read.dataset, labels=read.labels).samples(range(1))
-    try:
-        with net.evaluating():
-            net.function({}, first.inputs, first.labels, first.ids)
-    except RuntimeError as error:
-        shapes = ", ".join(
-            str(tuple(part.shape)) for part in tree_leaves(first.inputs) if hasattr(part, "shape")
-        )
-        hints = "--gray for one channel, --image-size, --columns, --label (it is no input then), --prepare"
-        raise ValueError(
-            f"{settings.model} cannot be called with a sample of {settings.data}, a batch of shape "
-            f"{shapes}: {error}. "
-            f"What may help: {hints}."
-        ) from error
-
-
-def _renumbered(read: Any, classes: tuple[str, ...]) -> Any:
-    """Return the data with its classes in the order given, where they have names."""
-    if read.classes is None or read.labels is None:
-        return read._replace(classes=classes)
-    missing = [name for name in read.classes if name not in classes]
-    if missing:
-        raise ValueError(f"--classes must name all classes of the data; missing: {', '.join(missing)}.")
-    import torch
-
-    order = torch.tensor([classes.index(name) for name in read.classes])
-    return read._replace(classes=classes, labels=order[read.labels])
 
 
 def _rule(text: str) -> "Callable[[Analysis], None]":

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from likewise.cli.analyzing import Form, Quiet, Weights, opened
+from likewise.cli.opening import opened
+from likewise.cli.options import Form, Quiet, Weights
 from likewise.cli.speaking import Format, be_quiet, gigabytes, said, told
 
 

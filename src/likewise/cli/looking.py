@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from likewise.cli.analyzing import Form, Quiet
+from likewise.cli.options import Form, Quiet
 from likewise.cli.speaking import Format, be_quiet, said, table, told
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]

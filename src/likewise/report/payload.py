@@ -8,7 +8,7 @@ import numpy as np
 
 from likewise.report.reading import Run
 
-RANKED = ("label_suspicion", "isolation")  # by which samples are listed
+RANKED = ("label_suspicion", "error", "isolation")  # by which samples are listed
 
 
 def packed(run: Run) -> bytes:

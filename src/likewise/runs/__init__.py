@@ -24,12 +24,13 @@ from torch.utils._pytree import tree_leaves
 
 from likewise.analysis import Analysis
 from likewise.data import Batches, batches
+from likewise.gram import GramMatrix
 from likewise.network import Network
 from likewise.parallel import processes
 from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import results
-from likewise.runs.folder import Folder, digest_of
+from likewise.runs.folder import Folder, bytes_of
 from likewise.runs.stages import on_an_edge
 
 if TYPE_CHECKING:
@@ -70,13 +71,14 @@ def analyze(
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     net = model if isinstance(model, Network) else Network(model, readout, parameters)
     data = dataset if isinstance(dataset, Batches) else batches(dataset, labels=labels)
+    gram = GramMatrix(net, data, max_memory=max_memory)
     data_print, given = _read(data)
     options = {
         "readout": getattr(net.readout, "__name__", repr(net.readout)),
         "parameters": list(net.names),
         "neighbors": neighbors,
         "threshold": on_an_edge(threshold),
-        "sketch": results.sketch_width(net, data, sketch),
+        "sketch": results.sketch_width(gram, sketch),
         "layout": layout,
     }
     if layout not in ("pca", "umap"):
@@ -87,7 +89,7 @@ def analyze(
     if not folder.finished:
         folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         folder.state["about"] = _about(net, data)
-        results.write(folder, net, data, given, shown, max_memory)
+        results.write(folder, gram, given, shown)
         folder.finish()
     if not (folder.path / "report.html").exists():
         write_report(folder.path)
@@ -118,7 +120,7 @@ def _model_print(net: Network) -> str:
     for name, value in net.model.state_dict().items():
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(digest_of(value))
+            digest.update(bytes_of(value))
         else:
             digest.update(f"{name} {value!r}".encode())
     return digest.hexdigest()
@@ -142,7 +144,7 @@ def _read(data: Batches) -> tuple[str, Tensor | None]:
     for batch in data:
         for value in tree_leaves((batch.inputs, batch.labels)):
             if isinstance(value, Tensor):
-                digest.update(digest_of(value))
+                digest.update(bytes_of(value))
         labels.append(None if batch.labels is None else batch.labels.cpu())
     known = [part for part in labels if part is not None]
     return digest.hexdigest(), torch.cat(known) if len(known) == len(labels) else None

@@ -43,9 +43,9 @@ def knn_graph(found: Analysis) -> Any:
     from scipy.sparse import csr_matrix
 
     places, similar = found.neighbor_matrix, found.similarity_matrix
-    n, k = len(places), places.shape[1] if places.ndim == 2 else 0
+    n, k = places.shape
     distances = np.maximum(1 - similar, 1e-12)  # a zero would be no entry
-    return csr_matrix((distances.ravel(), places.ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+    return csr_matrix((distances.ravel(), places.ravel(), np.arange(n + 1) * k), shape=(n, n))
 
 
 def _write_graph(path: Path, found: Analysis) -> None:

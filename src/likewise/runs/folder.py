@@ -119,7 +119,7 @@ def replaced(path: Path, write: Callable[[Path], Any]) -> None:
     part.replace(path)
 
 
-def digest_of(value: Tensor) -> bytes:
+def bytes_of(value: Tensor) -> bytes:
     """Return the bytes of a tensor."""
     return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 

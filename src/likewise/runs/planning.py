@@ -31,7 +31,7 @@ def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan
     """Return what `analyze` would take; nothing is written."""
     data = batches(dataset, labels=labels)
     gram = GramMatrix(net, data, max_memory=max_memory)
-    d, p, width = gram.d, sum(net.numels.values()), sketch_width(net, data, "auto")
+    d, p, width = gram.d, sum(net.numels.values()), sketch_width(gram, "auto")
     if not width:
         parts = [gram.plan(), gram.plan(uncertainty), gram.plan(nearest)]
         seconds = sum(part.seconds for part in parts)

@@ -1,7 +1,6 @@
 """The stages of a run, one after another, into its folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -9,21 +8,18 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches
-from likewise.gradients import PartsChanged
 from likewise.gram import GramMatrix
-from likewise.likeness import ExactLikeness, Likeness, SketchedLikeness
+from likewise.likeness import ExactLikeness, Likeness
 from likewise.network import Network
-from likewise.parallel import join_over
 from likewise.pictures import Picture, kept, values_of
 from likewise.readouts import all_outputs
 from likewise.runs import stages
 from likewise.runs.folder import Arrays, Folder
+from likewise.runs.sketching import sketched
 from likewise.runs.stages import BINS, Targets
-from likewise.sketch import Sketch, Sketched, sketch_bytes, whitened, width_of
 
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
-SHARD = 4096  # samples
 PICTURES = 3_500_000  # bytes
 SEED = 0
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
@@ -38,7 +34,7 @@ class Shown(NamedTuple):
     extra: Mapping[str, Any]
 
 
-def sketch_width(net: Network, data: Batches, sketch: int | Literal["auto", "never"]) -> int:
+def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> int:
     """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
     if sketch == "never":
         return 0
@@ -46,23 +42,20 @@ def sketch_width(net: Network, data: Batches, sketch: int | Literal["auto", "nev
         if not isinstance(sketch, int) or sketch < 16:
             raise ValueError(f"sketch is 'auto', 'never' or at least 16 numbers a sample, found {sketch!r}.")
         return sketch
-    d, p = GramMatrix(net, data).d, sum(net.numels.values())
-    return WIDTH if float(data.n) ** 2 * d * p > AT_MOST else 0
+    multiplications = float(gram.shape[0]) ** 2 * gram.d * sum(gram.net.numels.values())
+    return WIDTH if multiplications > AT_MOST else 0
 
 
-def write(
-    folder: Folder, net: Network, data: Batches, labels: Tensor | None, shown: Shown, max_memory: int
-) -> None:
+def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown) -> None:
     """Do what is not done yet, and write the tables."""
-    options, n = folder.state["options"], data.n
-    targets = Targets(labels, _outputs(folder, net, data, max_memory))
+    options, data, n = folder.state["options"], gram.data, gram.shape[0]
+    targets = Targets(labels, _outputs(folder, gram))
     _refuse_mismatch(shown, targets, n)
     own_columns = _own_columns(shown.extra, n)
-    plain = GramMatrix(net, data, max_memory=max_memory)
     if options["sketch"]:
-        found, likeness = _sketched(folder, plain, options["sketch"], max_memory)
+        found, likeness = sketched(folder, gram, options["sketch"], SEED)
     else:
-        found, likeness = _exact(folder, plain)
+        found, likeness = _exact(folder, gram)
     groups, k = targets.groups, min(options["neighbors"], n - 1)
     found |= folder.stage("pairs", lambda: stages.pairs(likeness, groups, k, SEED))
     found["layout"] = found["map"][:, :2]
@@ -84,10 +77,12 @@ def write(
     folder.write_table("samples.parquet", columns)
 
 
-def _outputs(folder: Folder, net: Network, data: Batches, max_memory: int) -> Tensor:
-    own = net if net.readout is all_outputs else Network(net.model, all_outputs)
-    of = GramMatrix(own, data, max_memory=max_memory)
-    return torch.tensor(folder.stage("outputs", lambda: {"outputs": of.outputs()})["outputs"])
+def _outputs(folder: Folder, gram: GramMatrix) -> Tensor:
+    """Return what the model says, whatever the readout compares."""
+    own = gram
+    if gram.net.readout is not all_outputs:
+        own = GramMatrix(Network(gram.net.model, all_outputs), gram.data, max_memory=gram.max_memory)
+    return torch.tensor(folder.stage("outputs", lambda: {"outputs": own.outputs()})["outputs"])
 
 
 def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
@@ -96,89 +91,6 @@ def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
     folder.state["approximations"] = []
     density = (found["sums"] / gram.shape[0]).astype(np.float32)
     return {"density": density, "uncertainty": found["uncertainty"]}, likeness
-
-
-def _sketched(folder: Folder, gram: GramMatrix, width: int, max_memory: int) -> tuple[Arrays, Likeness]:
-    n, d = gram.shape[0], gram.d
-    q = width_of(width, d)
-    shard = max(64, min(SHARD, max_memory // 8 // (4 * (d * q + d * d))))
-    spans = [range(i, min(i + shard, n)) for i in range(0, n, shard)]
-    try:
-        shards = partial(_shards, folder, gram, Sketch(q, SEED), spans, max_memory)
-        for _ in shards():
-            pass
-    except PartsChanged:  # a model that branches on its data: now all gradients come in the same parts
-        folder.forget("sketch-")
-        shards = partial(_shards, folder, gram, Sketch(q, SEED), spans, max_memory)
-    features, total = torch.zeros(n, d * q), torch.zeros(d, q, dtype=torch.float64)
-    for where, part in shards():
-        features[where.start : where.stop] = whitened(part)
-        total += part.rows.double().sum(0)
-    uncertainty = torch.zeros(n)
-    for where, part in shards():
-        moved = (part.rows.double() * total).sum((1, 2))
-        uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
-    error = folder.stage("error", lambda: _error(gram, features))
-    folder.state["approximations"] = [
-        f"Gradients were made small: {d * q} random numbers a sample. Of {len(error['places'])} samples "
-        "compared "
-        f"both ways, a similarity is off by {float(error['all']):.3f} (root mean square), by "
-        f"{float(error['high']):.3f} among the most similar tenth of pairs. Density and uncertainty are "
-        "estimates too."
-    ]
-    density = (features @ features.sum(0) / n).numpy()
-    likeness = SketchedLikeness(features.to(gram.device), max_memory)
-    return {"density": density, "uncertainty": uncertainty.numpy()}, likeness
-
-
-def _shards(
-    folder: Folder, gram: GramMatrix, sketch: Sketch, spans: list[range], max_memory: int
-) -> Iterator[tuple[range, Sketched]]:
-    """Yield the sketches of consecutive samples, made now or read from their stage."""
-    with gram.net.evaluating():
-        parts = sketch.parts(gram.gradients, gram.data.samples(range(1)))
-    for number, where in enumerate(spans):
-        name = f"sketch-{number:05}-{parts}"
-        part = folder.stage(name, partial(_shard, gram, sketch, where, max_memory))
-        yield where, Sketched(**{name: torch.tensor(values) for name, values in part.items()})
-
-
-def _shard(gram: GramMatrix, sketch: Sketch, where: range, max_memory: int) -> dict[str, Tensor]:
-    gradients = gram.gradients
-    with gram.net.evaluating():
-        size = sketch_bytes(gradients.features(gram.data.samples(range(where.start, where.start + 1)), 0))
-        height = max(
-            1, min(gram.data.size, max_memory // 2 // max(size, 1), gradients.at_once or gram.data.size)
-        )
-        spans = [range(i, min(i + height, where.stop)) for i in range(where.start, where.stop, height)]
-
-        def part(span: range) -> tuple[Tensor, ...]:
-            here = range(where.start + span.start, where.start + span.stop)
-            return tuple(sketch(gradients, gram.data.samples(here)))
-
-        joined = join_over(
-            part, [range(s.start - where.start, s.stop - where.start) for s in spans], "sketches"
-        )
-        gradients.settle()
-    return Sketched(*joined)._asdict()
-
-
-def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
-    """Return how far sketched similarities are off, on some samples compared both ways."""
-    n = gram.shape[0]
-    places = torch.linspace(0, n - 1, min(n, 128)).long().unique()
-    exact = (
-        GramMatrix(gram.net, gram.data.take(places.tolist()), max_memory=gram.max_memory)
-        .dense()
-        .cpu()
-        .double()
-    )
-    few = features[places].double()
-    off, apart = (few @ few.T - exact).square(), ~torch.eye(len(places), dtype=torch.bool)
-    if n == 1:
-        return {"places": places, "all": off.new_zeros(()), "high": off.new_zeros(())}
-    high = exact[apart] >= exact[apart].quantile(0.9)
-    return {"places": places, "all": off[apart].mean().sqrt(), "high": off[apart][high].mean().sqrt()}
 
 
 def _described(found: Arrays, targets: Targets, shown: Shown, n: int) -> dict[str, Any]:
