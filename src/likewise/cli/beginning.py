@@ -36,8 +36,8 @@ def demo(
         form,
         facts,
         f"Of {found.planted} labels made wrong on purpose, {found.learned} of them learned by heart, "
-        f"{found.hits} are among the "
-        f"{found.flagged} that look wrong; of the {found.planted} most suspicious, {found.top} are.",
+        f"{found.hits} are among the {found.flagged} that look wrong; of the {found.planted} most "
+        f"suspicious, {found.top} are.",
         f"report: {path}",
     )
     said(

@@ -57,8 +57,7 @@ def _refuse_misfit(net: Any, read: Any, settings: "Settings") -> None:
         hints = "--gray for one channel, --image-size, --columns, --label (it is no input then), --prepare"
         raise ValueError(
             f"{settings.model} cannot be called with a sample of {settings.data}, a batch of shape "
-            f"{shapes}: {error}. "
-            f"What may help: {hints}."
+            f"{shapes}: {error}. What may help: {hints}."
         ) from error
 
 

@@ -44,8 +44,7 @@ def _label_issues(flagged: np.ndarray) -> Card:
         "Labels that look wrong",
         _share(flagged),
         "The samples that the network treats like it carry another label. That holds also where the "
-        "network has "
-        "learned the wrong label by heart.",
+        "network has learned the wrong label by heart.",
         "Review them below, the most suspicious first, then fix the labels and train again."
         if flagged.any()
         else "Nothing to do.",
@@ -66,8 +65,7 @@ def _own(run: Run, name: str) -> Card:
         value = f"{hit:,} of {count:,}"
         meaning += (
             f" {hit:,} of them are among the labels that look wrong; of the {count:,} most suspicious "
-            "samples "
-            f"{top:,} are marked so."
+            f"samples {top:,} are marked so."
         )
     return Card(name.replace("_", " "), value, meaning, "Compare with what was flagged.", name)
 
@@ -78,9 +76,8 @@ def _indistinguishable(run: Run) -> Card:
     return Card(
         "Not told apart",
         _share(here),
-        "Many samples are like it, and most of its nearest have another label: its label is wrong, or "
-        "the network "
-        "does not tell the classes apart there."
+        "Many samples are like it, and most of its nearest have another label: its label is wrong, or the "
+        "network does not tell the classes apart there."
         if known
         else "Many samples are like it, and for most of its nearest the network predicts another class.",
         "Look at which classes mix, then at inputs: more pixels, more context, or one class.",
@@ -132,8 +129,7 @@ def _density(density: np.ndarray) -> Card:
         "Typical density",
         f"{np.median(density):.2f}",
         "The mean similarity of the median sample to all: 1 if the network treats all inputs alike, near "
-        "0 if it "
-        "sees each on its own.",
+        "0 if it sees each on its own.",
         "Compare checkpoints or models by it (likewise compare); a low one means little is shared "
         "between samples.",
         "",

@@ -105,8 +105,7 @@ class Folder:
             if self.state.get(what) != value:
                 raise ValueError(
                     f"{self.path} is a run with another {what}{_difference(self.state.get(what), value)}: "
-                    "choose "
-                    "another folder, or delete that one."
+                    "choose another folder, or delete that one."
                 )
 
 

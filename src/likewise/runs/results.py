@@ -120,10 +120,8 @@ def _caveats(targets: Targets, n: int) -> list[str]:
         if right < 1.5 / targets.chances.shape[1]:
             found.append(
                 f"Only {right:.1%} of the predictions are the labels, no more than by chance: are classes "
-                "numbered as "
-                "when the network was trained? (likewise analyze --classes gives their order.) What "
-                "neighbors say of "
-                "labels does not depend on it."
+                "numbered as when the network was trained? (likewise analyze --classes gives their "
+                "order.) What neighbors say of labels does not depend on it."
             )
     if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
         found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
@@ -138,9 +136,8 @@ def _refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
     if targets.classes is not None and int(targets.classes.max()) >= MOST_CLASSES:
         raise ValueError(
             f"A label of {int(targets.classes.max())} would mean as many classes: number those there are, "
-            "for "
-            "example by torch.unique(labels, return_inverse=True), or give numbers that are measured as "
-            "floats."
+            "for example by torch.unique(labels, return_inverse=True), or give numbers that are measured "
+            "as floats."
         )
     for what, given in (("names", shown.names), ("show", shown.show)):
         if given is not None and not callable(given) and len(given) != n:

@@ -74,8 +74,7 @@ def read_settings(path: str | Path) -> Settings:
     if GIVEN_IN_PYTHON in (found.model, found.data):
         raise ValueError(
             f"{path} is of a run that was started from Python, with a model or data that no text names: "
-            "start "
-            "it again from there, or write import strings for model and data into the file."
+            "start it again from there, or write import strings for model and data into the file."
         )
     return found
 
