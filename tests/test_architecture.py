@@ -30,14 +30,14 @@ LEVELS = {
     "plan": 4,
     "gram": 5,
     "similarity": 6,
-    "statistics": 6,
     "likeness": 6,
     "analysis": 6,  # knows only its folder, and who writes its report
-    "comparison": 7,
-    "runs": 7,
-    "demo": 8,
-    "cli": 9,
-    "__main__": 10,
+    "statistics": 7,  # may use a likeness
+    "comparison": 8,
+    "runs": 8,
+    "demo": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 WRITERS = {"runs", "report"}
 FILES = sorted(SOURCE.rglob("*.py"))

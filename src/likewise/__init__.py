@@ -33,6 +33,7 @@ from likewise.readouts import (
 from likewise.runs import analyze
 from likewise.similarity import similarity
 from likewise.statistics.bound import lipschitz_bound
+from likewise.statistics.calibration import Calibration, calibrate
 from likewise.statistics.denoising import Denoising, denoising
 from likewise.statistics.density import (
     SimilarityHistogram,
@@ -44,7 +45,9 @@ from likewise.statistics.density import (
 from likewise.statistics.fit import FitQuality, fit_quality
 from likewise.statistics.labels import LabelSuspicion, label_suspicion
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
+from likewise.statistics.novelty import novelty
 from likewise.statistics.perceptual import perceptual
+from likewise.statistics.reliability import Reliability, reliability
 from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
 
 __version__ = "0.1.0"
@@ -59,6 +62,7 @@ __all__ = [
     "SUBSPACE_MATCH",
     "Analysis",
     "Batches",
+    "Calibration",
     "ClassSimilarity",
     "Denoising",
     "FitQuality",
@@ -68,6 +72,7 @@ __all__ = [
     "Neighbors",
     "Network",
     "Plan",
+    "Reliability",
     "Samples",
     "SimilarityHistogram",
     "VanishingGradientWarning",
@@ -75,6 +80,7 @@ __all__ = [
     "analyze",
     "batches",
     "best_rotation",
+    "calibrate",
     "class_similarity",
     "denoising",
     "disturbance",
@@ -91,10 +97,12 @@ __all__ = [
     "mean_diagonal",
     "near_identity",
     "nearest",
+    "novelty",
     "one_output",
     "perceptual",
     "positive_neighbors",
     "predicted_move",
+    "reliability",
     "similarity",
     "similarity_histogram",
     "soft_neighbors",

@@ -235,6 +235,12 @@ class GramMatrix:
         """Return the network's outputs f(x) of the rows, (n, d)."""
         return self._over_rows_of_data(lambda x: self.net.function({}, x.inputs, x.labels, x.ids))
 
+    def of_columns(self) -> "GramMatrix":
+        """Return the columns against themselves, about the same mean."""
+        other = self.with_columns(self.columns)
+        other.data = other.columns
+        return other
+
     def transposed(self) -> "GramMatrix":
         """Return the matrix with rows and columns exchanged, about the same mean."""
         other = copy.copy(self)

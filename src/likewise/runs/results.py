@@ -9,14 +9,13 @@ from torch import Tensor
 
 from likewise.data import Batches
 from likewise.gram import GramMatrix
-from likewise.likeness import ExactLikeness, Likeness
-from likewise.network import Network
+from likewise.likeness import ExactLikeness, Likeness, Shared
 from likewise.pictures import Picture, kept, values_of
-from likewise.readouts import all_outputs
 from likewise.runs import stages
 from likewise.runs.folder import Arrays, Folder
 from likewise.runs.sketching import sketched
 from likewise.runs.stages import BINS, Targets
+from likewise.statistics.targets import are_chances, model_outputs
 
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
@@ -61,7 +60,8 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     found["layout"] = found["map"][:, :2]
     if options["layout"] == "umap":
         found |= folder.stage("umap", lambda: {"layout": torch.tensor(stages.umap_layout(found, SEED))})
-    columns = stages.samples(found, targets, k, options["threshold"])
+    suspicion = stages.suspicion(found, targets)
+    columns = stages.samples(found, targets, suspicion, k, options["threshold"])
     if shown.names is not None:
         columns = {
             "sample": columns.pop("sample"),
@@ -70,6 +70,9 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
         }
     columns |= own_columns
     folder.state |= {**_described(found, targets, shown, n), "own_columns": list(shown.extra)}
+    if suspicion is not None:
+        folder.state["label_errors"] = [round(v, 1) for v in suspicion.errors]
+        folder.state["flag_precision"] = [round(v, 3) for v in suspicion.precision]
     folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
     lists = {"counts": found["counts"].astype(np.int32), "coordinates": found["map"].astype(np.float32)}
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
@@ -79,15 +82,13 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
 
 def _outputs(folder: Folder, gram: GramMatrix) -> Tensor:
     """Return what the model says, whatever the readout compares."""
-    own = gram
-    if gram.net.readout is not all_outputs:
-        own = GramMatrix(Network(gram.net.model, all_outputs), gram.data, max_memory=gram.max_memory)
-    return torch.tensor(folder.stage("outputs", lambda: {"outputs": own.outputs()})["outputs"])
+    return torch.tensor(folder.stage("outputs", lambda: {"outputs": model_outputs(gram)})["outputs"])
 
 
 def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
     found = folder.stage("passes", lambda: stages.passes(gram))
-    likeness = ExactLikeness(gram, torch.tensor(found["sums"]), torch.tensor(found["own"]))
+    shared = Shared.of(torch.tensor(found["sums"]), torch.tensor(found["own"]), gram.shape[0])
+    likeness = ExactLikeness(gram, shared, shared)
     folder.state["approximations"] = []
     density = (found["sums"] / gram.shape[0]).astype(np.float32)
     return {"density": density, "uncertainty": found["uncertainty"]}, likeness
@@ -125,7 +126,7 @@ def _caveats(targets: Targets, n: int) -> list[str]:
             )
     if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
         found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
-    if targets.chances is not None and targets.are_chances:
+    if targets.chances is not None and are_chances(targets.outputs):
         found.append("Outputs look like probabilities and are taken as such, not as logits.")
     if n < 100:
         found.append(f"With {n} samples, neighbors are few: read single numbers with care.")

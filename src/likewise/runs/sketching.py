@@ -9,9 +9,9 @@ from torch import Tensor
 from likewise.gradients import PartsChanged
 from likewise.gram import GramMatrix
 from likewise.likeness import Likeness, SketchedLikeness
-from likewise.parallel import join_over
+from likewise.likeness import sketched as sketches
 from likewise.runs.folder import Arrays, Folder
-from likewise.sketch import Sketch, Sketched, sketch_bytes, whitened, width_of
+from likewise.sketch import Sketch, Sketched, whitened, width_of
 
 SHARD = 4096  # samples
 
@@ -61,14 +61,7 @@ def _shards(folder: Folder, gram: GramMatrix, sketch: Sketch) -> Iterator[tuple[
 
 
 def _shard(gram: GramMatrix, sketch: Sketch, where: range) -> dict[str, Tensor]:
-    gradients, data = gram.gradients, gram.data.take(where)
-    with gram.net.evaluating():
-        size = max(1, sketch_bytes(gradients.features(data.samples(range(1)), 0)))
-        height = max(1, min(data.size, gram.max_memory // 2 // size, gradients.at_once or data.size))
-        spans = data.spans(height)
-        joined = join_over(lambda w: tuple(sketch(gradients, data.samples(w))), spans, "sketches")
-        gradients.settle()
-    return Sketched(*joined)._asdict()
+    return sketches(gram, sketch, where)._asdict()
 
 
 def _error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix
 from likewise.likeness import Likeness
-from likewise.statistics.labels import counted
+from likewise.statistics.labels import EXPONENT, LabelSuspicion, judged
+from likewise.statistics.novelty import closeness
+from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty
 
 Arrays = dict[str, np.ndarray]
 BINS = 40  # of likeness, from -1 to 1
-EXPONENT = 4  # of votes, as of a centered matrix
-ODDS = 20  # at which a label looks wrong
 PROBES = 64  # random directions for the map
 DIRECTIONS = 10  # kept of it; two are drawn
 COLUMNS = frozenset(
@@ -35,6 +35,7 @@ COLUMNS = frozenset(
         "label_suspicion",
         "suggested_label",
         "label_issue",
+        "chance_wrong",
         "map_x",
         "map_y",
         "picture",
@@ -53,35 +54,13 @@ class Targets(NamedTuple):
     @property
     def classes(self) -> Tensor | None:
         """The labels, if they are class numbers."""
-        found, d = self.labels, self.outputs.shape[1]
-        if found is not None and found.dim() == 2 and found.shape[1] == 1:
-            found = found[:, 0]
-        if found is None or found.dim() != 1 or found.min() < 0:
-            return None
-        if found.is_floating_point() and (d == 1 or found.max() >= d or (found != found.round()).any()):
-            return None
-        return found.long() if d > 1 or found.max() <= 1 else None  # one output, many integers: numbers
+        return None if self.labels is None else of_classes(self.labels, self.outputs.shape[1])
 
     @property
     def chances(self) -> Tensor | None:
-        """The probability of each class, (n, c), where outputs are logits of classes."""
-        d = self.outputs.shape[1]
-        if self.labels is not None and self.classes is None:
-            return None
-        outputs = self.outputs.double()
-        if d > 1:
-            return outputs if self.are_chances else outputs.softmax(1)
-        if self.classes is not None:
-            ones = outputs if self.are_chances else outputs.sigmoid()
-            return torch.cat([1 - ones, ones], 1)
-        return None
-
-    @property
-    def are_chances(self) -> bool:
-        """Whether outputs are probabilities already: a softmax or sigmoid is the network's last layer."""
-        outputs = self.outputs.double()
-        inside = bool(((outputs >= 0) & (outputs <= 1)).all())
-        return inside and (outputs.shape[1] == 1 or bool((outputs.sum(1) - 1).abs().max() < 1e-3))
+        """The probability of each class, (n, c), where outputs are those of classes."""
+        classes = self.classes
+        return None if self.labels is not None and classes is None else class_chances(self.outputs, classes)
 
     @property
     def groups(self) -> Tensor | None:
@@ -121,8 +100,10 @@ def pairs(likeness: Likeness, groups: Tensor | None, k: int, seed: int) -> dict[
         local = c.clamp_(min=0).pow_(EXPONENT)
         return places, best, counts, sums, local @ members.to(c), own, local.sum(1)
 
-    places, best, counts, sums, votes, own, local = likeness.map_strips(strip)
-    apart = {"indices": places, "similarities": best, "counts": counts, "local": local}
+    close, places, best, counts, sums, votes, own, local = likeness.map_strips(
+        strip, closeness(n, square=True)
+    )
+    apart = {"close": close, "indices": places, "similarities": best, "counts": counts, "local": local}
     r = probes.shape[1]
     mapped = {"map": _map(sums[:, :r].double().cpu(), probes.double())}
     if groups is None:
@@ -169,7 +150,16 @@ def umap_layout(found: Arrays, seed: int) -> np.ndarray:
     return made.fit_transform(found["map"].astype(np.float32)).astype(np.float64)
 
 
-def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays:
+def suspicion(found: Arrays, targets: Targets) -> LabelSuspicion | None:
+    """Return what is to be said of labels, if they are classes."""
+    if targets.classes is None:
+        return None
+    return judged(torch.tensor(found["votes"]), targets.classes, targets.chances)
+
+
+def samples(
+    found: Arrays, targets: Targets, suspicion: LabelSuspicion | None, k: int, threshold: float
+) -> Arrays:
     """Return the columns of the table of samples."""
     n = len(found["density"])
     columns: Arrays = {"sample": np.arange(n)}
@@ -180,15 +170,15 @@ def samples(found: Arrays, targets: Targets, k: int, threshold: float) -> Arrays
         "uncertainty": found["uncertainty"],
     }
     columns["near"] = found["counts"][:, round((threshold + 1) * BINS / 2) :].sum(1)
-    columns["isolation"] = 1 - found["similarities"][:, 0] if k else np.ones(n)
+    columns["isolation"] = 1 - found["close"]
     if k:
         columns["shift"] = _shift(targets, found)
     if targets.groups is not None and k:
         groups = targets.groups.numpy()
         columns["agreement"] = (groups[found["indices"]] == groups[:, None]).mean(1)
         columns["quadrant"] = _quadrants(columns["local_density"], columns["agreement"])
-    if targets.classes is not None:
-        columns |= _suspicion(found["votes"], targets.classes)
+    if suspicion is not None:
+        columns |= _suspicion(suspicion)
     columns["map_x"], columns["map_y"] = found["layout"].T
     return columns
 
@@ -231,36 +221,13 @@ def _quadrants(local: np.ndarray, agreement: np.ndarray) -> np.ndarray:
     ]
 
 
-def _suspicion(votes: np.ndarray, labels: Tensor) -> Arrays:
-    judged = counted(torch.tensor(votes), labels)
-    likely = odds(votes, labels.numpy(), judged.suggested.numpy()) >= ODDS
+def _suspicion(found: LabelSuspicion) -> Arrays:
     return {
-        "label_suspicion": judged.suspicion.numpy(),
-        "suggested_label": judged.suggested.numpy(),
-        "label_issue": judged.contested.numpy() & likely,
+        "label_suspicion": found.suspicion.numpy(),
+        "suggested_label": found.suggested.numpy(),
+        "label_issue": found.flagged.numpy(),
+        "chance_wrong": found.chance_wrong.numpy(),
     }
-
-
-def odds(votes: np.ndarray, labels: np.ndarray, suggested: np.ndarray) -> np.ndarray:
-    """Return how many times more often the suggested label is given than the label at hand, at such votes.
-
-    How often a class that gets a share p of the votes is the label is read off the data themselves, as a
-    function that grows with p. Where neighbors are a poor guide, no share of votes weighs much.
-    """
-    from sklearn.isotonic import IsotonicRegression
-
-    cast = votes.sum(1, keepdims=True)
-    shares = (votes / np.where(cast > 0, cast, 1)).astype(np.float64)
-    edges = np.unique(np.quantile(shares, np.linspace(0, 1, 401)))  # bins, so that many classes cost little
-    of = np.clip(np.searchsorted(edges, shares, side="right") - 1, 0, len(edges) - 1)
-    total = np.bincount(of.ravel(), minlength=len(edges)).astype(float)
-    rows = np.arange(len(labels))
-    hits = np.bincount(of[rows, labels], minlength=len(edges))
-    seen = total > 0
-    rate = (hits[seen] + 0.5 / len(edges)) / (total[seen] + 1)
-    grown = IsotonicRegression(out_of_bounds="clip").fit(edges[seen], rate, sample_weight=total[seen])
-    at = grown.predict(edges)
-    return at[of[rows, suggested]] / np.maximum(at[of[rows, labels]], 1e-12)
 
 
 def class_similarity(found: Arrays, groups: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Does the network tell the samples apart as far as their labels need? (sec. 4.4)"""
+"""Does the network tell the samples apart as far as their labels need, and no further? (sec. 4.4)"""
 
 from typing import Literal, NamedTuple
 
@@ -8,53 +8,92 @@ from torch import Tensor
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.density import soft_neighbors
-from likewise.statistics.targets import given_labels, numeric
+from likewise.statistics.reliability import neighbor_means
+from likewise.statistics.targets import class_chances, given_labels, model_outputs, numeric, of_classes
 from likewise.statistics.uncertainty import refuse_centered
 
 Verdict = Literal["underfit", "fit", "overfit"]
 
 
 class FitQuality(NamedTuple):
-    """The number of neighbors and how much their labels vary."""
+    """What the network has learned of the labels, and how much of it the neighbors support."""
 
     neighbors: Tensor  # (n,) N_S: near 1 if the network can set this sample's output alone
     label_variance: Tensor  # (n,) variance of the labels around x, summed over classes or components
     verdict: Verdict
     total_variance: float  # that of all labels, to compare with
+    learned: float  # share of the labels that the network predicts; for values R²
+    supported: float  # the same by neighbors' labels, each sample left out
+
+    @property
+    def gap(self) -> float:
+        """How much is learned that no neighbor supports: an estimate of the gap to new data."""
+        return self.learned - self.supported
 
 
 def fit_quality(
     gram: GramMatrix,
     labels: Tensor | None = None,
     alone: float = 2,
-    crowd: float = 0.5,
-    mixed: float = 0.5,
+    underfit_below: float = 0.05,
+    overfit_above: float = 0.15,
+    sketch: int | None = None,
 ) -> FitQuality:
-    """Return neighbors, label variance around each sample, and what they say together; sec. 4.4.
+    """Return what is learned and what is supported, the paper's neighbors and label variance, a verdict.
 
-    "overfit": half of the samples have fewer than `alone` neighbors, themselves included, so that any
-    label can be learned by heart. "underfit": neighborhoods hold more than a share `crowd` of the data,
-    with more than a share `mixed` of its label variance, so that the network cannot tell apart what has
-    different labels. The variance is E_k[y²] − E_k[y]² with weights k^I(x, ·), kept at 0 or above since
-    weights can be negative. Two passes each. The rule is the paper's; see docs/findings.md for its worth.
+    "overfit": the network reproduces labels that its neighbors' labels do not support, more than
+    `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves included
+    (the paper's rule), so that any label can be learned by heart. "underfit": neighbors' labels tell nearly
+    as much as the network, the difference is below `underfit_below`: it has not made use of what it can tell
+    apart. Wrong labels count as labels; the data should be those trained on. Neighbors are weighted by
+    max(likeness, 0)^8, which visits all pairs. The variance of labels is the paper's, E_k[y²] − E_k[y]² with
+    weights k^I, at least 0, in two passes: nearly that of all labels in most networks. docs/uses.md says how
+    often the verdict was right.
     """
     refuse_centered(gram)
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
-    y = numeric(found, gram.d).cpu()
+    if not gram.square:
+        raise ValueError("A fit is of one data set: make the GramMatrix without columns.")
+    variance, overall = _label_variance(gram, found)
+    neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
+    learned, supported = _support(gram, found, sketch)
+    verdict: Verdict = "fit"
+    if float(neighbors.median()) < alone or learned - supported > overfit_above:
+        verdict = "overfit"
+    elif overall > 0 and learned - supported < underfit_below:
+        verdict = "underfit"
+    return FitQuality(neighbors, variance, verdict, overall, learned, supported)
+
+
+def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
+    """Return that around each sample by k^I, and that of all labels."""
+    y = numeric(labels, gram.d).cpu()
     y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
     inner = gram.with_kernel(INNER_PRODUCT)
     sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, y.square()], 1)).cpu()
     total, first, second = sums.split([1, y.shape[1], y.shape[1]], dim=1)
     weight = torch.where(total == 0, torch.inf, total)
     variance = (second / weight - (first / weight).square()).sum(1).clamp(min=0).to(gram.dtype)
-    neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
-    overall = float(y.var(0, correction=0).sum())
-    share = float(neighbors.median()) / gram.shape[1]
-    verdict: Verdict = "fit"
-    if float(neighbors.median()) < alone:
-        verdict = "overfit"
-    elif share > crowd and float(variance.median()) > mixed * overall:
-        verdict = "underfit"
-    return FitQuality(neighbors, variance, verdict, overall)
+    return variance, float(y.var(0, correction=0).sum())
+
+
+def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float]:
+    """Return how much of the labels the network's outputs tell, and how much the other samples' labels."""
+    outputs = model_outputs(gram)
+    classes = of_classes(labels, outputs.shape[1])
+    chances = None if classes is None else class_chances(outputs, classes)
+    likeness_of = gram.with_kernel(CORRELATION)
+    if classes is not None and chances is not None:
+        members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
+        votes = neighbor_means(likeness_of, sketch, members)[1]
+        told = (float((guess.argmax(1) == classes).double().mean()) for guess in (chances, votes))
+        return next(told), next(told)
+    y = numeric(labels, gram.d).cpu()
+    around = neighbor_means(likeness_of, sketch, y)[1]
+    spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
+    supported = float(1 - (y - around).square().sum() / spread)
+    if y.shape[1] != outputs.shape[1]:  # nothing to compare labels with
+        return supported, supported
+    return float(1 - (y - outputs.double()).square().sum() / spread), supported

@@ -1,4 +1,4 @@
-"""Which labels look wrong? Those that the samples the network treats alike vote against."""
+"""Which labels look wrong? Those that the network and the samples it treats alike speak against."""
 
 from typing import NamedTuple
 
@@ -6,31 +6,42 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
-from likewise.statistics.targets import class_numbers
+from likewise.likeness import likeness
+from likewise.statistics.mislabeled import Between, mislabeled
+from likewise.statistics.targets import class_chances, class_numbers, model_outputs
+
+EXPONENT = 4  # of votes: how local they are
 
 
 class LabelSuspicion(NamedTuple):
-    """What the neighbors of each sample say of its label."""
+    """What the network and the neighbors of each sample say of its label."""
 
-    suspicion: Tensor  # (n,) in [0, 1], the share of the votes for other labels
-    suggested: Tensor  # (n,) the class with most votes
+    suspicion: Tensor  # (n,) in [0, 1]: 0 if all speak for the label, 1 if all speak for one other
+    suggested: Tensor  # (n,) the class they speak for
     contested: Tensor  # (n,) the neighbors' class is another one, and there are neighbors to ask
     isolated: Tensor  # (n,) too few votes to judge by
+    chance_wrong: Tensor  # (n,) estimated from the votes
+    flagged: Tensor  # (n,) contested, and more likely wrong than right
+    errors: Between  # how many labels are wrong
+    precision: Between  # share of the flagged that are wrong
 
 
 def label_suspicion(
     gram: GramMatrix,
     labels: Tensor | None = None,
-    exponent: float | None = None,
+    exponent: float = EXPONENT,
     isolated_below: float = 0.05,
+    sketch: int | None = None,
 ) -> LabelSuspicion:
-    """Return the share of votes against each label, weighted by max(k, 0)^exponent; all pairs.
+    """Return how much the network and the neighbors' votes speak against each label; all pairs.
 
-    A sample has no vote on itself, so the network may have learned the wrong label by heart and no
-    cross-validation is needed. The exponent makes the vote local: 16 by default, 4 of a centered
-    matrix, whose similarities spread more. Isolated is who gets fewer votes than `isolated_below`
-    of the median; with no vote at all, there is no suspicion. The network's readout should not look
-    at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
+    Every other sample votes for its own label with max(likeness, 0)^exponent, where likeness is the
+    similarity less what all samples share (see likeness.py; a centered matrix is taken as it is). The opinion
+    on a sample is the mean of the shares of votes and of the network's own probabilities, where its outputs
+    are those of the classes: the votes also know of labels learned by heart, the network is the better judge
+    before. With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2. No
+    cross-validation. Isolated is who gets fewer votes than `isolated_below` of the median. The readout should
+    not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
     """
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
@@ -40,27 +51,55 @@ def label_suspicion(
             "gram.with_kernel(likewise.CORRELATION)."
         )
     given = class_numbers(gram, labels)
-    votes = class_votes(gram, given, exponent)
-    return counted(votes, given.to(votes.device), isolated_below, gram.dtype)
+    votes = class_votes(gram, given, exponent, sketch).cpu()
+    chances = class_chances(model_outputs(gram), given) if gram.of_network else None
+    return judged(votes, given, chances, isolated_below, gram.dtype)
 
 
-def counted(
-    votes: Tensor, given: Tensor, isolated_below: float = 0.05, dtype: torch.dtype = torch.float32
+def judged(
+    votes: Tensor,
+    given: Tensor,
+    chances: Tensor | None = None,
+    isolated_below: float = 0.05,
+    dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
-    """Return what votes (n, classes) say of the labels given."""
+    """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels."""
+    votes = votes.double()
     cast = votes.sum(1)
-    mine = votes.gather(1, given[:, None])[:, 0]
-    suspicion = torch.where(cast > 0, 1 - mine / cast, 0).clamp(0, 1).to(dtype)
-    suggested = torch.where(cast > 0, votes.argmax(1), given)
+    own = torch.nn.functional.one_hot(given, votes.shape[1]).double()
+    shares = torch.where(cast[:, None] > 0, votes / cast.clamp(min=1e-300)[:, None], own)
     isolated = (cast == 0) | (cast < isolated_below * cast.median())
-    return LabelSuspicion(suspicion, suggested, (suggested != given) & ~isolated, isolated)
+    opinion = shares
+    if chances is not None:
+        wide = torch.nn.functional.pad(shares, (0, chances.shape[1] - shares.shape[1]))
+        opinion = (wide + chances.double()) / 2
+    mine = opinion.gather(1, given[:, None])[:, 0]
+    others = opinion.scatter(1, given[:, None], -1)
+    best, other = others.max(1) if others.shape[1] > 1 else (torch.zeros_like(mine), given)
+    suspicion = ((1 - mine + best) / 2).clamp(0, 1).to(dtype)
+    contested = (shares.argmax(1) != given) & ~isolated
+    suggested = torch.where(contested | (best > mine), other, given)
+    found = mislabeled(shares, given)
+    flagged = contested & (found.chance >= 0.5)
+    expected = [float(c[flagged].mean()) if flagged.any() else 0.0 for c in (*found.ends, found.chance)]
+    precision = Between(min(expected), expected[2], max(expected))
+    chance = found.chance.to(dtype)
+    return LabelSuspicion(suspicion, suggested, contested, isolated, chance, flagged, found.errors, precision)
 
 
-def class_votes(gram: GramMatrix, classes: Tensor, exponent: float | None = None) -> Tensor:
-    """Return Σ max(k(x, x'), 0)^exponent over the other samples of each class, (n, classes)."""
-    sharp = exponent if exponent is not None else (4 if gram.centered else 16)
-    if not sharp > 0:
-        raise ValueError(f"The exponent of votes must be positive, found {sharp}.")
-    members = torch.nn.functional.one_hot(classes)
-    weights = members.double()
-    return gram.over_rows(lambda k: k.double().clamp(min=0).pow(sharp) @ weights.to(k.device), own=0)
+def class_votes(
+    gram: GramMatrix, classes: Tensor, exponent: float = EXPONENT, sketch: int | None = None
+) -> Tensor:
+    """Return Σ max(likeness, 0)^exponent over the other samples of each class, (n, classes), in float64."""
+    if not exponent > 0:
+        raise ValueError(f"The exponent of votes must be positive, found {exponent}.")
+    weights = torch.nn.functional.one_hot(classes).double()
+
+    def cast(where: range, k: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.arange(len(where), device=k.device)
+        k[rows, rows + where.start] = 0  # nobody votes on itself
+        return (k.double().clamp_(min=0).pow_(exponent) @ weights.to(k.device),)
+
+    centered = gram if gram.centered and sketch is None else likeness(gram, sketch)
+    found: tuple[Tensor] = centered.map_strips(cast)
+    return found[0]

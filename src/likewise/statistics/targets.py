@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
+from likewise.network import Network
+from likewise.readouts import all_outputs
 from likewise.sources import column
 
 MOST_CLASSES = 100_000
@@ -39,6 +41,45 @@ def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
             "there are, for example by torch.unique(labels, return_inverse=True)."
         )
     return found.cpu().long()
+
+
+def of_classes(labels: Tensor, d: int) -> Tensor | None:
+    """Return labels as class numbers of a network with d outputs, (n,), None if they are values."""
+    found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
+    if found.dim() != 1 or found.min() < 0:
+        return None
+    if found.is_floating_point() and (d == 1 or found.max() >= d or (found != found.round()).any()):
+        return None
+    return found.long().cpu() if d > 1 or found.max() <= 1 else None  # one output, many integers: values
+
+
+def model_outputs(gram: GramMatrix) -> Tensor:
+    """Return what the model says of the rows, (n, d), whatever the readout compares."""
+    if gram.net.readout is all_outputs:
+        return gram.outputs().cpu()
+    whole = Network(gram.net.model, all_outputs)
+    return GramMatrix(whole, gram.data, max_memory=gram.max_memory).outputs().cpu()
+
+
+def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
+    """Return the probability of each class, (n, c), if outputs (n, d) can be those of classes, else None.
+
+    Logits, or probabilities as they are; one output is the logit or probability of class 1 of two.
+    """
+    d, values = outputs.shape[1], outputs.double()
+    if d > 1 and (classes is None or int(classes.max()) < d):
+        return values if are_chances(outputs) else values.softmax(1)
+    if d == 1 and classes is not None and int(classes.max()) <= 1:
+        ones = values if are_chances(outputs) else values.sigmoid()
+        return torch.cat([1 - ones, ones], 1)
+    return None
+
+
+def are_chances(outputs: Tensor) -> bool:
+    """Return whether outputs are probabilities already: a softmax or sigmoid is the network's last layer."""
+    values = outputs.double()
+    inside = bool(((values >= 0) & (values <= 1)).all())
+    return inside and (outputs.shape[1] == 1 or bool((values.sum(1) - 1).abs().max() < 1e-3))
 
 
 def numeric(labels: Tensor, d: int) -> Tensor:

@@ -1,0 +1,167 @@
+"""Who finds wrong labels? likewise beside what people use, on the same trained network.
+
+    python benchmarks/labels.py --data DIR           results are added to benchmarks/results/labels.jsonl
+    python benchmarks/uses.py                        the tables of docs/uses.md, from the results
+
+MNIST and Fashion-MNIST (5,000 images, a convolutional net of 290,000 parameters), CIFAR-10 (10,000 images,
+ResNet-9 of 1.6 million); a share of the labels made wrong, uniformly, into the next class, or by how hard an
+image is; networks stopped early and after they have learned nearly all labels by heart. Cross-validation
+trains five more networks, with the early schedule, its better one; its ranking and flags are cleanlab's.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from images import data_folder, images
+from nets import conv6, evaluated, margin, resnet9, spoiled, trained
+from records import Clock, add, options, ranked, todo
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import likewise as lw
+from likewise.likeness import sketched
+from likewise.sketch import Sketch
+
+SKETCH = 1024
+MEMORY = 8 * 2**30
+NETS = {"mnist": conv6, "fashion-mnist": conv6, "cifar10": partial(resnet9, width=32)}
+COUNT = {"mnist": 5000, "fashion-mnist": 5000, "cifar10": 10_000}
+EPOCHS = {"mnist": (8, 40), "fashion-mnist": (8, 40), "cifar10": (8, 30)}  # stopped early, learned by heart
+FIRST = 0  # of the images: defaults were chosen on others
+
+
+def settings(seeds: list[int]) -> list[dict[str, Any]]:
+    return [
+        {"data": data, "noise": kind, "share": share, "seed": seed}
+        for seed in seeds
+        for share in (0.1, 0.2, 0.4, 0.05)
+        for kind in ("uniform", "pair", "instance")
+        for data in NETS
+    ]
+
+
+def noisy(setting: dict[str, Any], given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, true labels and labels of which a share is wrong."""
+    name, seed = setting["data"], setting["seed"]
+    x, y = (part.to(given.device) for part in images(name, given.data, first=FIRST, count=COUNT[name]))
+    chances = None
+    if setting["noise"] == "instance":
+        torch.manual_seed(500 + seed)
+        chances = evaluated(trained(NETS[name]().to(x.device), x, y, 4, seed).model, x).softmax(1)
+    return x, y, spoiled(y, setting["noise"], setting["share"], seed, chances).to(x.device)
+
+
+def made(name: str, x: Tensor, y: Tensor, epochs: int, seed: int) -> Any:
+    torch.manual_seed(seed)
+    return trained(NETS[name]().to(x.device), x, y, epochs, seed)
+
+
+def cross_validated(name: str, x: Tensor, y: Tensor, epochs: int, seed: int, folds: int = 5) -> Tensor:
+    """Return probabilities of each sample by a network that has not seen it."""
+    found = torch.zeros(len(x), 10, device=x.device)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    for fold in range(folds):
+        held, kept = order[fold::folds], torch.ones(len(x), dtype=torch.bool, device=x.device)
+        kept[held] = False
+        model = made(name, x[kept], y[kept], epochs, 100 * seed + fold + 1).model
+        found[held] = evaluated(model, x[held]).softmax(1)
+    return found
+
+
+def of_neighbors(features: Tensor, y: Tensor, k: int = 50) -> Tensor:
+    """Return the share of the nearest neighbors in feature space with another label."""
+    unit, other = F.normalize(features, dim=1), []
+    for start in range(0, len(unit), 2000):
+        near = unit[start : start + 2000] @ unit.T
+        near[torch.arange(len(near)), torch.arange(len(near)) + start] = -1
+        places = near.topk(k, dim=1).indices
+        other.append((y[places] != y[start : start + 2000, None]).float().mean(1))
+    return torch.cat(other)
+
+
+def self_influence(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return ‖∇ loss‖² of each sample: TracIn's self-influence at the last checkpoint."""
+    loss = lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none")[:, None]  # noqa: E731
+    gram = lw.GramMatrix(lw.Network(model, loss), (x, y), kernel=lw.INNER_PRODUCT, max_memory=MEMORY)
+    return gram.diagonal()
+
+
+def trak(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return TRAK's self-influence, φᵀ(ΦᵀΦ + λ)⁻¹φ (1 − p), from sketches of the label's gradient."""
+    gram = lw.GramMatrix(lw.Network(model, lw.label_against_rest), (x, y), max_memory=MEMORY)
+    rows = sketched(gram, Sketch(1031, 0)).rows[:, 0].double()
+    square = rows.T @ rows
+    damped = square + 1e-3 * square.diagonal().mean() * torch.eye(len(square)).to(square)
+    leverage = (rows * torch.linalg.solve(damped, rows.T).T).sum(1)
+    mine = evaluated(model, x).softmax(1).gather(1, y[:, None])[:, 0]
+    return leverage * (1 - mine.double())
+
+
+def measured(setting: dict[str, Any], stage: str, shared: dict[str, Any], given: Any) -> dict[str, Any]:
+    x, y, labels, clock = (shared[name] for name in ("x", "y", "labels", "clock"))
+    wrong, epochs = labels != y, EPOCHS[setting["data"]][stage == "by heart"]
+    fit = clock(f"train {stage}", lambda: made(setting["data"], x, labels, epochs, setting["seed"]))
+    model, outputs = fit.model, evaluated(fit.model, x)
+    gram = lw.GramMatrix(model, (x, labels), max_memory=MEMORY)
+    found = clock("likewise", lambda: lw.label_suspicion(gram, sketch=SKETCH))
+    chances = outputs.softmax(1)
+    target = F.one_hot(labels, 10)
+    scores = {
+        "likewise": found.suspicion,
+        "loss": F.cross_entropy(outputs, labels, reduction="none"),
+        "margin": -margin(outputs, labels),
+        "margin over training": -fit.margins,
+        "neighbors in features": clock("features", lambda: of_neighbors(evaluated(model[:-1], x), labels)),
+        "self-influence": clock("self-influence", lambda: self_influence(model, x, labels)),
+        "EL2N": (chances - target).norm(dim=1),
+        "TRAK": clock("TRAK", lambda: trak(model, x, labels)),
+        "cross-validation": -shared["validated"].gather(1, labels[:, None])[:, 0],
+    }
+    flagged, mask = found.flagged.cpu(), wrong.cpu()
+    return {
+        "scores": ranked(scores, wrong),
+        "learned": float((outputs.argmax(1) == labels)[wrong].float().mean()),
+        "flags": flags(flagged, mask),
+        "expected precision": list(found.precision),
+        "errors": [float(mask.sum()), *found.errors],
+        "suggested right": float((found.suggested.cpu() == y.cpu())[mask].float().mean()),
+    }
+
+
+def flags(flagged: Tensor, wrong: Tensor) -> list[float]:
+    """Return how many are flagged, how many of these are wrong, and how many of the wrong are flagged."""
+    hits = float((flagged & wrong).sum())
+    return [int(flagged.sum()), hits / max(1, int(flagged.sum())), hits / max(1, int(wrong.sum()))]
+
+
+def pruned(labels: Tensor, validated: Tensor) -> Tensor:
+    """Return the labels that cleanlab flags."""
+    from cleanlab.filter import find_label_issues
+
+    chances = validated.double().cpu().numpy()
+    return torch.tensor(
+        find_label_issues(labels.cpu().numpy(), chances / chances.sum(1, keepdims=True), n_jobs=1)
+    )
+
+
+def main() -> None:
+    arguments = options(__doc__, "labels")
+    data_folder(arguments)
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    for setting in todo(settings(given.seeds), given):
+        clock = Clock()
+        x, y, labels = noisy(setting, given)
+        early = EPOCHS[setting["data"]][0]
+        validated = clock(
+            "cross-validation", lambda: cross_validated(setting["data"], x, labels, early, setting["seed"])
+        )
+        shared = {"x": x, "y": y, "labels": labels, "validated": validated, "clock": clock}
+        results = {stage: measured(setting, stage, shared, given) for stage in ("early", "by heart")}
+        peer = flags(pruned(labels, validated), (labels != y).cpu())
+        add(given.out, setting, **results, **{"cleanlab flags": peer, "seconds": clock.seconds})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""From ingredients of reliability to how often such predictions are right, on data with known answers."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.statistics.reliability import Reliability
+
+
+class Level(NamedTuple):
+    """Held-out predictions of about the same expected quality."""
+
+    expected: float  # mean of what was expected of them
+    found: float  # share that was right, or mean error
+    low: float  # between these, at 95 %, for the next such predictions
+    high: float
+    samples: int
+
+
+class Calibration:
+    """What is to be expected of predictions: the chance to be right, or for values the size of the error.
+
+    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones.
+    """
+
+    def __init__(self, weights: Tensor, scale: tuple[Tensor, Tensor], factor: float | None) -> None:
+        self._weights, self._scale, self._factor = weights, scale, factor
+        self.levels: list[Level] = []
+
+    def __call__(self, found: Reliability) -> Tensor:
+        """Return the chance that each prediction is right, (n,), or for values its expected error."""
+        if (found.confidence is None) != (self._factor is not None):
+            raise ValueError("Calibrated on classes, asked of values, or the other way round.")
+        mean, spread = self._scale
+        score = (_ingredients(found) - mean) / spread @ self._weights[1:] + self._weights[0]
+        return score.sigmoid() if self._factor is None else self._factor * score.exp()
+
+
+def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
+    """Return a Calibration from predictions whose true labels are known and were not trained on.
+
+    A logistic regression on density, agreement, shift and the network's confidence; for values a linear one
+    of the logarithm of the error. At least 50 held-out samples, better 500: levels carry their intervals.
+    """
+    n = len(found.density)
+    if len(truth) != n or n < 50:
+        raise ValueError(f"{len(truth)} true labels for {n} predictions: at least 50 of each are needed.")
+    features = _ingredients(found)
+    scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
+    standard = (features - scale[0]) / scale[1]
+    if found.confidence is not None:
+        outcome = (found.prediction.cpu() == truth.cpu().reshape(-1)).double()
+        made = Calibration(_logistic(standard, outcome), scale, None)
+    else:
+        outcome = (found.prediction.cpu().double() - truth.cpu().double().reshape(n, -1)).norm(dim=1)
+        weights = _least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
+        raw = Calibration(weights, scale, 1.0)(found)
+        made = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
+    made.levels = _levels(made(found), outcome, levels, shares=found.confidence is not None)
+    return made
+
+
+def _ingredients(found: Reliability) -> Tensor:
+    """Return them as columns, (n, 3 or 4), on scales where equal steps weigh the same."""
+    parts = [found.density, _log_odds(found.agreement), (found.shift.double() + 1e-3).log()]
+    if found.confidence is not None:
+        parts.append(_log_odds(found.confidence))
+    return torch.stack([part.double().cpu() for part in parts], 1)
+
+
+def _log_odds(share: Tensor) -> Tensor:
+    return share.double().clamp(1e-4, 1 - 1e-4).logit()
+
+
+def _logistic(features: Tensor, right: Tensor) -> Tensor:
+    from sklearn.linear_model import LogisticRegression
+
+    if right.min() == right.max():  # all right, or all wrong: nothing to tell apart
+        share = (right.sum() + 0.5) / (len(right) + 1)
+        return torch.cat([share.logit()[None], torch.zeros(features.shape[1], dtype=torch.float64)])
+    fitted = LogisticRegression(C=1.0).fit(features.numpy(), right.numpy())
+    return torch.tensor(np.concatenate([fitted.intercept_, fitted.coef_[0]]))
+
+
+def _least_squares(features: Tensor, target: Tensor) -> Tensor:
+    ones = torch.cat([torch.ones(len(features), 1).to(features), features], 1)
+    damped = ones.T @ ones + torch.eye(ones.shape[1]).to(ones)
+    return torch.linalg.solve(damped, ones.T @ target)
+
+
+def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:
+    found = []
+    for places in expected.argsort().tensor_split(min(levels, len(expected) // 10)):
+        part, count = outcome[places], len(places)
+        mean = float(part.mean())
+        if shares:  # Wilson's interval
+            z = 1.96
+            middle, half = (
+                mean + z * z / (2 * count),
+                z * (mean * (1 - mean) / count + (z / count / 2) ** 2) ** 0.5,
+            )
+            low, high = ((middle + sign * half) / (1 + z * z / count) for sign in (-1, 1))
+        else:
+            half = 1.96 * float(part.std()) / count**0.5
+            low, high = mean - half, mean + half
+        found.append(Level(float(expected[places].mean()), mean, max(low, 0.0), high, count))
+    return found
