@@ -1,60 +1,71 @@
-"""How many of the labels that `analyze` flags are wrong? Planted errors, networks from underfit to memorized.
+"""How many of the labels that are flagged are wrong, and is the number of errors told right? On a CPU.
 
-8,000 images of CIFAR-10 (--data DIR or $LIKEWISE_DATA), 5 % of the labels flipped; the same convolutional
-net as benchmarks/analyze.py after 3, 25 and 60 epochs: `python benchmarks/label_flags.py --data DIR`.
-Compared: every label that the neighbors' majority votes against, and the label's loss.
+    python benchmarks/label_flags.py --data DIR      results are added to benchmarks/results/label_flags.jsonl
+
+3,000 images each of MNIST, Fashion-MNIST and CIFAR-10, a small convolutional net with batch normalization after
+6 epochs and after 30, when it has learned all labels; no label made wrong on purpose, or a share of them.
 """
 
-import argparse
-import os
-import tempfile
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from analyze import cifar, trained
-from sklearn.metrics import average_precision_score
-from torch import Tensor, nn
+from images import data_folder, images
+from labels import flags
+from nets import evaluated, spoiled, trained
+from records import add, options, ranked, todo
+from torch import nn
 
 import likewise as lw
 
-
-def planted(y: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    chance = torch.Generator().manual_seed(seed)
-    wrong = torch.rand(len(y), generator=chance) < share
-    other = (y + torch.randint(1, 10, (len(y),), generator=chance)) % 10
-    return torch.where(wrong, other, y), wrong
+COUNT, WIDTH = 3000, 16
+NOISE = (("none", 0.0), ("uniform", 0.1), ("pair", 0.1), ("instance", 0.1), ("uniform", 0.3))
 
 
-def line(name: str, flagged: np.ndarray, wrong: np.ndarray) -> str:
-    count, hits = flagged.sum(), (flagged & wrong).sum()
-    precision, recall = hits / max(1, count), hits / wrong.sum()
-    return f"  {name:<26} {count:>5} flagged, precision {precision:.2f}, recall {recall:.2f}"
+def net(channels: int) -> nn.Sequential:
+    def block(i: int, o: int, size: int) -> list[nn.Module]:
+        return [nn.Conv2d(i, o, size, stride=2, padding=size // 2), nn.BatchNorm2d(o), nn.ReLU()]
+
+    layers = [*block(channels, WIDTH, 5), *block(WIDTH, 2 * WIDTH, 3), *block(2 * WIDTH, 4 * WIDTH, 3)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * WIDTH, 10))
+
+
+def settings(seeds: list[int]) -> list[dict[str, Any]]:
+    return [
+        {"data": data, "noise": kind, "share": share, "epochs": epochs, "seed": seed}
+        for seed in seeds
+        for kind, share in NOISE
+        for data in ("mnist", "fashion-mnist", "cifar10")
+        for epochs in (6, 30)
+    ]
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--data", type=Path, default=os.environ.get("LIKEWISE_DATA", "data"))
-    arguments.add_argument("--samples", type=int, default=8000)
-    arguments.add_argument("--seed", type=int, default=1)
+    arguments = options(__doc__, "label_flags")
+    data_folder(arguments)
     given = arguments.parse_args()
-    x, y = (part[: given.samples] for part in cifar(Path(given.data)))
-    labels, mask = planted(y, 0.05, given.seed)
-    wrong = mask.numpy()
-    for epochs in (3, 25, 60):
-        model = trained(x, labels, epochs)
-        with tempfile.TemporaryDirectory() as folder:
-            table = lw.analyze(model, (x, labels), out=Path(folder) / "run").table
-        with torch.no_grad():
-            loss = nn.functional.cross_entropy(model(x), labels, reduction="none").numpy()
-        right = (table["prediction"] == table["label"]).mean()
-        precision = average_precision_score(wrong, table["label_suspicion"])
-        print(f"{epochs} epochs, {right:.0%} of the labels learned")
-        print(
-            f"  average precision: suspicion {precision:.2f}, loss {average_precision_score(wrong, loss):.2f}"
+    torch.set_num_threads(1)
+    for setting in todo(settings(given.seeds), given):
+        seed = setting["seed"]
+        x, y = images(setting["data"], given.data, first=COUNT * seed, count=COUNT)
+        chances, labels = None, y
+        if setting["noise"] == "instance":
+            torch.manual_seed(500 + seed)
+            chances = evaluated(trained(net(x.shape[1]), x, y, 4, seed, batch=64).model, x).softmax(1)
+        if setting["noise"] != "none":
+            labels = spoiled(y, setting["noise"], setting["share"], seed, chances)
+        torch.manual_seed(seed)
+        model = trained(net(x.shape[1]), x, labels, setting["epochs"], seed, batch=64).model
+        found, wrong = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), sketch=1024), labels != y
+        add(
+            given.out,
+            setting,
+            learned=float((evaluated(model, x).argmax(1) == labels).float().mean()),
+            flags=flags(found.flagged, wrong),
+            expected=list(found.precision),
+            errors=[int(wrong.sum()), *found.errors],
+            distinct=found.distinct,
+            scores=ranked({"likewise": found.suspicion}, wrong) if wrong.any() else {},
         )
-        print(line("label_issue (odds of 20)", table["label_issue"].to_numpy(), wrong))
-        print(line("any majority against it", (table["suggested_label"] != table["label"]).to_numpy(), wrong))
 
 
 if __name__ == "__main__":

@@ -160,14 +160,42 @@ def test_classes(case):
 
 def test_label_votes(case):
     _, own, left, _ = case
-    k, labels = own_correlation(left).clone(), torch.tensor([0, 1, 2, 1, 1, 0, 2])
-    k.fill_diagonal_(0)
-    votes = torch.stack([k.clamp(min=0).pow(4)[:, labels == c].sum(1) for c in range(3)], 1)
-    found = lw.label_suspicion(own, labels, exponent=4)
-    own_votes = votes[torch.arange(7), labels]
-    close(found.suspicion, torch.where(votes.sum(1) > 0, 1 - own_votes / votes.sum(1), 0), TOLERANCE)
-    assert ((found.suggested == votes.argmax(1)) | (votes.sum(1) == 0)).all()
+    labels = torch.tensor([0, 1, 2, 1, 1, 0, 2])
+    c = oracle.likeness(own_correlation(left)).fill_diagonal_(0)
+    votes = torch.stack([c.clamp(min=0).pow(4)[:, labels == c_].sum(1) for c_ in range(3)], 1)
+    found = lw.label_suspicion(own, labels)
+    opinion = torch.zeros(7, max(3, own.d), dtype=torch.float64)
+    opinion[:, :3] = votes / votes.sum(1, keepdim=True).clamp(min=1e-300)
+    if own.d >= 3:
+        opinion = (opinion + own.outputs().softmax(1)) / 2
+    for i in range(7):
+        mine, rest = opinion[i, labels[i]], [opinion[i, k] for k in range(len(opinion[i])) if k != labels[i]]
+        expected = (1 - mine + max(rest)) / 2 if votes[i].sum() > 0 else torch.tensor(0.0)
+        close(found.suspicion[i], expected, 1e-7)
     assert ((found.suspicion >= 0) & (found.suspicion <= 1)).all()
+    assert ((found.chance_wrong >= 0) & (found.chance_wrong <= 1)).all()
+    assert (found.flagged <= found.contested).all() and not (found.contested & found.isolated).any()
+
+
+def test_novelty(case):
+    _, own, left, right = case
+    k = own_correlation(left).clone().fill_diagonal_(-torch.inf)
+    close(lw.novelty(own, k=3), 1 - k.sort(1, descending=True).values[:, :3].mean(1))
+
+
+def test_reliability_of_values(case):
+    _, own, left, _ = case
+    labels = torch.randn(7, own.d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    c = oracle.likeness(own_correlation(left)).fill_diagonal_(0).clamp(min=0).pow(8)
+    found, outputs = lw.reliability(own, labels), own.outputs()
+    for i in range(7):
+        weights = c[i] / c[i].sum() if c[i].sum() > 0 else torch.full((7,), 1 / 7, dtype=torch.float64)
+        spread = (labels - labels.mean(0)).square().sum(1).mean().sqrt()
+        gap, shift = ((outputs[i] - weights @ of).norm() / spread for of in (labels, outputs))
+        close(found.agreement[i], (-gap).exp(), 1e-6)
+        close(found.shift[i], shift, 1e-6)
+    close(found.density, 1 - lw.novelty(own))
+    assert found.confidence is None
 
 
 def test_fit_quality(case):

@@ -47,15 +47,22 @@ def test_the_table_holds_what_the_formulas_say(tmp_path):
 
     close("density", lw.soft_neighbors(gram) / 40)
     close("uncertainty", lw.uncertainty(gram))
-    close("isolation", 1 - near.values[:, 0])
+    plain = gram.dense().double().fill_diagonal_(-1)
+    close("isolation", 1 - plain.topk(10).values.mean(1))
     close("near", (c >= 0.25).sum(1))
-    close("label_suspicion", 1 - votes.gather(1, y[:, None])[:, 0] / votes.sum(1))
+    opinion = (votes / votes.sum(1, keepdim=True) + model(x).detach().softmax(1)) / 2
+    mine, others = opinion.gather(1, y[:, None])[:, 0], opinion.scatter(1, y[:, None], -1)
+    close("label_suspicion", (1 - mine + others.max(1).values) / 2)
     close("agreement", (y[near.indices] == y[:, None]).double().mean(1))
     chances = model(x).softmax(1).double()
     weights = near.values.clamp(min=0)
     around = (weights[:, :, None] * chances[near.indices]).sum(1) / weights.sum(1, keepdim=True)
     close("shift", (chances - around).abs().sum(1) / 2)
-    assert table["suggested_label"].tolist() == votes.argmax(1).tolist()
+    contested = (votes.argmax(1) != y) | (others.max(1).values > mine)
+    assert table["suggested_label"].tolist() == torch.where(contested, others.argmax(1), y).tolist()
+    judged = lw.label_suspicion(gram)
+    assert table["label_issue"].tolist() == judged.flagged.tolist()
+    close("chance_wrong", judged.chance_wrong)
     assert table["prediction"].tolist() == model(x).argmax(1).tolist()
     assert found.neighbors(7)["neighbor"].tolist() == near.indices[7].tolist()
     assert len(found.neighbors(7, 2)) == 2
@@ -237,24 +244,6 @@ def test_labels_look_wrong_where_they_are(tmp_path):
     flagged = table["label_issue"].to_numpy()
     assert flagged[:8].sum() >= 7 and flagged[8:].sum() <= 4
     assert (table["suggested_label"][:8][flagged[:8]] == (y[:8] - 1).numpy()[flagged[:8]] % 3).all()
-
-
-def test_odds_are_the_frequencies_of_labels_at_such_votes():
-    from likewise.runs.stages import odds
-
-    chance = torch.Generator().manual_seed(0)
-    votes = torch.rand(20_000, 2, generator=chance)
-    share = votes / votes.sum(1, keepdim=True)
-    labels = torch.bernoulli(
-        share[:, 1], generator=chance
-    ).long()  # a share of votes is the chance of the label
-    suggested = share.argmax(1)
-    found = torch.tensor(odds(votes.numpy(), labels.numpy(), suggested.numpy()))
-    rows = torch.arange(len(labels))
-    expected = share[rows, suggested] / share[rows, labels]
-    close = expected < 10
-    assert ((found / expected)[close].log().abs() < 0.35).double().mean() > 0.95
-    assert odds(np.zeros((3, 2)), np.array([0, 1, 0]), np.array([0, 1, 0])).tolist() == [1, 1, 1]
 
 
 def test_what_is_decided_gives_the_precision(tmp_path):

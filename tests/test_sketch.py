@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import likewise as lw
-from likewise.likeness import ExactLikeness, SketchedLikeness
+from likewise.likeness import SketchedLikeness, likeness
 from likewise.sketch import Sketch, whitened
 from nets import SHAPES, case
 
@@ -89,7 +89,7 @@ def test_equal_samples_stay_equal_and_no_gradient_is_like_nothing():
 def test_exact_likeness_is_the_doubly_centered_kernel(make):
     model, x = case(make, 3, 12)
     gram = lw.GramMatrix(model, x)
-    found = every(ExactLikeness(gram, gram.exact_row_sums()[:, 0], gram.exact_diagonal()))
+    found = every(likeness(gram))
     torch.testing.assert_close(found.double(), likeness_of(gram.dense().double()), rtol=1e-8, atol=1e-8)
 
 
@@ -102,3 +102,30 @@ def test_sketched_likeness_is_the_same_of_any_features(seed, n, q):
     torch.testing.assert_close(found, likeness_of(features @ features.T), rtol=1e-6, atol=1e-6)
     assert found.abs().max() <= 1 + 1e-9
     assert torch.allclose(found.diagonal(), torch.ones(n, dtype=torch.float64))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 9), m=st.integers(2, 9))
+@settings(max_examples=30, deadline=None)
+def test_likeness_of_new_inputs_is_about_the_mean_of_the_data(seed, n, m):
+    chance = torch.Generator().manual_seed(seed)
+    draw = lambda k: nn.functional.normalize(torch.randn(k, 6, generator=chance).double(), dim=1)  # noqa: E731
+    new, data = draw(n), draw(m)
+    seen = []
+    keep = lambda where, k: (seen.append(k.clone()), (k.sum(1),))[1]  # noqa: E731
+    found = SketchedLikeness(new, 2**20, data).map_strips(lambda where, c: (c.clone(),), keep)[1]
+    apart = [nn.functional.normalize(part - data.mean(0), dim=1) for part in (new, data)]
+    torch.testing.assert_close(found, apart[0] @ apart[1].T, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.cat(seen), new @ data.T, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", SHAPES, ids=lambda make: make.__name__)
+def test_exact_likeness_of_new_inputs(make):
+    model, x = case(make, 3, 12)
+    gram = lw.GramMatrix(model, x[:4], columns=x[4:])
+    found = every(likeness(gram))
+    data = lw.GramMatrix(model, x[4:]).dense().double()
+    cross, own = gram.dense().double(), lw.GramMatrix(model, x[:4]).dense().double()
+    r, s, g = cross.mean(1), data.mean(1), data.mean()
+    scale = [(k.diagonal() - 2 * means + g).rsqrt() for k, means in ((own, r), (data, s))]
+    expected = (cross - r[:, None] - s + g) * scale[0][:, None] * scale[1]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-8, atol=1e-8)

@@ -22,7 +22,7 @@ class FitQuality(NamedTuple):
     label_variance: Tensor  # (n,) variance of the labels around x, summed over classes or components
     verdict: Verdict
     total_variance: float  # that of all labels, to compare with
-    learned: float  # share of the labels that the network predicts; for values R²
+    learned: float  # share of the labels that the network predicts; for values R², at least 0
     supported: float  # the same by neighbors' labels, each sample left out
 
     @property
@@ -93,7 +93,7 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
     y = numeric(labels, gram.d).cpu()
     around = neighbor_means(likeness_of, sketch, y)[1]
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
-    supported = float(1 - (y - around).square().sum() / spread)
+    supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:  # nothing to compare labels with
         return supported, supported
-    return float(1 - (y - outputs.double()).square().sum() / spread), supported
+    return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported

@@ -21,9 +21,10 @@ class LabelSuspicion(NamedTuple):
     contested: Tensor  # (n,) the neighbors' class is another one, and there are neighbors to ask
     isolated: Tensor  # (n,) too few votes to judge by
     chance_wrong: Tensor  # (n,) estimated from the votes
-    flagged: Tensor  # (n,) contested, and more likely wrong than right
+    flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
     errors: Between  # how many labels are wrong
     precision: Between  # share of the flagged that are wrong
+    distinct: bool  # wrong labels stand out as a group; if not, both numbers are guesses
 
 
 def label_suspicion(
@@ -76,15 +77,23 @@ def judged(
     mine = opinion.gather(1, given[:, None])[:, 0]
     others = opinion.scatter(1, given[:, None], -1)
     best, other = others.max(1) if others.shape[1] > 1 else (torch.zeros_like(mine), given)
-    suspicion = ((1 - mine + best) / 2).clamp(0, 1).to(dtype)
+    suspicion = torch.where(cast > 0, (1 - mine + best) / 2, 0).clamp(0, 1).to(dtype)
     contested = (shares.argmax(1) != given) & ~isolated
-    suggested = torch.where(contested | (best > mine), other, given)
+    suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     found = mislabeled(shares, given)
-    flagged = contested & (found.chance >= 0.5)
-    expected = [float(c[flagged].mean()) if flagged.any() else 0.0 for c in (*found.ends, found.chance)]
-    precision = Between(min(expected), expected[2], max(expected))
-    chance = found.chance.to(dtype)
-    return LabelSuspicion(suspicion, suggested, contested, isolated, chance, flagged, found.errors, precision)
+    flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
+    ends = [float(c[flagged].mean()) if flagged.any() else 0.0 for c in (found.chance, *found.both)]
+    return LabelSuspicion(
+        suspicion,
+        suggested,
+        contested,
+        isolated,
+        found.chance.to(dtype),
+        flagged,
+        found.errors,
+        Between(min(ends) if found.distinct else 0.0, ends[0], max(ends)),
+        found.distinct,
+    )
 
 
 def class_votes(

@@ -1,10 +1,18 @@
 """How many labels are wrong, and how likely is each? From votes of the similar, with no true label at hand.
 
-Votes are turned into chances q(c) that class c is the label at hand, by how often it is where c gets such a
-share of the votes (isotonic). A matrix T(c, y), how often class c is labeled y, is read off the votes as
-well, in three ways: from samples whose votes reach the usual share of some class (confident counting), and as
-two ends, from the half of each class's samples with the clearest votes and from all of them. With T, q is
-taken apart into chances of the true class, and Bayes' rule says how likely the label at hand is wrong.
+Two estimates that err in opposite directions are averaged.
+
+Counted: votes are turned into chances q(c) that class c is the label at hand, by how often it is where c
+gets such a share of the votes (isotonic). A matrix T(c, y), how often class c is labeled y, is read off the
+votes: from samples whose votes reach the usual share of some class, and as two ends, from the half of each
+class's samples with the clearest votes and from all. With T, q is taken apart into chances of the true
+class, and Bayes' rule says how likely the label is wrong. Where a network has learned wrong labels by
+heart, some of them win the vote, and this finds too few.
+
+Grouped: the logarithm of the best other class's share over the label's own is drawn from two normal
+distributions, labels that are right and labels that are wrong, which finds too many. If two explain the
+data hardly better than one, no group of labels stands out: then the smaller of both chances is taken, and
+the lower ends are 0.
 """
 
 from typing import NamedTuple
@@ -15,6 +23,8 @@ from torch import Tensor
 
 BINS = 401  # of vote shares, so that many classes cost little
 STEPS = 10  # of taking q apart
+FEWEST = 20  # samples to look for groups in
+DISTINCT = 0.1  # gain of the Bayesian information criterion per sample at which there are two groups
 MOST_TAKEN_APART = 200  # classes: beyond, labels are taken to be nearly right
 
 
@@ -31,28 +41,28 @@ class Mislabeled(NamedTuple):
 
     chance: Tensor  # (n,) that the label is wrong
     errors: Between  # how many labels are wrong
-    ends: tuple[Tensor, Tensor]  # the chances with the fewest and the most errors
+    distinct: bool  # whether wrong labels stand out as a group
+    both: tuple[Tensor, Tensor]  # the chances counted and grouped
 
 
 def mislabeled(shares: Tensor, given: Tensor) -> Mislabeled:
     """Return chances and number of wrong labels, from each class's share of the votes, (n, c) in float64."""
-    q = calibrated(shares, given)
-    counted = _confident(shares, given)
-    fewest, most = (_by_winner(shares, given, share) for share in (0.5, 0.0))
+    joint = _confident(shares, given)
+    counted = wrong_chance(calibrated(shares, given), _smoothed(joint), given)
+    grouped, distinct = _of_two_groups(shares, given)
     winners = torch.bincount(shares.argmax(1), minlength=shares.shape[1]).double()
-    low, high = (float((winners * (1 - _rates(joint).diagonal())).sum()) for joint in (fewest, most))
-    low, high = min(low, high), max(low, high)
-    low, high = (
-        max(0.0, low - 1.96 * (2 * low) ** 0.5),
-        high + 1.96 * high**0.5,
-    )  # from half, from all of them
-    likely = float(counted.sum() - counted.diagonal().sum())
-    chance, *ends = (wrong_chance(q, _smoothed(joint), given) for joint in (counted, fewest, most))
-    return Mislabeled(chance, Between(low, min(max(likely, low), high), high), (ends[0], ends[1]))
+    rates = (_rates(_by_winner(shares, given, share)) for share in (0.5, 0.0))
+    low, high = sorted(float((winners * (1 - rate.diagonal())).sum()) for rate in rates)
+    low = max(0.0, low - 1.96 * (2 * low) ** 0.5) if distinct else 0.0  # seen in half of the samples
+    likely, high = float(joint.sum() - joint.diagonal().sum()), high + 1.96 * high**0.5
+    if distinct:
+        likely, high = (likely + float(grouped.sum())) / 2, max(high, float(grouped.sum()))
+    chance = (counted + grouped) / 2 if distinct else torch.minimum(counted, grouped)
+    return Mislabeled(chance, Between(low, min(max(likely, low), high), high), distinct, (counted, grouped))
 
 
 def calibrated(shares: Tensor, given: Tensor) -> Tensor:
-    """Return the chance of each class to be the label at hand, (n, c), as it grows with its share of votes."""
+    """Return the chance of each class to be the label at hand, (n, c), growing with its share of votes."""
     from sklearn.isotonic import IsotonicRegression
 
     at, labels = shares.double().cpu().numpy(), given.cpu().numpy()
@@ -77,6 +87,24 @@ def wrong_chance(q: Tensor, transition: Tensor, given: Tensor) -> Tensor:
     joint = true * transition[:, given].T
     right = joint.gather(1, given[:, None])[:, 0]
     return (1 - right / joint.sum(1).clamp(min=1e-300)).clamp(0, 1)
+
+
+def _of_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
+    """Return the chance of each label to be of the group with more votes against it, and if there are two."""
+    from sklearn.mixture import GaussianMixture
+
+    logs = (shares + 1e-3).log()
+    others = logs.scatter(1, given[:, None], -torch.inf).max(1).values
+    against = (others - logs.gather(1, given[:, None])[:, 0]).cpu().numpy()[:, None]
+    if shares.shape[1] < 2 or len(against) < FEWEST or against.std() < 1e-9:
+        return torch.zeros(len(shares), dtype=torch.float64), False
+    one = GaussianMixture(1).fit(against)
+    two = GaussianMixture(2, random_state=0, n_init=3).fit(against)
+    wrong = int(two.means_[:, 0].argmax())
+    chance = two.predict_proba(against)[:, wrong]
+    chance[against[:, 0] < two.means_[1 - wrong, 0]] = 0  # the wider of two is above on both sides
+    gain = (one.bic(against) - two.bic(against)) / len(against)
+    return torch.tensor(chance), bool(gain > DISTINCT)
 
 
 def _confident(shares: Tensor, given: Tensor) -> Tensor:
