@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from images import data_folder, images
-from nets import evaluated, spoiled, trained
 from records import Clock, add, options, todo
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
+from nets import evaluated, spoiled, trained
 
 COUNT = 1000
 

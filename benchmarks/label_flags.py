@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from images import data_folder, images
 from labels import flags
-from nets import evaluated, spoiled, trained
 from records import add, options, ranked, todo
 from torch import nn
 
 import likewise as lw
+from nets import evaluated, spoiled, trained
 
 COUNT, WIDTH = 3000, 16
 NOISE = (("none", 0.0), ("uniform", 0.1), ("pair", 0.1), ("instance", 0.1), ("uniform", 0.3))

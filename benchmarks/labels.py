@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from images import data_folder, images
-from nets import conv6, evaluated, margin, resnet9, spoiled, trained
 from records import Clock, add, options, ranked, todo
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +21,7 @@ from torch.nn import functional as F
 import likewise as lw
 from likewise.likeness import sketched
 from likewise.sketch import Sketch
+from nets import conv6, evaluated, margin, resnet9, spoiled, trained
 
 SKETCH = 1024
 MEMORY = 8 * 2**30

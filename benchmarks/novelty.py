@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from images import data_folder, images
 from labels import COUNT, MEMORY, NETS, SKETCH
-from nets import evaluated, trained
 from records import Clock, add, options, ranked, todo
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
+from nets import evaluated, trained
 
 EPOCHS = 15
 NOVEL = {  # novel inputs, and the classes left out of training

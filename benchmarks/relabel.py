@@ -14,13 +14,13 @@ import torch
 from images import data_folder, images
 from labels import EPOCHS as VALIDATED
 from labels import MEMORY, SKETCH, cross_validated, made, noisy, pruned
-from nets import evaluated
 from records import Clock, add, options, todo
 from torch import Tensor
 from torch.nn import functional as F
 
 import likewise as lw
 from likewise.statistics.reliability import neighbor_means
+from nets import evaluated
 
 EPOCHS = 15
 

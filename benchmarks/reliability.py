@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from images import data_folder, images
 from labels import COUNT, MEMORY, NETS, SKETCH
-from nets import conv6, evaluated, margin, trained
 from novelty import EPOCHS
 from records import Clock, add, options, risk_coverage, todo
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
+from nets import conv6, evaluated, margin, trained
 
 HELD, ASKED = 1000, 2000
 TURNED = "turned mnist"

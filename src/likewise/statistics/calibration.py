@@ -105,5 +105,7 @@ def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> lis
         else:
             half = 1.96 * float(part.std()) / count**0.5
             low, high = mean - half, mean + half
-        found.append(Level(float(expected[places].mean()), mean, max(low, 0.0), high, count))
+        found.append(
+            Level(float(expected[places].mean()), mean, max(0.0, min(low, mean)), max(high, mean), count)
+        )
     return found

@@ -1,0 +1,95 @@
+"""Votes whose truth is known: how many labels are wrong, and which?"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from likewise.statistics.labels import judged
+from likewise.statistics.mislabeled import calibrated, mislabeled, wrong_chance
+
+
+def voted(share, n=4000, classes=5, sharp=6.0, seed=0, kind="uniform"):
+    """Votes that know the true class up to noise, and labels of which a share is wrong."""
+    chance = torch.Generator().manual_seed(seed)
+    truth = torch.randint(0, classes, (n,), generator=chance)
+    scores = torch.randn(n, classes, generator=chance, dtype=torch.float64)
+    scores[torch.arange(n), truth] += sharp * torch.rand(n, generator=chance, dtype=torch.float64)
+    wrong = torch.rand(n, generator=chance) < share
+    step = torch.randint(1, classes, (n,), generator=chance) if kind == "uniform" else 1
+    return scores.softmax(1), torch.where(wrong, (truth + step) % classes, truth), wrong
+
+
+@pytest.mark.parametrize("kind", ["uniform", "pair"])
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
+def test_errors_are_counted_and_their_chances_are_right(share, kind):
+    votes, labels, wrong = voted(share, kind=kind)
+    found = judged(votes, labels)
+    low, likely, high = found.errors
+    assert low <= int(wrong.sum()) <= high and low <= likely <= high
+    assert found.flagged.any() and found.chance_wrong[wrong].mean() > 5 * found.chance_wrong[~wrong].mean()
+    precision = float(wrong[found.flagged].double().mean())
+    assert found.precision.low - 0.1 <= precision <= found.precision.high + 0.1
+
+
+def test_clean_labels_are_hardly_flagged():
+    votes, labels, _ = voted(0.0)
+    votes = votes + 2 * torch.nn.functional.one_hot(labels)  # nobody is in doubt
+    found = judged(votes, labels)
+    assert found.flagged.double().mean() < 0.05 and found.errors.low < 0.05 * len(labels)
+
+
+def test_calibrated_votes_are_frequencies_of_labels():
+    chance = torch.Generator().manual_seed(0)
+    shares = torch.rand(20_000, 2, generator=chance, dtype=torch.float64)
+    shares = shares / shares.sum(1, keepdim=True)
+    labels = torch.bernoulli(shares[:, 1].square(), generator=chance).long()  # not the share itself
+    found = calibrated(torch.stack([1 - shares[:, 1], shares[:, 1]], 1), labels)
+    # both classes share one curve: the chance at a share, on average over them
+    ones, zeros = shares[:, 1].square(), 1 - (1 - shares[:, 1]).square()
+    assert (found[:, 1] - (ones + zeros) / 2).abs().mean() < 0.05
+    assert torch.allclose(found.sum(1), torch.ones(20_000, dtype=torch.float64))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 30), classes=st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_any_votes_give_chances_and_ordered_ends(seed, n, classes):
+    chance = torch.Generator().manual_seed(seed)
+    votes = torch.rand(n, classes, generator=chance, dtype=torch.float64).pow(4)
+    votes[torch.rand(n, generator=chance) < 0.2] = 0
+    labels = torch.randint(0, classes, (n,), generator=chance)
+    found = judged(votes, labels)
+    for tensor in (found.suspicion, found.chance_wrong):
+        assert ((tensor >= 0) & (tensor <= 1)).all()
+    for ends in (found.errors, found.precision):
+        assert 0 <= ends.low <= ends.likely + 1e-9 and ends.likely <= ends.high + 1e-9
+    assert (found.flagged <= found.contested).all()
+    assert (found.suggested[~found.contested & (votes.argmax(1) == labels)] >= 0).all()
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_bayes_rule_is_written_out(seed):
+    """Where labels are known to be right but for a small rate, the chance is Bayes' rule with true = q."""
+    chance = torch.Generator().manual_seed(seed)
+    true = torch.rand(8, 3, generator=chance, dtype=torch.float64).softmax(1)
+    transition = torch.full((3, 3), 0.02, dtype=torch.float64).fill_diagonal_(0.96)
+    given_labels = torch.randint(0, 3, (8,), generator=chance)
+    found = wrong_chance(true @ transition, transition, given_labels)
+    for i, y in enumerate(given_labels.tolist()):
+        joint = [float(true[i, c] * transition[c, y]) for c in range(3)]
+        assert abs(float(found[i]) - (1 - joint[y] / sum(joint))) < 0.02
+
+
+def test_hidden_errors_are_found_in_a_group_of_their_own():
+    """Labels learned by heart: every label wins its vote, the wrong ones by less."""
+    chance = torch.Generator().manual_seed(0)
+    n, wrong = 2000, torch.arange(2000) < 200
+    labels = torch.randint(0, 4, (n,), generator=chance)
+    other = (labels + torch.randint(1, 4, (n,), generator=chance)) % 4
+    votes = 0.02 + 0.02 * torch.rand(n, 4, generator=chance, dtype=torch.float64)
+    votes[torch.arange(n), labels] += torch.where(wrong, 0.40, 0.8) + 0.05 * torch.randn(n, generator=chance)
+    votes[torch.arange(n), other] += torch.where(wrong, 0.45, 0.0)
+    found = mislabeled(votes / votes.sum(1, keepdim=True), labels)
+    assert found.distinct and found.errors.low <= 200 <= found.errors.high
+    assert found.chance[wrong].mean() > 0.4 and found.chance[~wrong].mean() < 0.1
