@@ -2,16 +2,16 @@
 
     python benchmarks/fit.py --data DIR              results are added to benchmarks/results/fit.jsonl
 
-1,000 images of MNIST and of Fashion-MNIST, convolutional nets of three widths after 2, 10 and 60 epochs, with no,
-20 % and 50 % of the labels made wrong. The gap is the share of training labels that the network predicts less that
-of new samples labeled by the same noisy hand; beside it proxies that people use.
+1,000 images of MNIST and of Fashion-MNIST, convolutional nets of three widths after 2, 10 and 60 epochs,
+with no, 20 % and 50 % of the labels made wrong. The gap is the share of training labels that the network
+predicts less that of new samples labeled by the same noisy hand; beside it proxies that people use.
 """
 
 from typing import Any
 
 import torch
 from images import data_folder, images
-from records import Clock, add, options, todo
+from records import Clock, measured, options
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -60,35 +60,34 @@ def sharpness(model: nn.Module, x: Tensor, y: Tensor, by: float = 0.1, draws: in
     return sum(rises) / draws
 
 
+def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    seed, share, clock = setting["seed"], setting["share"], Clock()
+    x, y = images(setting["data"], given.data, first=COUNT * seed, count=COUNT)
+    labels = spoiled(y, "uniform", share, seed) if share else y
+    test, truth = images(setting["data"], given.data, "test", count=4000)
+    torch.manual_seed(seed)
+    model = trained(net(setting["width"]), x, labels, setting["epochs"], seed, batch=50).model
+    found = clock("likewise", lambda: lw.fit_quality(lw.GramMatrix(model, (x, labels)), sketch=1024))
+    right = float((evaluated(model, test).argmax(1) == truth).float().mean())
+    return {
+        "learned": found.learned,
+        "supported": found.supported,
+        "new": right * (1 - share) + (1 - right) * share / 9,
+        "verdict": found.verdict,
+        "density": float(found.neighbors.median()) / COUNT,
+        "variance": float(found.label_variance.median()) / found.total_variance,
+        "loss": float(F.cross_entropy(evaluated(model, x), labels)),
+        "gradient": gradient_norm(model, x, labels),
+        "sharpness": sharpness(model, x, labels),
+        "seconds": clock.seconds,
+    }
+
+
 def main() -> None:
     arguments = options(__doc__, "fit")
     data_folder(arguments)
     given = arguments.parse_args()
-    torch.set_num_threads(1)
-    for setting in todo(settings(given.seeds), given):
-        seed, share, clock = setting["seed"], setting["share"], Clock()
-        x, y = images(setting["data"], given.data, first=COUNT * seed, count=COUNT)
-        labels = spoiled(y, "uniform", share, seed) if share else y
-        test, truth = images(setting["data"], given.data, "test", count=4000)
-        torch.manual_seed(seed)
-        model = trained(net(setting["width"]), x, labels, setting["epochs"], seed, batch=50).model
-        found = clock("likewise", lambda: lw.fit_quality(lw.GramMatrix(model, (x, labels)), sketch=1024))  # noqa: B023
-        right = float((evaluated(model, test).argmax(1) == truth).float().mean())
-        outputs = evaluated(model, x)
-        add(
-            given.out,
-            setting,
-            learned=found.learned,
-            supported=found.supported,
-            new=right * (1 - share) + (1 - right) * share / 9,
-            verdict=found.verdict,
-            density=float(found.neighbors.median()) / COUNT,
-            variance=float(found.label_variance.median()) / found.total_variance,
-            loss=float(F.cross_entropy(outputs, labels)),
-            gradient=gradient_norm(model, x, labels),
-            sharpness=sharpness(model, x, labels),
-            seconds=clock.seconds,
-        )
+    measured(settings(given.seeds), measure, given)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ HOW = {
 def images(
     name: str, folder: Path, split: str = "train", first: int = 0, count: int = 10_000
 ) -> tuple[Tensor, Tensor]:
-    """Return `count` images from number `first`, (n, c, h, w) in float32 with mean 0 and deviation 1, and labels."""
+    """Return `count` images from number `first`, (n, c, h, w) with mean 0 and deviation 1, and labels."""
     read = _cifar if name == "cifar10" else _idx
     pixels, labels = read(folder / name, split, first, count)
     if len(pixels) < count:

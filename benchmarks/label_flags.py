@@ -2,8 +2,9 @@
 
     python benchmarks/label_flags.py --data DIR      results are added to benchmarks/results/label_flags.jsonl
 
-3,000 images each of MNIST, Fashion-MNIST and CIFAR-10, a small convolutional net with batch normalization after
-6 epochs and after 30, when it has learned all labels; no label made wrong on purpose, or a share of them.
+3,000 images each of MNIST, Fashion-MNIST and CIFAR-10, a small convolutional net with batch normalization
+after 6 epochs and after 30, when it has learned all labels; no label made wrong on purpose, or a share of
+them.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from images import data_folder, images
 from labels import flags
-from records import add, options, ranked, todo
+from records import measured, options, ranked
 from torch import nn
 
 import likewise as lw
@@ -39,33 +40,33 @@ def settings(seeds: list[int]) -> list[dict[str, Any]]:
     ]
 
 
+def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    seed = setting["seed"]
+    x, y = images(setting["data"], given.data, first=COUNT * seed, count=COUNT)
+    chances, labels = None, y
+    if setting["noise"] == "instance":
+        torch.manual_seed(500 + seed)
+        chances = evaluated(trained(net(x.shape[1]), x, y, 4, seed, batch=64).model, x).softmax(1)
+    if setting["noise"] != "none":
+        labels = spoiled(y, setting["noise"], setting["share"], seed, chances)
+    torch.manual_seed(seed)
+    model = trained(net(x.shape[1]), x, labels, setting["epochs"], seed, batch=64).model
+    found, wrong = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), sketch=1024), labels != y
+    return {
+        "learned": float((evaluated(model, x).argmax(1) == labels).float().mean()),
+        "flags": flags(found.flagged, wrong),
+        "expected": list(found.precision),
+        "errors": [int(wrong.sum()), *found.errors],
+        "distinct": found.distinct,
+        "scores": ranked({"likewise": found.suspicion}, wrong) if wrong.any() else {},
+    }
+
+
 def main() -> None:
     arguments = options(__doc__, "label_flags")
     data_folder(arguments)
     given = arguments.parse_args()
-    torch.set_num_threads(1)
-    for setting in todo(settings(given.seeds), given):
-        seed = setting["seed"]
-        x, y = images(setting["data"], given.data, first=COUNT * seed, count=COUNT)
-        chances, labels = None, y
-        if setting["noise"] == "instance":
-            torch.manual_seed(500 + seed)
-            chances = evaluated(trained(net(x.shape[1]), x, y, 4, seed, batch=64).model, x).softmax(1)
-        if setting["noise"] != "none":
-            labels = spoiled(y, setting["noise"], setting["share"], seed, chances)
-        torch.manual_seed(seed)
-        model = trained(net(x.shape[1]), x, labels, setting["epochs"], seed, batch=64).model
-        found, wrong = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), sketch=1024), labels != y
-        add(
-            given.out,
-            setting,
-            learned=float((evaluated(model, x).argmax(1) == labels).float().mean()),
-            flags=flags(found.flagged, wrong),
-            expected=list(found.precision),
-            errors=[int(wrong.sum()), *found.errors],
-            distinct=found.distinct,
-            scores=ranked({"likewise": found.suspicion}, wrong) if wrong.any() else {},
-        )
+    measured(settings(given.seeds), measure, given)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python benchmarks/uses.py                        the tables of docs/uses.md, from the results
 
 MNIST and Fashion-MNIST (5,000 images, a convolutional net of 290,000 parameters), CIFAR-10 (10,000 images,
-ResNet-9 of 1.6 million); a share of the labels made wrong, uniformly, into the next class, or by how hard an
-image is; networks stopped early and after they have learned nearly all labels by heart. Cross-validation
+ResNet-9 of 1.6 million); a share of the labels made wrong, uniformly, into the next class, or by how hard
+an image is; networks stopped early and after they have learned nearly all labels by heart. Cross-validation
 trains five more networks, with the early schedule, its better one; its ranking and flags are cleanlab's.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from images import data_folder, images
-from records import Clock, add, options, ranked, todo
+from records import Clock, measured, options, ranked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -98,7 +98,7 @@ def trak(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return leverage * (1 - mine.double())
 
 
-def measured(setting: dict[str, Any], stage: str, shared: dict[str, Any], given: Any) -> dict[str, Any]:
+def judged(setting: dict[str, Any], stage: str, shared: dict[str, Any]) -> dict[str, Any]:
     x, y, labels, clock = (shared[name] for name in ("x", "y", "labels", "clock"))
     wrong, epochs = labels != y, EPOCHS[setting["data"]][stage == "by heart"]
     fit = clock(f"train {stage}", lambda: made(setting["data"], x, labels, epochs, setting["seed"]))
@@ -145,22 +145,24 @@ def pruned(labels: Tensor, validated: Tensor) -> Tensor:
     )
 
 
+def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    clock = Clock()
+    x, y, labels = noisy(setting, given)
+    early = EPOCHS[setting["data"]][0]
+    validated = clock(
+        "cross-validation", lambda: cross_validated(setting["data"], x, labels, early, setting["seed"])
+    )
+    shared = {"x": x, "y": y, "labels": labels, "validated": validated, "clock": clock}
+    results = {stage: judged(setting, stage, shared) for stage in ("early", "by heart")}
+    peer = flags(pruned(labels, validated), (labels != y).cpu())
+    return {**results, "cleanlab flags": peer, "seconds": clock.seconds}
+
+
 def main() -> None:
     arguments = options(__doc__, "labels")
     data_folder(arguments)
     given = arguments.parse_args()
-    torch.set_num_threads(1)
-    for setting in todo(settings(given.seeds), given):
-        clock = Clock()
-        x, y, labels = noisy(setting, given)
-        early = EPOCHS[setting["data"]][0]
-        validated = clock(
-            "cross-validation", lambda: cross_validated(setting["data"], x, labels, early, setting["seed"])
-        )
-        shared = {"x": x, "y": y, "labels": labels, "validated": validated, "clock": clock}
-        results = {stage: measured(setting, stage, shared, given) for stage in ("early", "by heart")}
-        peer = flags(pruned(labels, validated), (labels != y).cpu())
-        add(given.out, setting, **results, **{"cleanlab flags": peer, "seconds": clock.seconds})
+    measured(settings(given.seeds), measure, given)
 
 
 if __name__ == "__main__":

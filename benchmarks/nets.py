@@ -24,7 +24,7 @@ def block(i: int, o: int, pool: bool = False) -> nn.Sequential:
 
 
 def resnet9(classes: int = 10, width: int = 64) -> nn.Sequential:
-    """6.6 million parameters at width 64, 1.6 at 32, for images of 32 x 32; the last layer alone is linear."""
+    """6.6 million parameters at width 64, 1.6 at 32, for images of 32 x 32; the last layer is linear."""
     return nn.Sequential(
         block(3, width),
         block(width, 2 * width, pool=True),
@@ -54,6 +54,8 @@ def conv6(classes: int = 10, channels: int = 1) -> nn.Sequential:
 
 
 class Trained(NamedTuple):
+    """A model, and how its labels fared while it learned."""
+
     model: nn.Sequential
     margins: Tensor  # (n,) logit of the label less the largest other, mean over training
 

@@ -3,7 +3,8 @@
     python benchmarks/novelty.py --data DIR          results are added to benchmarks/results/novelty.jsonl
 
 Networks of benchmarks/labels.py, trained on true labels; known inputs are test images, novel ones those of
-another data set, or of two classes that were left out of training. The figure is the area under the ROC curve.
+another data set, or of two classes that were left out of training. The figure is the area under the ROC
+curve.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from images import data_folder, images
 from labels import COUNT, MEMORY, NETS, SKETCH
-from records import Clock, add, options, ranked, todo
+from records import Clock, measured, options, ranked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -84,28 +85,29 @@ def by_features(model: nn.Sequential, x: Tensor, y: Tensor, queries: Tensor) -> 
     return {"neighbors in features": -near, "Mahalanobis": squares.min(1).values, "ViM": virtual - energy}
 
 
+def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    clock, seed = Clock(), setting["seed"]
+    x, y, known, novel = inputs(setting, given)
+    torch.manual_seed(seed)
+    fresh = NETS[setting["data"]]().to(x.device)
+    model = clock("training", lambda: trained(fresh, x, y, EPOCHS, seed).model)
+    queries = torch.cat([known, novel])
+    gram = lw.GramMatrix(model, queries, columns=(x, y), max_memory=MEMORY)
+    scores = {"likewise": clock("likewise", lambda: lw.novelty(gram, sketch=SKETCH))}
+    scores["nearest alone"] = lw.novelty(gram, k=1, sketch=SKETCH)
+    scores["N_S"] = -lw.soft_neighbors(gram)
+    scores["paper's uncertainty"] = lw.uncertainty(gram)
+    scores |= by_output(evaluated(model, queries), evaluated(model[:-1], queries))
+    scores |= clock("features", lambda: by_features(model, x, y, queries))
+    strange = torch.arange(len(queries)) >= len(known)
+    return {"scores": ranked(scores, strange), "seconds": clock.seconds}
+
+
 def main() -> None:
     arguments = options(__doc__, "novelty")
     data_folder(arguments)
     given = arguments.parse_args()
-    torch.set_num_threads(1)
-    for setting in todo(settings(given.seeds), given):
-        clock, (x, y, known, novel) = Clock(), inputs(setting, given)
-        torch.manual_seed(setting["seed"])
-        model = clock(
-            "training",
-            lambda: trained(NETS[setting["data"]]().to(x.device), x, y, EPOCHS, setting["seed"]).model,  # noqa: B023
-        )
-        queries = torch.cat([known, novel])
-        gram = lw.GramMatrix(model, queries, columns=(x, y), max_memory=MEMORY)
-        scores = {"likewise": clock("likewise", lambda: lw.novelty(gram, sketch=SKETCH))}  # noqa: B023
-        scores["nearest alone"] = lw.novelty(gram, k=1, sketch=SKETCH)
-        scores["N_S"] = -lw.soft_neighbors(gram)
-        scores["paper's uncertainty"] = lw.uncertainty(gram)
-        scores |= by_output(evaluated(model, queries), evaluated(model[:-1], queries))
-        scores |= clock("features", lambda: by_features(model, x, y, queries))  # noqa: B023
-        strange = torch.arange(len(queries)) >= len(known)
-        add(given.out, setting, scores=ranked(scores, strange), seconds=clock.seconds)
+    measured(settings(given.seeds), measure, given)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,17 @@ def options(description: str | None, name: str) -> argparse.ArgumentParser:
     return arguments
 
 
+def measured(
+    settings: Iterable[dict[str, Any]],
+    measure: Callable[[dict[str, Any], argparse.Namespace], dict[str, Any]],
+    given: argparse.Namespace,
+) -> None:
+    """Measure the settings that have no result yet, on one thread, and write down each as it is done."""
+    torch.set_num_threads(1)
+    for setting in todo(settings, given):
+        add(given.out, setting, **measure(setting, given))
+
+
 def todo(settings: Iterable[dict[str, Any]], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the settings that have no result yet, this process's part of them, while there is time."""
     begun, (first, every) = time.monotonic(), (int(v) for v in given.part.split("/"))
@@ -98,6 +109,6 @@ def ranked(scores: dict[str, Tensor], positive: Tensor) -> dict[str, list[float]
 
 
 def risk_coverage(trust: Tensor, loss: Tensor) -> float:
-    """Return the area under the risk-coverage curve: mean loss of the most trusted, over all shares of them."""
+    """Return the area under the risk-coverage curve: mean loss of the most trusted, over all shares."""
     sorted_loss = loss.double().cpu()[trust.cpu().argsort(descending=True)]
     return float((sorted_loss.cumsum(0) / torch.arange(1, len(sorted_loss) + 1)).mean())

@@ -2,9 +2,10 @@
 
     python benchmarks/reliability.py --data DIR      results are added to benchmarks/results/reliability.jsonl
 
-Test images of MNIST, Fashion-MNIST and CIFAR-10, networks of benchmarks/labels.py trained on true labels, and as
-a regression the angle by which digits are turned. 1,000 test images calibrate, 2,000 others are judged: area under
-the risk-coverage curve (mean error of the most trusted, over all shares), and how far calibrated chances are off.
+Test images of MNIST, Fashion-MNIST and CIFAR-10, networks of benchmarks/labels.py trained on true labels,
+and as a regression the angle by which digits are turned. 1,000 test images calibrate, 2,000 others are
+judged: area under the risk-coverage curve (mean error of the most trusted, over all shares), and how far
+calibrated chances are off.
 """
 
 import math
@@ -14,7 +15,7 @@ import torch
 from images import data_folder, images
 from labels import COUNT, MEMORY, NETS, SKETCH
 from novelty import EPOCHS
-from records import Clock, add, options, risk_coverage, todo
+from records import Clock, measured, options, risk_coverage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -187,14 +188,15 @@ def _seeded(seed: int, make: Any) -> nn.Sequential:
     return make()
 
 
+def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    return of_angles(setting, given) if setting["data"] == TURNED else of_classes(setting, given)
+
+
 def main() -> None:
     arguments = options(__doc__, "reliability")
     data_folder(arguments)
     given = arguments.parse_args()
-    torch.set_num_threads(1)
-    for setting in todo(settings(given.seeds), given):
-        found = of_angles(setting, given) if setting["data"] == TURNED else of_classes(setting, given)
-        add(given.out, setting, **found)
+    measured(settings(given.seeds), measure, given)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "linalg": 0,
+    "intervals": 0,
     "kernels": 0,
     "parallel": 0,
     "readouts": 0,

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from likewise.intervals import wilson
 from likewise.linalg import power, rank_floor
 
 
@@ -32,3 +33,12 @@ def test_floor_is_relative_to_what_was_subtracted():
 def test_floor_grows_with_the_units_of_rounding():
     floors = [rank_floor(t) for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)]
     assert floors == sorted(floors) and floors[-1] < 0.02
+
+
+@pytest.mark.parametrize("hits, misses", [(0, 5), (5, 0), (1, 1), (40, 60)])
+def test_wilson_interval_solves_its_equation(hits, misses):
+    share, low, high = wilson(hits, misses)
+    n = hits + misses
+    for end in (low, high):  # where the share is 1.96 deviations away, each counted at that end
+        assert min(end, 1 - end) < 1e-9 or abs((share - end) ** 2 - 1.96**2 * end * (1 - end) / n) < 1e-12
+    assert 0 <= low <= share <= high <= 1 and wilson(0, 0)[1:] == (0.0, 1.0)

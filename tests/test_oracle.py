@@ -178,7 +178,7 @@ def test_label_votes(case):
 
 
 def test_novelty(case):
-    _, own, left, right = case
+    _, own, left, _ = case
     k = own_correlation(left).clone().fill_diagonal_(-torch.inf)
     close(lw.novelty(own, k=3), 1 - k.sort(1, descending=True).values[:, :3].mean(1))
 

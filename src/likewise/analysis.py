@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from likewise.intervals import wilson
+
 if TYPE_CHECKING:
     import pandas
 
@@ -130,7 +132,7 @@ class Analysis:
         verdicts = [verdict for sample, verdict in given.items() if sample in flagged]
         wrong = sum(verdict in ("wrong", "relabel") for verdict in verdicts)
         right = sum(verdict == "right" for verdict in verdicts)
-        return Precision(wrong, right, len(verdicts) - wrong - right, *_wilson(wrong, right))
+        return Precision(wrong, right, len(verdicts) - wrong - right, *wilson(wrong, right))
 
     def report(self) -> Path:
         """Write report.html anew, and return where it is."""
@@ -189,14 +191,3 @@ class Analysis:
         import pandas
 
         return pandas.read_parquet(self.folder / name)
-
-
-def _wilson(wrong: int, right: int) -> tuple[float, float, float]:
-    """Return the share of wrong ones and its 95 % interval."""
-    n, z = wrong + right, 1.96
-    if n == 0:
-        return float("nan"), 0.0, 1.0
-    share = wrong / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
-    return share, middle - half, middle + half

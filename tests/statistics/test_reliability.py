@@ -83,7 +83,7 @@ def test_a_sample_has_no_vote_on_itself():
 
 
 def test_another_kind_of_input_is_novel(digits):
-    x, y, model = digits
+    x, _, model = digits
     noise = torch.rand(200, 64, generator=torch.Generator().manual_seed(0))
     known, novel = (lw.novelty(lw.GramMatrix(model, q, columns=x[:400])) for q in (x[400:600], noise))
     assert (novel[:, None] > known).double().mean() > 0.95

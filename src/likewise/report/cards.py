@@ -1,6 +1,6 @@
 """The first screen: a few numbers, each with what it means and what to do."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def _cards(run: Run) -> list[Card]:
     columns = run.columns
     found = []
     if "label_issue" in columns:
-        found.append(_label_issues(columns["label_issue"]))
+        found.append(_label_issues(columns["label_issue"], run.manifest.get("wrong_labels")))
     found += [_own(run, name) for name in run.own_columns if columns[name].dtype == bool]
     if "quadrant" in columns:
         found += [_indistinguishable(run), _isolated(run)]
@@ -35,21 +35,61 @@ def _cards(run: Run) -> list[Card]:
         found.append(_shifted(columns["shift"], "quadrant" in columns))
     if "error" in columns:
         found.append(_error(columns["error"]))
+    if run.manifest.get("fit"):
+        found.append(_fit(run.manifest["fit"]))
     found.append(_density(columns["density"]))
     return found
 
 
-def _label_issues(flagged: np.ndarray) -> Card:
+def _label_issues(flagged: np.ndarray, told: dict[str, Any] | None) -> Card:
     return Card(
         "Labels that look wrong",
         _share(flagged),
         "The samples that the network treats like it carry another label. That holds also where the "
-        "network has learned the wrong label by heart.",
+        "network has learned the wrong label by heart. " + _expected(told, bool(flagged.any())),
         "Review them below, the most suspicious first, then fix the labels and train again."
         if flagged.any()
         else "Nothing to do.",
         "label_issue",
         bool(flagged.any()),
+    )
+
+
+def _expected(told: dict[str, Any] | None, any_flag: bool) -> str:
+    if told is None:
+        return ""
+    low, likely, high = told["errors"]
+    if not told["distinct"]:
+        return (
+            "Here wrong labels do not stand out as a group of their own: what is flagged may as well be rare "
+            f"or ambiguous. At most about {high:,} labels are wrong."
+        )
+    flags = f"Of those flagged about {told['precision'][1]:.0%} should be wrong." if any_flag else ""
+    return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}). {flags}".strip()
+
+
+def _fit(told: dict[str, Any]) -> Card:
+    meaning = {
+        "underfit": "The neighbors' labels tell nearly as much as the network: it has not made use of "
+        "what it "
+        "can tell apart.",
+        "fit": "The network tells more than the neighbors' labels do, and not much more than they support.",
+        "overfit": "The network reproduces labels that no neighbor supports: expect as large a drop on "
+        "new data.",
+    }[told["verdict"]]
+    advice = {
+        "underfit": "Train longer, or a larger network.",
+        "fit": "Nothing to do.",
+        "overfit": "Check the labels that look wrong first; then stop earlier, augment, or collect more "
+        "data.",
+    }[told["verdict"]]
+    return Card(
+        "Learned and supported",
+        f"{told['learned']:.0%} / {told['supported']:.0%}",
+        "Labels that the network predicts, and those that the samples treated alike predict without it. "
+        f"{meaning}",
+        f"{advice} (If these are the samples it was trained on.)",
+        "",
     )
 
 

@@ -71,8 +71,12 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     columns |= own_columns
     folder.state |= {**_described(found, targets, shown, n), "own_columns": list(shown.extra)}
     if suspicion is not None:
-        folder.state["label_errors"] = [round(v, 1) for v in suspicion.errors]
-        folder.state["flag_precision"] = [round(v, 3) for v in suspicion.precision]
+        folder.state["wrong_labels"] = {
+            "errors": [round(v) for v in suspicion.errors],
+            "precision": [round(v, 3) for v in suspicion.precision],
+            "distinct": suspicion.distinct,
+        }
+    folder.state["fit"] = stages.fit(found, targets)
     folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
     lists = {"counts": found["counts"].astype(np.int32), "coordinates": found["map"].astype(np.float32)}
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})

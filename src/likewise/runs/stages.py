@@ -8,8 +8,10 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix
 from likewise.likeness import Likeness
+from likewise.statistics.fit import verdict_of
 from likewise.statistics.labels import EXPONENT, LabelSuspicion, judged
 from likewise.statistics.novelty import closeness
+from likewise.statistics.reliability import EXPONENT as NEAR
 from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty
 
@@ -98,9 +100,11 @@ def pairs(likeness: Likeness, groups: Tensor | None, k: int, seed: int) -> dict[
         c[rows, rows + where.start] = -torch.inf
         best, places = c.topk(k, dim=1)
         local = c.clamp_(min=0).pow_(EXPONENT)
-        return places, best, counts, sums, local @ members.to(c), own, local.sum(1)
+        votes, total = local @ members.to(c), local.sum(1)
+        closer = local.pow_(NEAR / EXPONENT) @ members.to(c)
+        return places, best, counts, sums, votes, closer, own, total
 
-    close, places, best, counts, sums, votes, own, local = likeness.map_strips(
+    close, places, best, counts, sums, votes, closer, own, local = likeness.map_strips(
         strip, closeness(n, square=True)
     )
     apart = {"close": close, "indices": places, "similarities": best, "counts": counts, "local": local}
@@ -108,7 +112,7 @@ def pairs(likeness: Likeness, groups: Tensor | None, k: int, seed: int) -> dict[
     mapped = {"map": _map(sums[:, :r].double().cpu(), probes.double())}
     if groups is None:
         return {**apart, **mapped}
-    return {**apart, **mapped, "votes": votes, "class_sums": sums[:, r:], "own": own}
+    return {**apart, **mapped, "votes": votes, "closer": closer, "class_sums": sums[:, r:], "own": own}
 
 
 def _counts(c: Tensor) -> Tensor:
@@ -155,6 +159,16 @@ def suspicion(found: Arrays, targets: Targets) -> LabelSuspicion | None:
     if targets.classes is None:
         return None
     return judged(torch.tensor(found["votes"]), targets.classes, targets.chances)
+
+
+def fit(found: Arrays, targets: Targets) -> dict[str, float | str] | None:
+    """Return how much of the labels the network tells, how much the neighbors, and what that means."""
+    classes, chances = targets.classes, targets.chances
+    if classes is None or chances is None:
+        return None
+    learned = float((chances.argmax(1) == classes).double().mean())
+    supported = float((torch.tensor(found["closer"]).argmax(1) == classes).double().mean())
+    return {"learned": learned, "supported": supported, "verdict": verdict_of(learned - supported)}
 
 
 def samples(

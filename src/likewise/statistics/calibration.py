@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from likewise.intervals import wilson
 from likewise.statistics.reliability import Reliability
 
 
@@ -94,18 +95,9 @@ def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> lis
     found = []
     for places in expected.argsort().tensor_split(min(levels, len(expected) // 10)):
         part, count = outcome[places], len(places)
-        mean = float(part.mean())
-        if shares:  # Wilson's interval
-            z = 1.96
-            middle, half = (
-                mean + z * z / (2 * count),
-                z * (mean * (1 - mean) / count + (z / count / 2) ** 2) ** 0.5,
-            )
-            low, high = ((middle + sign * half) / (1 + z * z / count) for sign in (-1, 1))
-        else:
-            half = 1.96 * float(part.std()) / count**0.5
-            low, high = mean - half, mean + half
-        found.append(
-            Level(float(expected[places].mean()), mean, max(0.0, min(low, mean)), max(high, mean), count)
-        )
+        mean, half = float(part.mean()), 1.96 * float(part.std()) / count**0.5
+        low, high = max(0.0, mean - half), mean + half
+        if shares:
+            mean, low, high = wilson(int(part.sum()), count - int(part.sum()))
+        found.append(Level(float(expected[places].mean()), mean, low, high, count))
     return found

@@ -13,6 +13,7 @@ from likewise.statistics.targets import class_chances, given_labels, model_outpu
 from likewise.statistics.uncertainty import refuse_centered
 
 Verdict = Literal["underfit", "fit", "overfit"]
+UNDERFIT, OVERFIT = 0.05, 0.15  # more learned than supported
 
 
 class FitQuality(NamedTuple):
@@ -35,8 +36,8 @@ def fit_quality(
     gram: GramMatrix,
     labels: Tensor | None = None,
     alone: float = 2,
-    underfit_below: float = 0.05,
-    overfit_above: float = 0.15,
+    underfit_below: float = UNDERFIT,
+    overfit_above: float = OVERFIT,
     sketch: int | None = None,
 ) -> FitQuality:
     """Return what is learned and what is supported, the paper's neighbors and label variance, a verdict.
@@ -59,12 +60,15 @@ def fit_quality(
     variance, overall = _label_variance(gram, found)
     neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
     learned, supported = _support(gram, found, sketch)
-    verdict: Verdict = "fit"
-    if float(neighbors.median()) < alone or learned - supported > overfit_above:
+    verdict = verdict_of(learned - supported, underfit_below, overfit_above) if overall > 0 else "fit"
+    if float(neighbors.median()) < alone:
         verdict = "overfit"
-    elif overall > 0 and learned - supported < underfit_below:
-        verdict = "underfit"
     return FitQuality(neighbors, variance, verdict, overall, learned, supported)
+
+
+def verdict_of(gap: float, underfit_below: float = UNDERFIT, overfit_above: float = OVERFIT) -> Verdict:
+    """Return what it means that so much more is learned than neighbors support."""
+    return "underfit" if gap < underfit_below else "overfit" if gap > overfit_above else "fit"
 
 
 def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:

@@ -7,15 +7,16 @@ const MEANINGS = {
   local_density: "how many samples are like it, locally: the sum of likeness⁴",
   density: "mean similarity to all samples (N_S / N): large is ordinary, small is rare",
   near: "how many samples are at least as similar as the threshold, itself among them",
-  isolation: "1 less the similarity of its nearest neighbor: large stands alone",
+  isolation: "1 less the mean similarity of the ten most similar samples: large is unlike all others",
   uncertainty: "how freely its prediction can move without moving others",
   shift: "how far its prediction is from that of its neighbors",
   error: "distance of the prediction from the label",
   agreement: "share of its nearest neighbors with its label",
   quadrant: "density and agreement, in a word",
-  label_suspicion: "share of its neighbors' votes for other labels",
-  suggested_label: "the label with most votes",
-  label_issue: "neighbors vote for another label, and there are enough of them",
+  label_suspicion: "how much its neighbors and the network speak against its label: 0 not at all, 1 all for one other",
+  suggested_label: "the label that they speak for",
+  label_issue: "neighbors vote for another label, and it is more likely wrong than right",
+  chance_wrong: "estimated chance that the label is wrong, from the votes of its neighbors",
 };
 const HIDDEN = new Set(["map_x", "map_y"]);
 
