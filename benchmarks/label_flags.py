@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from images import data_folder, images
 from labels import flags
-from records import measured, options, ranked
+from records import Clock, measured, options, ranked
 from torch import nn
 
 import likewise as lw
@@ -50,8 +50,10 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     if setting["noise"] != "none":
         labels = spoiled(y, setting["noise"], setting["share"], seed, chances)
     torch.manual_seed(seed)
-    model = trained(net(x.shape[1]), x, labels, setting["epochs"], seed, batch=64).model
-    found, wrong = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), sketch=1024), labels != y
+    clock, fresh, wrong = Clock(), net(x.shape[1]), labels != y
+    model = clock("training", lambda: trained(fresh, x, labels, setting["epochs"], seed, batch=64).model)
+    gram = lw.GramMatrix(model, (x, labels))
+    found = clock("likewise", lambda: lw.label_suspicion(gram, sketch=1024))
     return {
         "learned": float((evaluated(model, x).argmax(1) == labels).float().mean()),
         "flags": flags(found.flagged, wrong),
@@ -59,6 +61,7 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
         "errors": [int(wrong.sum()), *found.errors],
         "distinct": found.distinct,
         "scores": ranked({"likewise": found.suspicion}, wrong) if wrong.any() else {},
+        "seconds": clock.seconds,
     }
 
 

@@ -35,9 +35,8 @@ def _cards(run: Run) -> list[Card]:
         found.append(_shifted(columns["shift"], "quadrant" in columns))
     if "error" in columns:
         found.append(_error(columns["error"]))
-    if run.manifest.get("fit"):
-        found.append(_fit(run.manifest["fit"]))
-    found.append(_density(columns["density"]))
+    fit = run.manifest.get("fit")
+    found.append(_fit(fit) if fit else _density(columns["density"]))
     return found
 
 
@@ -84,7 +83,7 @@ def _fit(told: dict[str, Any]) -> Card:
         "data.",
     }[told["verdict"]]
     return Card(
-        "Learned and supported",
+        "Learned / supported",
         f"{told['learned']:.0%} / {told['supported']:.0%}",
         "Labels that the network predicts, and those that the samples treated alike predict without it. "
         f"{meaning}",

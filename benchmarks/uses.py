@@ -1,0 +1,265 @@
+"""The tables of docs/uses.md, from the results in benchmarks/results: `python benchmarks/uses.py`."""
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from records import FOLDER, lines
+from scipy.stats import spearmanr, t
+
+PAGE = Path(__file__).parent.parent / "docs" / "uses.md"
+Rows = list[dict[str, Any]]
+SHORT = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "turned mnist": "turned MNIST",
+}
+LABELS = (
+    "likewise",
+    "cross-validation",
+    "margin over training",
+    "loss",
+    "EL2N",
+    "neighbors in features",
+    "self-influence",
+    "TRAK",
+)
+
+
+def grouped(rows: Iterable[Any], key: Callable[[Any], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
+    found = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return dict(found)
+
+
+def interval(values: list[float]) -> float:
+    """Return half the width of the 95 % interval of a mean."""
+    if len(values) < 2:
+        return float("nan")
+    return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+
+
+def table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
+    first = list(head)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (first, ["---"] * len(first), *map(list, body)))
+
+
+def best(values: list[float], largest: bool, digits: str, of: int | None = None) -> list[str]:
+    """Return the values as text, the best of the first `of` in bold."""
+    top = (max if largest else min)(values[: of or len(values)])
+    shown = [format(v, digits).replace("0.", ".", 1) if abs(v) < 1 else format(v, digits) for v in values]
+    return [
+        f"**{text}**" if v == top and i < (of or len(values)) else text
+        for i, (v, text) in enumerate(zip(values, shown, strict=True))
+    ]
+
+
+def labels(rows: Rows) -> str:
+    cases = [(row["setting"], stage, row[stage]["scores"]) for row in rows for stage in ("early", "by heart")]
+    order = {"early": 0, "by heart": 1}
+    body = []
+    groups = grouped(cases, lambda c: (c[1], c[0]["noise"], c[0]["data"]))
+    for (stage, noise, data), found in sorted(groups.items(), key=lambda g: (order[g[0][0]], g[0][1:])):
+        body.append([stage, noise, SHORT[data], str(len(found)), *_scores(found)])
+    body.append(["**all**", "", "", str(len(cases)), *_scores(cases)])
+    return table(["network", "noise", "data", "runs", *LABELS, "likewise − CV"], body)
+
+
+def _scores(found: list[Any]) -> list[str]:
+    means = [statistics.mean(scores[name][0] for *_, scores in found) for name in LABELS]
+    gaps = [scores["likewise"][0] - scores["cross-validation"][0] for *_, scores in found]
+    gap = f"{statistics.mean(gaps):+.2f} ± {interval(gaps):.2f}".replace("0.", ".")
+    return [*best(means, True, ".2f"), gap]
+
+
+def areas_of_labels(rows: Rows) -> str:
+    body = []
+    for stage in ("early", "by heart"):
+        for share in (0.05, 0.1, 0.2, 0.4):
+            here = [
+                r[stage]["scores"]
+                for r in rows
+                if (r["setting"]["data"], r["setting"]["noise"], r["setting"]["share"])
+                == ("cifar10", "uniform", share)
+            ]
+            means = [statistics.mean(s[name][1] for s in here) for name in LABELS]
+            body.append([stage, f"{share:.0%}", str(len(here)), *best(means, True, ".3f")])
+    return table(["network", "noise", "runs", *LABELS], body)
+
+
+def flags(rows: Rows) -> str:
+    body = []
+    groups = grouped(
+        rows,
+        lambda r: (
+            r["setting"]["noise"],
+            r["setting"]["share"],
+            r["setting"]["data"],
+            r["setting"]["epochs"],
+        ),
+    )
+    for (noise, share, data, epochs), found in groups.items():
+        mean = lambda pick, found=found: statistics.mean(pick(r) for r in found)  # noqa: E731
+        inside = sum(r["errors"][1] <= r["errors"][0] <= r["errors"][3] for r in found)
+        body.append(
+            [
+                f"{noise} {share:.0%}" if share else "none",
+                SHORT[data],
+                str(epochs),
+                f"{sum(r['distinct'] for r in found)} of {len(found)}",
+                f"{mean(lambda r: r['flags'][0]):.0f}",
+                f"{mean(lambda r: r['flags'][1]):.2f}" if share else "",
+                f"{mean(lambda r: r['expected'][1]):.2f}",
+                f"{mean(lambda r: r['flags'][2]):.2f}" if share else "",
+                f"{mean(lambda r: r['errors'][0]):.0f}",
+                f"{mean(lambda r: r['errors'][2]):.0f} ({mean(lambda r: r['errors'][1]):.0f} to {mean(lambda r: r['errors'][3]):.0f})",
+                f"{inside} of {len(found)}",
+            ]
+        )
+    head = [
+        "noise",
+        "data",
+        "epochs",
+        "stand out",
+        "flagged",
+        "precision",
+        "expected",
+        "recall",
+        "wrong",
+        "estimated",
+        "inside",
+    ]
+    return table(head, body)
+
+
+def novelty(rows: Rows) -> str:
+    names = list(rows[0]["scores"])
+    body = []
+    key = lambda r: (r["setting"]["data"], r["setting"]["novel"], tuple(r["setting"]["classes"]))  # noqa: E731
+    for (data, novel, classes), found in sorted(grouped(rows, key).items()):
+        what = SHORT.get(novel, f"classes {' and '.join(map(str, classes))} left out")
+        means = [statistics.mean(r["scores"][name][1] for r in found) for name in names]
+        body.append([SHORT[data], what, str(len(found)), *best(means, True, ".3f")])
+    means = [statistics.mean(r["scores"][name][1] for r in rows) for name in names]
+    body.append(["**all**", "", str(len(rows)), *best(means, True, ".3f")])
+    return table(["trained on", "novel", "runs", *names], body)
+
+
+def reliability(rows: Rows) -> str:
+    classes = [r for r in rows if r["off"]]
+    names = list(classes[0]["areas"])
+    single = len(names) - 2  # the last two are other predictors
+    body = []
+    for (data, share), found in sorted(
+        grouped(classes, lambda r: (r["setting"]["data"], r["setting"]["share"])).items()
+    ):
+        means = [1000 * statistics.mean(r["areas"][name] for r in found) for name in names]
+        right = statistics.mean(r["right"] for r in found)
+        body.append(
+            [SHORT[data], f"{share:.0%}", str(len(found)), f"{right:.1%}", *best(means, False, ".1f", single)]
+        )
+    return table(["data", "wrong labels", "runs", "right", *names], body)
+
+
+def of_values(rows: Rows) -> str:
+    found = [r for r in rows if not r["off"]]
+    names = list(found[0]["areas"])
+    means = [1000 * statistics.mean(r["areas"][name] for r in found) for name in names]
+    return table(["runs", *names], [[str(len(found)), *best(means, False, ".1f")]])
+
+
+def calibration(rows: Rows) -> str:
+    classes = [r for r in rows if r["off"]]
+    names = list(classes[0]["off"])
+    body = []
+    for (data, share), found in sorted(
+        grouped(classes, lambda r: (r["setting"]["data"], r["setting"]["share"])).items()
+    ):
+        means = [statistics.mean(r["off"][name] for r in found) for name in names]
+        body.append([SHORT[data], f"{share:.0%}", *best(means, False, ".3f")])
+    return table(["data", "wrong labels", *names], body)
+
+
+def relabel(rows: Rows) -> str:
+    names = list(rows[0]["right"])
+    body = []
+    key = lambda r: (r["setting"]["data"], r["setting"]["noise"], r["setting"]["share"])  # noqa: E731
+    for (data, noise, share), found in sorted(grouped(rows, key).items()):
+        means = [statistics.mean(r["right"][name] for r in found) for name in names]
+        body.append(
+            [SHORT[data], f"{noise} {share:.0%}", str(len(found)), *best(means, True, ".3f", len(names) - 1)]
+        )
+    return table(["data", "noise", "runs", *names], body)
+
+
+def fit(rows: Rows) -> str:
+    gap = lambda r: r["learned"] - r["new"]  # noqa: E731
+    proxies: dict[str, Callable[[Any], float]] = {
+        "learned − supported": lambda r: r["learned"] - r["supported"],
+        "learned": lambda r: r["learned"],
+        "−loss": lambda r: -r["loss"],
+        "gradient norm": lambda r: r["gradient"],
+        "sharpness": lambda r: r["sharpness"],
+        "−density (N_S)": lambda r: -r["density"],
+        "−label variance (paper)": lambda r: -r["variance"],
+    }
+    body = []
+    for name, proxy in proxies.items():
+        per = [
+            float(spearmanr([proxy(r) for r in part], [gap(r) for r in part]).statistic)
+            for part in grouped(rows, lambda r: (r["setting"]["data"], r["setting"]["seed"])).values()
+        ]
+        off = statistics.mean(abs(proxy(r) - gap(r)) for r in rows) if name == "learned − supported" else None
+        body.append(
+            [name, f"{statistics.mean(per):+.2f} ± {interval(per):.2f}", "" if off is None else f"{off:.3f}"]
+        )
+    return table(["training data alone", "rank correlation with the gap", "mean distance from it"], body)
+
+
+def verdicts(rows: Rows) -> str:
+    peak: dict[Any, float] = defaultdict(float)
+    key = lambda r: (r["setting"]["data"], r["setting"]["share"], r["setting"]["seed"])  # noqa: E731
+    for row in rows:
+        peak[key(row)] = max(peak[key(row)], row["new"])
+
+    def truth(row: dict[str, Any]) -> str:
+        if row["learned"] - row["new"] > 0.15:
+            return "overfit"
+        return "underfit" if peak[key(row)] - row["new"] > 0.05 else "fit"
+
+    names = ("underfit", "fit", "overfit")
+    counts = grouped(rows, lambda r: (truth(r), r["verdict"]))
+    body = [[f"truly {a}", *(str(len(counts.get((a, b), []))) for b in names)] for a in names]
+    return table(["", *(f"said {name}" for name in names)], body)
+
+
+def main() -> None:
+    results = {file.stem: lines(file) for file in sorted(FOLDER.glob("*.jsonl"))}
+    made = {
+        "labels": labels(results["labels"]),
+        "areas of labels": areas_of_labels(results["labels"]),
+        "flags": flags(results["label_flags"]),
+        "novelty": novelty(results["novelty"]),
+        "reliability": reliability(results["reliability"]),
+        "values": of_values(results["reliability"]),
+        "calibration": calibration(results["reliability"]),
+        "relabel": relabel(results["relabel"]),
+        "fit": fit(results["fit"]),
+        "verdicts": verdicts(results["fit"]),
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    for name, content in made.items():
+        mark = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text, count = re.subn(mark, lambda m, c=content: f"{m[1]}{c}\n{m[2]}", text, flags=re.S)
+        if count != 1:
+            raise SystemExit(f"docs/uses.md has {count} places for the table {name!r}, not one.")
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
