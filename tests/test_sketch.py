@@ -34,7 +34,7 @@ def likeness_of(k):
 
 
 def every(likeness):
-    return likeness.map_strips(lambda _, c: c.clone())
+    return likeness.map_strips(lambda _, c: (c.clone(),))[0]
 
 
 @pytest.mark.parametrize("engine", ["layers", "autograd"])

@@ -60,8 +60,9 @@ class ExactLikeness:
         """Return what both functions find, joined; visits all pairs."""
 
         def strip(where: range, k: Tensor) -> tuple[Tensor, ...]:
-            first = () if before is None else before(where, k)
-            return (*first, *function(where, self._centered(where, k)))
+            if before is None:
+                return function(where, self._centered(where, k))
+            return (*before(where, k), *function(where, self._centered(where, k)))
 
         return self._gram.map_strips(strip)
 
@@ -139,7 +140,7 @@ def sketched(gram: GramMatrix, sketch: Sketch, where: range | None = None) -> Sk
     data = gram.data if where is None else gram.data.take(where)
     gradients = gram.gradients
     with gram.net.evaluating():
-        size = max(1, sketch_bytes(gradients.features(data.samples(range(1)), 0)))
+        size = max(1, sketch_bytes(gradients, data.samples(range(1))))
         height = max(1, min(data.size, gram.max_memory // 2 // size, gradients.at_once or data.size))
         joined = join_over(
             lambda w: tuple(sketch(gradients, data.samples(w))), data.spans(height), "sketches"

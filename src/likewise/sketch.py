@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients import Features, Gradients
+from likewise.gradients import Gradients, Parts
 from likewise.linalg import power, rank_floor
 
 
@@ -35,42 +35,58 @@ class Sketch:
 
     def __call__(self, gradients: Gradients, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluating`."""
-        features = gradients.features(samples, 0)
-        square = _self_kernel(features)
-        own = power(square, -0.5, rank_floor(features.rows.dtype))
-        squares = square.diagonal(dim1=1, dim2=2).sum(1)
-        return Sketched(self._mapped(features), own.matrix.to(features.rows), squares, own.rank)
+        found = [self._mapped(parts) for parts in gradients.parts(samples)]
+        return found[0] if len(found) == 1 else Sketched(*map(torch.cat, zip(*found, strict=True)))
 
     def parts(self, gradients: Gradients, samples: Samples) -> str:
         """Return in what parts gradients come: sketches of other parts are no match."""
         shapes = [tuple(part.shape[1:]) for part in gradients.features(samples, 0).tensors]
         return hashlib.sha256(str((self.q, self._seed, shapes)).encode()).hexdigest()[:8]
 
-    def _mapped(self, features: Features) -> Tensor:
+    def _mapped(self, parts: Parts) -> Sketched:
+        square, total = parts.own, None
+        for start, rows, own in parts.explicit:
+            signs = self._drawn(parts, rows)[0][start : start + rows.shape[2]]
+            term = _folded(rows, signs, start % self.q, self.q)
+            total = term if total is None else total.add_(term)
+            square = square + own
+        for (a, delta), (left, right) in zip(parts.factors, self._sides(parts), strict=True):
+            term = (a @ left)[:, None] * (delta @ right)
+            total = term if total is None else total.add_(term)
+        if total is None:  # no parameter moves the outputs
+            total = torch.zeros(*square.shape[:2], self.q, device=square.device)
+        white = power(square, -0.5, rank_floor(total.dtype))
+        squares = square.diagonal(dim1=1, dim2=2).sum(1)
+        return Sketched(total, white.matrix.to(total), squares, white.rank)
+
+    def _sides(self, parts: Parts) -> list[tuple[Tensor, Tensor]]:
+        if not parts.factors:
+            return []
+        rest = self._drawn(parts, parts.factors[0][0])[1:]
+        return list(zip(rest[::2], rest[1::2], strict=True))
+
+    def _drawn(self, parts: Parts, like: Tensor) -> list[Tensor]:
         if self._maps is None:
-            self._maps = self._drawn(features)
-        signs, *rest = self._maps
-        rows = torch.nn.functional.pad(features.rows, (0, len(signs) - features.rows.shape[2]))
-        total = rows.mul_(signs).unflatten(2, (-1, self.q)).sum(2)
-        for (a, delta), left, right in zip(features.factors, rest[::2], rest[1::2], strict=True):
-            total += (a @ left)[:, None] * (delta @ right)
-        return total
-
-    def _drawn(self, features: Features) -> list[Tensor]:
-        chance = torch.Generator().manual_seed(self._seed)
-        width, like = features.rows.shape[2], features.rows
-        padded = -(-max(width, 1) // self.q) * self.q
-        maps = [(torch.randint(0, 2, (padded,), generator=chance) * 2.0 - 1).to(like)]
-        for a, delta in features.factors:
-            for size, scale in ((a.shape[1], self.q**-0.5), (delta.shape[2], 1.0)):
-                drawn = torch.randint(0, 2, (size, self.q), generator=chance) * 2.0 - 1
-                maps.append((drawn * scale).to(like))
-        return maps
+            chance = torch.Generator().manual_seed(self._seed)
+            self._maps = [(torch.randint(0, 2, (max(parts.width, 1),), generator=chance) * 2.0 - 1).to(like)]
+            for a, delta in parts.factors:
+                for size, scale in ((a.shape[1], self.q**-0.5), (delta.shape[2], 1.0)):
+                    drawn = torch.randint(0, 2, (size, self.q), generator=chance) * 2.0 - 1
+                    self._maps.append((drawn * scale).to(like))
+        return self._maps
 
 
-def sketch_bytes(features: Features) -> int:
-    """Return what sketching takes per sample: the parts, permuted, and in float64 for K(x, x)."""
-    return 4 * sum(part.numel() * part.element_size() for part in features.tensors) // len(features.rows)
+def _folded(rows: Tensor, signs: Tensor, first: int, q: int) -> Tensor:
+    """Return rows (n, d, p) times signs, added up in q buckets in turn, beginning with the `first`."""
+    p = rows.shape[2]
+    room = rows.new_zeros(*rows.shape[:2], -(-(first + p) // q) * q)
+    torch.mul(rows, signs, out=room[:, :, first : first + p])
+    return room.unflatten(2, (-1, q)).sum(2)
+
+
+def sketch_bytes(gradients: Gradients, samples: Samples) -> int:
+    """Return what sketching takes per sample beside the gradients' own work: three times the largest part."""
+    return 3 * 4 * gradients.widest(samples)
 
 
 def whitened(sketched: Sketched) -> Tensor:
@@ -86,24 +102,3 @@ def width_of(numbers: int, d: int) -> int:
     while any(q % i == 0 for i in range(2, int(q**0.5) + 1)):
         q += 1
     return q
-
-
-def _self_kernel(features: Features) -> Tensor:
-    """Return K(x, x) in float64; where no direction is small, sums in the precision of the rows will do."""
-    found = _products(features, features.rows.dtype).double()
-    values = torch.linalg.eigvalsh(found)
-    doubtful = (values[:, 0] < 1e-3 * values[:, -1]).nonzero()[:, 0]
-    if len(doubtful):
-        found[doubtful] = _products(
-            features.over([part[doubtful] for part in features.tensors]), torch.float64
-        )
-    return found
-
-
-def _products(features: Features, dtype: torch.dtype) -> Tensor:
-    rows = features.rows.to(dtype)
-    total = rows @ rows.mT
-    for a, delta in features.factors:
-        wide = delta.to(dtype)
-        total += a.to(dtype).square().sum(1)[:, None, None] * (wide @ wide.mT)
-    return total

@@ -8,6 +8,7 @@ rank of 0 means that no parameter moves the sample's outputs.
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -121,6 +122,15 @@ class Features(NamedTuple):
         return total.transpose(1, 2)
 
 
+class Parts(NamedTuple):
+    """J(x) of some samples parameter by parameter, so that they need not be held at once; see Features."""
+
+    own: Tensor  # (n, d, d) what the factors add to K(x, x), float64
+    width: int  # numbers of all explicit parts together
+    explicit: Iterable[tuple[int, Tensor, Tensor]]  # where it begins, rows (n, d, q), what it adds to K(x, x)
+    factors: tuple[tuple[Tensor, Tensor], ...]
+
+
 class Pulled(NamedTuple):
     """Σₓ S(x)ᵀ w(x), a parameter vector for each column of weights."""
 
@@ -152,6 +162,16 @@ class Gradients(ABC):
     @abstractmethod
     def features(self, samples: Samples, exponent: float) -> Features:
         """Return S(x) in whatever parts make pairs cheap."""
+
+    def parts(self, samples: Samples) -> Iterator[Parts]:
+        """Yield J(x) of consecutive samples in parts, to be gone through once."""
+        found = self.features(samples, 0)
+        own = self.self_kernel(samples).matrix
+        yield Parts(torch.zeros_like(own), found.rows.shape[2], [(0, found.rows, own)], found.factors)
+
+    def widest(self, samples: Samples) -> int:
+        """Return how many numbers the largest part of one sample has."""
+        return max(part[0].numel() for part in self.features(samples[:1], 0).tensors)
 
     @abstractmethod
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:

@@ -21,6 +21,7 @@ from likewise.gradients.base import (
     Doubts,
     Features,
     Gradients,
+    Parts,
     PartsChanged,
     Pulled,
     Pushed,
@@ -121,6 +122,35 @@ class Layers(Gradients):
         if own is None:
             return Features(rows, tuple(factors), None)
         return Features(normalized_rows(rows, own), tuple(factors), own.rank)
+
+    def parts(self, samples: Samples) -> Iterator[Parts]:
+        """Yield J(x) in parts, each explicit one formed when it is asked for and dropped after."""
+        for chunk in self._chunks(samples):
+            outer = self._outer_products(chunk)
+            own = Chunk(chunk.samples, chunk.d, dict(outer)).own(self._device)
+            self._doubts.note(own, chunk.samples)
+            explicit = {name: size for name, size in self._numel.items() if name not in outer}
+            factors = tuple((p.inputs[:, 0], p.deltas[:, :, 0]) for p in outer.values())
+            dtype = torch.promote_types(self._dtype, torch.float32)
+            factors = tuple((a.to(dtype), delta.to(dtype)) for a, delta in factors)
+            yield Parts(own, sum(explicit.values()), self._explicit(chunk, explicit), factors)
+
+    def _explicit(self, chunk: Chunk, numels: dict[str, int]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        start, dtype = 0, torch.promote_types(self._dtype, torch.float32)
+        for name, size in numels.items():
+            piece = chunk.pieces.pop(name, None)
+            if piece is not None:
+                own = piece.own()
+                self._doubts.note(own, chunk.samples)
+                yield start, piece.rows().to(dtype), own
+            start += size
+
+    def widest(self, samples: Samples) -> int:
+        """Return how many numbers the largest part of one sample has."""
+        chunk = self._gathered(samples[:1])
+        outer = self._outer_products(chunk)
+        sizes = (size for name, size in self._numel.items() if name not in outer)
+        return chunk.d * max(sizes, default=1)
 
     def _outer_products(self, chunk: Chunk) -> dict[str, Factored]:
         """Return the pieces to keep as factors: of the same parameters in every batch."""

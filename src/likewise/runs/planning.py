@@ -41,7 +41,7 @@ def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan
     few = min(data.n, gradients.at_once or 32, 64)
     with net.evaluating():
         samples = data.samples(range(few))
-        size = sketch_bytes(gradients.features(samples, 0))
+        size = sketch_bytes(gradients, samples)
         sketch(gradients, samples)
         start = time.perf_counter()
         sketch(gradients, samples)
