@@ -43,7 +43,7 @@ from likewise.statistics.density import (
     soft_neighbors,
 )
 from likewise.statistics.fit import FitQuality, fit_quality
-from likewise.statistics.labels import LabelSuspicion, label_suspicion
+from likewise.statistics.labels import LabelSuspicion, label_evidence, label_suspicion
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
 from likewise.statistics.novelty import novelty
 from likewise.statistics.perceptual import perceptual
@@ -90,6 +90,7 @@ __all__ = [
     "identity_distance",
     "label_against_random",
     "label_against_rest",
+    "label_evidence",
     "label_suspicion",
     "lipschitz_bound",
     "log_probabilities",

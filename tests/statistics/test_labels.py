@@ -42,6 +42,24 @@ def test_labels_learned_by_heart_are_found(digits):
     assert found.contested[~wrong].double().mean() < 0.1
 
 
+def test_evidence_is_the_most_alike_of_the_suggested_class(digits):
+    gram, _, wrong = digits
+    found = lw.label_suspicion(gram)
+    evidence, labels = lw.label_evidence(gram, found, k=3), gram.columns.labels()
+    assert (labels[evidence.indices] == found.suggested[:, None]).all()
+    assert (evidence.indices != torch.arange(300)[:, None]).all()
+    k = gram.dense().double()
+    h = torch.eye(300, dtype=torch.float64) - 1 / 300
+    c = h @ k @ h
+    c = c / (c.diagonal()[:, None] * c.diagonal()).sqrt()
+    one = int(wrong.nonzero()[0])
+    others = [i for i in range(300) if labels[i] == found.suggested[one] and i != one]
+    best = max(others, key=lambda i: float(c[one, i]))
+    assert int(evidence.indices[one, 0]) == best
+    with pytest.raises(ValueError, match="Suspicions of 2"):
+        lw.label_evidence(gram, found._replace(suggested=found.suggested[:2]))
+
+
 def test_neighbors_share_the_true_class(digits):
     gram, truth, wrong = digits
     indices = lw.nearest(gram, 1).indices[:, 0]

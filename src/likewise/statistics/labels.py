@@ -8,6 +8,7 @@ from torch import Tensor
 from likewise.gram import GramMatrix
 from likewise.likeness import likeness
 from likewise.statistics.mislabeled import Between, mislabeled
+from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.targets import class_chances, class_numbers, model_outputs
 
 EXPONENT = 4  # of votes: how local they are
@@ -94,6 +95,33 @@ def judged(
         Between(min(ends) if found.distinct else 0.0, ends[0], max(ends)),
         found.distinct,
     )
+
+
+def label_evidence(
+    gram: GramMatrix,
+    found: LabelSuspicion,
+    labels: Tensor | None = None,
+    k: int = 5,
+    sketch: int | None = None,
+) -> Neighbors:
+    """Return the k samples that speak loudest for each suggested label: most alike, with that label.
+
+    Fewer where a class has fewer: their similarities are then -inf. Visits all pairs.
+    """
+    given, count = class_numbers(gram, labels), min(k, gram.shape[1] - 1)
+    suggested = found.suggested.cpu()
+    if len(suggested) != gram.shape[0]:
+        raise ValueError(f"Suspicions of {len(suggested)} samples, and {gram.shape[0]} in the GramMatrix.")
+
+    def loudest(where: range, c: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.arange(len(where))
+        c = c.masked_fill((suggested[where.start : where.stop, None] != given).to(c.device), -torch.inf)
+        c[rows, rows + where.start] = -torch.inf
+        similarities, indices = c.topk(count, dim=1)
+        return indices, similarities
+
+    centered = gram if gram.centered and sketch is None else likeness(gram, sketch)
+    return Neighbors(*centered.map_strips(loudest))
 
 
 def class_votes(
