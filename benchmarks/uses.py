@@ -105,6 +105,7 @@ def flags(rows: Rows) -> str:
     )
     for (noise, share, data, epochs), found in groups.items():
         mean = lambda pick, found=found: statistics.mean(pick(r) for r in found)  # noqa: E731
+        estimated = "{:.0f} ({:.0f} to {:.0f})"
         inside = sum(r["errors"][1] <= r["errors"][0] <= r["errors"][3] for r in found)
         body.append(
             [
@@ -117,7 +118,7 @@ def flags(rows: Rows) -> str:
                 f"{mean(lambda r: r['expected'][1]):.2f}",
                 f"{mean(lambda r: r['flags'][2]):.2f}" if share else "",
                 f"{mean(lambda r: r['errors'][0]):.0f}",
-                f"{mean(lambda r: r['errors'][2]):.0f} ({mean(lambda r: r['errors'][1]):.0f} to {mean(lambda r: r['errors'][3]):.0f})",
+                estimated.format(*(mean(lambda r, i=i: r["errors"][i]) for i in (2, 1, 3))),
                 f"{inside} of {len(found)}",
             ]
         )
