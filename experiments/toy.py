@@ -176,6 +176,8 @@ def drawn(rows: list[dict[str, Any]], folder: Path) -> None:
         stem = "".join(c if c.isalnum() else "-" for c in training).strip("-")
         _estimators(rows, training, folder / f"toy-neighbors-{stem}.png")
         _along(rows, training, folder / f"toy-circle-{stem}.png")
+        _spread(rows, training, folder / f"toy-similarities-{stem}.png")
+        _turning(rows, training, folder / f"toy-circle-{stem}.html")
 
 
 def _estimators(rows: list[dict[str, Any]], training: str, path: Path) -> None:
@@ -233,6 +235,47 @@ def _along(rows: list[dict[str, Any]], training: str, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _spread(rows: list[dict[str, Any]], training: str, path: Path) -> None:
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(FREQUENCIES)))
+    middles = (np.arange(BINS) + 0.5) * 2 / BINS - 1
+    for axis, centered in zip(axes, (False, True), strict=False):
+        for f, color in zip(FREQUENCIES, colors, strict=True):
+            here = [
+                r for r in rows if (r["training"], r["centered"], r["frequency"]) == (training, centered, f)
+            ]
+            counts = np.sum([r["histogram"] for r in here], 0)
+            axis.step(middles, counts / counts.sum() * BINS / 2, where="mid", color=color, label=f"f = {f}")
+        title = "centered kernel" if centered else "plain kernel"
+        axis.set(xlabel="similarity of a pair", ylabel="share of pairs per unit", title=title)
+    axes[0].legend(frameon=False)
+    for f in FREQUENCIES:
+        here = [r for r in rows if (r["training"], r["centered"], r["frequency"]) == (training, False, f)]
+        axes[2].plot([f] * len(here), [r["curvature"] for r in here], "o", color="tab:orange", alpha=0.6)
+    axes[2].axhline(0, color="gray", lw=1)
+    axes[2].set(xscale="log", xlabel="frequency f", ylim=(-1, 1), title="N_S against curvature")
+    axes[2].set_ylabel("rank correlation along the circle")
+    axes[2].set_xticks(FREQUENCIES, [str(f) for f in FREQUENCIES])
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"Similarities of all pairs, and where neighbors are few ({training})")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _turning(rows: list[dict[str, Any]], training: str, path: Path) -> None:
+    """Write one page that shows N_S along the circle in three dimensions, to be turned by hand."""
+    shown = []
+    for f in FREQUENCIES:
+        here = [r for r in rows if (r["training"], r["centered"], r["frequency"]) == (training, False, f)]
+        at = np.linspace(0, 1, POINTS, endpoint=False)
+        curves = [np.interp(at, r["turns"], r["soft"], period=1) for r in here]
+        soft = np.median(curves, 0).round(2).tolist()
+        shown.append({"frequency": f, "turns": at.round(4).tolist(), "soft": soft})
+    page = Path(__file__).with_name("toy.html").read_text(encoding="utf-8")
+    path.write_text(page.replace("__DATA__", json.dumps(shown)), encoding="utf-8")
 
 
 def told(rows: list[dict[str, Any]]) -> None:
