@@ -66,6 +66,8 @@ def trained(model: nn.Sequential, x: Tensor, y: Tensor, epochs: int, seed: int, 
     y: class numbers, or probabilities of classes (n, c). Call it with `torch.manual_seed` before `model`
     is made: the seed here is of the order of samples alone.
     """
+    if epochs == 0:
+        return Trained(model.eval(), torch.zeros(len(x), device=x.device))
     chance = torch.Generator().manual_seed(seed)
     if x.is_cuda:
         x, model = (

@@ -10,6 +10,8 @@ from typing import Any
 from records import FOLDER, lines
 from scipy.stats import spearmanr, t
 
+from likewise.statistics.fit import verdict_of
+
 PAGE = Path(__file__).parent.parent / "docs" / "uses.md"
 Rows = list[dict[str, Any]]
 SHORT = {
@@ -234,7 +236,7 @@ def verdicts(rows: Rows) -> str:
         return "underfit" if peak[key(row)] - row["new"] > 0.05 else "fit"
 
     names = ("underfit", "fit", "overfit")
-    counts = grouped(rows, lambda r: (truth(r), r["verdict"]))
+    counts = grouped(rows, lambda r: (truth(r), verdict_of(r["learned"], r["supported"])))
     body = [[f"truly {a}", *(str(len(counts.get((a, b), []))) for b in names)] for a in names]
     return table(["", *(f"said {name}" for name in names)], body)
 

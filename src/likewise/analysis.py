@@ -22,6 +22,8 @@ class Summary(NamedTuple):
     isolated: int | None  # samples of low density whose neighbors agree; None without classes
     median_density: float  # share of the data that a sample is like
     seconds: float  # of all stages
+    label_errors: tuple[int, int, int] | None = None  # how many labels seem wrong: at least, about, at most
+    fit: str | None = None  # underfit, fit or overfit; None without classes
 
 
 class Histogram(NamedTuple):
@@ -119,7 +121,16 @@ class Analysis:
         table, seconds = self.table, sum(s["seconds"] for s in self.manifest["stages"].values())
         issues = int(table["label_issue"].sum()) if "label_issue" in table else None
         isolated = int((table["quadrant"] == "isolated").sum()) if "quadrant" in table else None
-        return Summary(len(table), issues, isolated, float(table["density"].median()), round(seconds, 1))
+        told, fit = self.manifest.get("wrong_labels"), self.manifest.get("fit")
+        return Summary(
+            len(table),
+            issues,
+            isolated,
+            float(table["density"].median()),
+            round(seconds, 1),
+            None if told is None else tuple(told["errors"]),
+            None if fit is None else fit["verdict"],
+        )
 
     def precision(self, decisions: str | Path | Mapping[int, str]) -> Precision:
         """Return how many of the flagged labels that a person looked at are wrong.

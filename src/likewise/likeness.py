@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
+from likewise.kernels import CORRELATION
 from likewise.parallel import join_over
 from likewise.sketch import Sketch, Sketched, sketch_bytes, whitened, width_of
 
@@ -96,6 +97,7 @@ class SketchedLikeness:
                 return function(where, c)
             k = (c * rows.lengths[here, None]).mul_(columns.lengths)
             k = k.add_(rows.means[here, None]).add_(columns.means - self._whole)
+            k = k.mul_(rows.alive[here, None]).mul_(columns.alive)
             first = before(where, k)
             del k
             return (*first, *function(where, c))
@@ -107,13 +109,15 @@ class _Centered(NamedTuple):
     directions: Tensor  # (n, q) of unit length, 0 for a sample with nothing of its own
     lengths: Tensor  # (n,) before
     means: Tensor  # (n,) mean similarity to the data
+    alive: Tensor  # (n,) 1, and 0 for a sample without a gradient, which is similar to nothing
 
     @classmethod
     def of(cls, features: Tensor, mean: Tensor) -> "_Centered":
         left = features - mean  # before any product: small differences of k would drown in float32
         own = features.square().sum(1)
         left[(own == 0) | (left.square().sum(1) <= 1e-6 * own)] = 0
-        return cls(torch.nn.functional.normalize(left, dim=1), left.norm(dim=1), features @ mean)
+        directions = torch.nn.functional.normalize(left, dim=1)
+        return cls(directions, left.norm(dim=1), features @ mean, (own > 0).to(features))
 
 
 def likeness(gram: GramMatrix, sketch: int | None = None) -> Likeness:
@@ -123,6 +127,15 @@ def likeness(gram: GramMatrix, sketch: int | None = None) -> Likeness:
     """
     own = gram if gram.square else gram.of_columns()
     if sketch is not None:
+        if not isinstance(sketch, int) or isinstance(sketch, bool) or sketch < 16:
+            raise ValueError(
+                f"sketch is None or at least 16 numbers a sample, such as 1024, found {sketch!r}."
+            )
+        if gram.kernel != CORRELATION or gram.centered:
+            raise ValueError(
+                f"Sketches are of likewise.CORRELATION with centered=False, found {gram.kernel}"
+                f"{', centered' if gram.centered else ''}: leave sketch out, or use the default kernel."
+            )
         small = Sketch(width_of(sketch, gram.d), 0)
         columns = whitened(sketched(own, small)).to(gram.device)
         if gram.square:

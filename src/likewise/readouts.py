@@ -80,6 +80,11 @@ def label_against_random(seed: int = 0) -> Readout:
     return _LabelAgainstRandom(seed)
 
 
+def looks_at_label(readout: Readout) -> bool:
+    """Return whether it is one of those here that compare what the network says of the label."""
+    return readout is label_against_rest or isinstance(readout, _LabelAgainstRandom)
+
+
 def main_tensor(outputs: Outputs) -> Tensor:
     """Return the tensor to read: `logits` where there are any, a tuple's first, a dict's only one.
 

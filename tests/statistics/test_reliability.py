@@ -91,6 +91,81 @@ def test_another_kind_of_input_is_novel(digits):
     assert (sketched - novel).abs().max() < 0.1
 
 
+def test_class_agreement_and_shift_are_written_out(digits):
+    x, y, model = digits
+    found = lw.reliability(lw.GramMatrix(model, x[400:404], columns=(x[:60], y[:60])))
+    data, cross = (lw.GramMatrix(model, q, columns=x[:60]).dense().double() for q in (x[:60], x[400:404]))
+    own = lw.GramMatrix(model, x[400:404]).dense().double().diagonal()
+    r, s, g = cross.mean(1), data.mean(1), data.mean()
+    chances = model(x).detach().double().softmax(1)
+    for i in range(4):
+        weights = []
+        for j in range(60):
+            c = cross[i, j] - r[i] - s[j] + g
+            scale = (own[i] - 2 * r[i] + g) * (data[j, j] - 2 * s[j] + g)
+            weights.append(max(float(c / scale.sqrt()), 0) ** 8)
+        weights = torch.tensor(weights).double() / sum(weights)
+        mine = chances[400 + i]
+        votes = sum(weights[j] for j in range(60) if y[j] == mine.argmax())
+        assert abs(float(found.agreement[i] - votes)) < 1e-3
+        assert abs(float(found.shift[i]) - float((mine - weights @ chances[:60]).abs().sum() / 2)) < 1e-3
+
+
+def test_no_gradient_is_novel_by_sketches_too():
+    model, x = nn.Linear(4, 2, bias=False), torch.randn(50, 4).abs()
+    gram = lw.GramMatrix(model, torch.zeros(2, 4), columns=x)
+    with pytest.warns(lw.VanishingGradientWarning):
+        exact = lw.novelty(gram)
+    assert torch.allclose(exact, torch.ones(2)) and torch.allclose(lw.novelty(gram, sketch=64), torch.ones(2))
+
+
+def test_sketches_are_of_one_kernel():
+    gram = lw.GramMatrix(nn.Linear(4, 2), torch.randn(20, 4), kernel=lw.SUBSPACE_MATCH)
+    with pytest.raises(ValueError, match="CORRELATION"):
+        lw.novelty(gram, sketch=64)
+    with pytest.raises(ValueError, match="no limit"):
+        lw.novelty(gram.with_kernel(lw.INFLUENCE))
+    with pytest.raises(ValueError, match="no other sample"):
+        lw.novelty(lw.GramMatrix(nn.Linear(4, 2), torch.randn(1, 4)))
+
+
+def test_a_model_that_only_the_readout_understands():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return {"scores": self.inner(x), "other": x}
+
+    torch.manual_seed(0)
+    net = lw.Network(Two(), readout=lambda outputs, labels: outputs["scores"])
+    x = torch.randn(40, 4)
+    y = Two.forward(net.model, x)["scores"].argmax(1)
+    assert lw.label_suspicion(lw.GramMatrix(net, (x, y))).suspicion.shape == (40,)
+    frozen = nn.Linear(4, 3).requires_grad_(False)
+    gram = lw.GramMatrix(lw.Network(frozen, lw.log_probabilities, parameters="*"), (x, frozen(x).argmax(1)))
+    assert lw.reliability(gram).confidence is not None
+
+
+def test_readouts_of_the_label_are_refused(digits):
+    x, y, model = digits
+    gram = lw.GramMatrix(lw.Network(model, lw.label_against_rest), (x[:50], y[:50]))
+    for use in (lw.fit_quality, lw.reliability):
+        with pytest.raises(ValueError, match="looks at the label"):
+            use(gram)
+
+
+def test_expected_errors_are_right_on_average_where_they_were_fitted():
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 64), torch.randn(200, 1)
+    model = learned(x[:100], y[:100], 50, out=1)
+    found = lw.reliability(lw.GramMatrix(model, x[100:], columns=(x[:100], y[:100])))
+    calibration = lw.calibrate(found, y[100:])
+    error = (model(x[100:]) - y[100:]).abs().mean()
+    assert abs(float(calibration(found).mean() / error) - 1) < 1e-5
+
+
 def test_copies_are_not_novel(digits):
     x, _, model = digits
     data = torch.cat([x[:20]] * 3)
@@ -115,6 +190,8 @@ def test_sketches_say_nearly_the_same(digits):
         (lambda g: g.with_kernel(lw.INNER_PRODUCT), lw.novelty, "no limit"),
         (lambda g: g, lambda g: lw.novelty(g, k=0), "At least one neighbor"),
         (lambda g: g, lambda g: lw.reliability(g, torch.randn(12, 3)), "cannot be compared"),
+        (lambda g: g, lambda g: lw.novelty(g, sketch=0), "at least 16 numbers"),
+        (lambda g: g, lambda g: lw.novelty(g, sketch="never"), "at least 16 numbers"),
     ],
 )
 def test_mistakes_are_named(what, ask, message):
@@ -132,9 +209,19 @@ def test_centering_is_refused_for_novelty():
 def test_few_or_other_answers_are_refused(digits):
     x, y, model = digits
     found = lw.reliability(lw.GramMatrix(model, x[400:460], columns=(x[:400], y[:400])))
-    with pytest.raises(ValueError, match="at least 50"):
+    with pytest.raises(ValueError, match="10 true labels for 60"):
         lw.calibrate(found, y[:10])
+    with pytest.raises(ValueError, match="at least 50"):
+        lw.calibrate(lw.Reliability(*(part[:20] for part in found)), y[400:420])
     calibration = lw.calibrate(found, y[400:460])
+    for wrong in (lambda: lw.calibrate(x, y), lambda: calibration(x)):
+        with pytest.raises(TypeError, match="likewise.reliability"):
+            wrong()
+    for truth in (torch.full((60,), torch.nan), torch.zeros(60, 10)):
+        with pytest.raises(ValueError, match="finite number a sample"):
+            lw.calibrate(found, truth)
+    with pytest.raises(ValueError, match="one level"):
+        lw.calibrate(found, y[400:460], levels=0)
     with pytest.raises(ValueError, match="Calibrated on classes"):
         calibration(found._replace(confidence=None))
 
@@ -149,3 +236,58 @@ def test_verdicts_follow_training(digits):
     assert early.verdict == "underfit" and heart.verdict == "overfit"
     assert heart.gap > 0.15 > right.gap
     assert early.learned < right.learned <= 1 and heart.learned > 0.95
+
+
+def test_a_network_that_has_learned_all_is_not_underfit(digits):
+    x, y, model = digits
+    found = lw.fit_quality(lw.GramMatrix(model, (x[:400], y[:400])))
+    assert found.learned > 0.99 and found.verdict == "fit"
+
+
+def test_zeros_and_ones_are_classes_of_one_output_however_they_are_written():
+    torch.manual_seed(0)
+    x = torch.randn(120, 4)
+    y = (x[:, 0] > 0).long()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], y.float()).backward()
+        optimizer.step()
+    whole, written = (lw.fit_quality(lw.GramMatrix(model, (x, labels))) for labels in (y, y.float()))
+    assert whole.learned == written.learned > 0.9 and whole.supported == written.supported
+    assert lw.reliability(lw.GramMatrix(model, (x, y.float()))).confidence is not None
+
+
+def test_integers_of_one_output_are_values():
+    torch.manual_seed(0)
+    x = torch.randn(100, 3)
+    y = (10 * x[:, 0]).round().long() + 50
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[10.0, 0, 0]]))
+        model.bias.fill_(50)
+    found = lw.fit_quality(lw.GramMatrix(model, (x, y)))
+    assert found.learned > 0.99  # R²
+
+
+@pytest.mark.parametrize("use", [lw.label_suspicion, lw.novelty, lw.reliability, lw.fit_quality])
+def test_a_model_is_no_gram_matrix(use):
+    with pytest.raises(TypeError, match=r"likewise.GramMatrix\(model, data\)"):
+        use(nn.Linear(3, 2))
+
+
+def test_odd_labels_and_readouts_are_told():
+    torch.manual_seed(0)
+    model, x, y = (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+        torch.randn(60, 4),
+        torch.arange(60) % 3,
+    )
+    with pytest.warns(UserWarning, match="Labels go up to 5"):
+        lw.label_suspicion(lw.GramMatrix(model, (x, y + 3)))
+    with pytest.warns(UserWarning, match="looks at the label"):
+        lw.label_suspicion(lw.GramMatrix(lw.Network(model, lw.label_against_rest), (x, y)))
+    best = model(x).argmax(1)
+    with pytest.warns(UserWarning, match="no more than by chance"):
+        lw.label_suspicion(lw.GramMatrix(model, (x, (best + 1) % 3)))

@@ -63,7 +63,8 @@ def _expected(told: dict[str, Any] | None, any_flag: bool) -> str:
             "Here wrong labels do not stand out as a group of their own: what is flagged may as well be rare "
             f"or ambiguous. At most about {high:,} labels are wrong."
         )
-    flags = f"Of those flagged about {told['precision'][1]:.0%} should be wrong." if any_flag else ""
+    precision = told["precision"]
+    flags = f"Of those flagged about {precision[1]:.0%} should be wrong." if any_flag and precision else ""
     return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}). {flags}".strip()
 
 

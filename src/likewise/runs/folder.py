@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SCHEMA = 2
+SCHEMA = 3
 Arrays = dict[str, np.ndarray]
 Stage = Callable[[], Mapping[str, Tensor]]
 

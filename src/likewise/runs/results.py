@@ -15,7 +15,7 @@ from likewise.runs import stages
 from likewise.runs.folder import Arrays, Folder
 from likewise.runs.sketching import sketched
 from likewise.runs.stages import BINS, Targets
-from likewise.statistics.targets import are_chances, model_outputs
+from likewise.statistics.targets import are_chances, model_outputs, unlikely
 
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
@@ -73,7 +73,7 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     if suspicion is not None:
         folder.state["wrong_labels"] = {
             "errors": [round(v) for v in suspicion.errors],
-            "precision": [round(v, 3) for v in suspicion.precision],
+            "precision": [round(v, 3) for v in suspicion.precision] if suspicion.flagged.any() else None,
             "distinct": suspicion.distinct,
         }
     folder.state["fit"] = stages.fit(found, targets)
@@ -121,13 +121,8 @@ def _caveats(targets: Targets, n: int) -> list[str]:
     if targets.labels is None:
         found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
     if targets.classes is not None and targets.chances is not None:
-        right = float((targets.chances.argmax(1) == targets.classes).double().mean())
-        if right < 1.5 / targets.chances.shape[1]:
-            found.append(
-                f"Only {right:.1%} of the predictions are the labels, no more than by chance: are classes "
-                "numbered as when the network was trained? (likewise analyze --classes gives their "
-                "order.) What neighbors say of labels does not depend on it."
-            )
+        odd = unlikely(targets.chances, targets.classes)
+        found += [] if odd is None else [f"{odd} (likewise analyze --classes gives their order.)"]
     if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
         found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
     if targets.chances is not None and are_chances(targets.outputs):

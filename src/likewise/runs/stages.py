@@ -168,7 +168,7 @@ def fit(found: Arrays, targets: Targets) -> dict[str, float | str] | None:
         return None
     learned = float((chances.argmax(1) == classes).double().mean())
     supported = float((torch.tensor(found["closer"]).argmax(1) == classes).double().mean())
-    return {"learned": learned, "supported": supported, "verdict": verdict_of(learned - supported)}
+    return {"learned": learned, "supported": supported, "verdict": verdict_of(learned, supported)}
 
 
 def samples(

@@ -9,13 +9,15 @@ from torch import Tensor
 from likewise.intervals import wilson
 from likewise.statistics.reliability import Reliability
 
+FEWEST = 50
+
 
 class Level(NamedTuple):
     """Held-out predictions of about the same expected quality."""
 
     expected: float  # mean of what was expected of them
     found: float  # share that was right, or mean error
-    low: float  # between these, at 95 %, for the next such predictions
+    low: float  # 95 % interval of it, by their number
     high: float
     samples: int
 
@@ -32,6 +34,7 @@ class Calibration:
 
     def __call__(self, found: Reliability) -> Tensor:
         """Return the chance that each prediction is right, (n,), or for values its expected error."""
+        _refuse_other(found)
         if (found.confidence is None) != (self._factor is not None):
             raise ValueError("Calibrated on classes, asked of values, or the other way round.")
         mean, spread = self._scale
@@ -42,12 +45,25 @@ class Calibration:
 def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
     """Return a Calibration from predictions whose true labels are known and were not trained on.
 
-    A logistic regression on density, agreement, shift and the network's confidence; for values a linear one
-    of the logarithm of the error. At least 50 held-out samples, better 500: levels carry their intervals.
+    A logistic regression on density, agreement, shift and the network's confidence. For values a linear
+    one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
+    predictions. At least 50 held-out samples, better 500: levels carry their intervals.
     """
+    _refuse_other(found)
     n = len(found.density)
-    if len(truth) != n or n < 50:
-        raise ValueError(f"{len(truth)} true labels for {n} predictions: at least 50 of each are needed.")
+    if len(truth) != n:
+        raise ValueError(f"{len(truth)} true labels for {n} predictions: one of each is needed.")
+    values = truth.double().cpu().reshape(n, -1)
+    width = 1 if found.confidence is not None else found.prediction.shape[1]
+    if values.shape[1] != width or not values.isfinite().all():
+        raise ValueError(
+            f"True labels must be {width} finite number{'s' if width > 1 else ''} a sample, found "
+            f"{tuple(truth.shape)}, {int((~values.isfinite()).sum())} of them not finite."
+        )
+    if levels < 1:
+        raise ValueError(f"At least one level is needed, found {levels}.")
+    if n < FEWEST:
+        raise ValueError(f"Only {n} held-out predictions: at least {FEWEST} are needed, better 500.")
     features = _ingredients(found)
     scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
     standard = (features - scale[0]) / scale[1]
@@ -86,9 +102,17 @@ def _logistic(features: Tensor, right: Tensor) -> Tensor:
 
 
 def _least_squares(features: Tensor, target: Tensor) -> Tensor:
-    ones = torch.cat([torch.ones(len(features), 1).to(features), features], 1)
-    damped = ones.T @ ones + torch.eye(ones.shape[1]).to(ones)
-    return torch.linalg.solve(damped, ones.T @ target)
+    """Return weights of the right sign: nothing that speaks for a prediction makes its error larger."""
+    from scipy.optimize import nnls
+
+    signs = torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)  # density, agreement, shift
+    found, _ = nnls((features * signs).numpy(), (target - target.mean()).numpy())
+    return torch.cat([target.mean()[None], torch.tensor(found) * signs])
+
+
+def _refuse_other(found: Reliability) -> None:
+    if not isinstance(found, Reliability):
+        raise TypeError(f"What likewise.reliability(gram) returns is needed, found {type(found).__name__}.")
 
 
 def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:

@@ -7,13 +7,22 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION, INNER_PRODUCT
+from likewise.readouts import looks_at_label
 from likewise.statistics.density import soft_neighbors
 from likewise.statistics.reliability import neighbor_means
-from likewise.statistics.targets import class_chances, given_labels, model_outputs, numeric, of_classes
+from likewise.statistics.targets import (
+    class_chances,
+    given_labels,
+    model_outputs,
+    numeric,
+    of_classes,
+    refuse_other,
+)
 from likewise.statistics.uncertainty import refuse_centered
 
 Verdict = Literal["underfit", "fit", "overfit"]
 UNDERFIT, OVERFIT = 0.05, 0.15  # more learned than supported
+LEARNED = 0.95  # of the labels: nothing is left to learn
 
 
 class FitQuality(NamedTuple):
@@ -28,7 +37,10 @@ class FitQuality(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How much is learned that no neighbor supports: an estimate of the gap to new data."""
+        """How much is learned that no neighbor supports, an estimate of the gap to new data.
+
+        Negative where neighbors tell more than the network: it is not trained out.
+        """
         return self.learned - self.supported
 
 
@@ -44,13 +56,14 @@ def fit_quality(
 
     "overfit": the network reproduces labels that its neighbors' labels do not support, more than
     `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves included
-    (the paper's rule), so that any label can be learned by heart. "underfit": neighbors' labels tell nearly
-    as much as the network, the difference is below `underfit_below`: it has not made use of what it can tell
-    apart. Wrong labels count as labels; the data should be those trained on. Neighbors are weighted by
-    max(likeness, 0)^8, which visits all pairs. The variance of labels is the paper's, E_k[y²] − E_k[y]² with
-    weights k^I, at least 0, in two passes: nearly that of all labels in most networks. docs/uses.md says how
-    often the verdict was right.
+    (the paper's rule), so that any label can be learned by heart. "underfit": neighbors' labels tell
+    nearly as much as the network, the difference is below `underfit_below`, and less than .95 of the
+    labels are learned: it has not made use of what it can tell apart. Wrong labels count as labels; the
+    data should be those trained on. Neighbors are weighted by max(likeness, 0)^8, which visits all pairs.
+    The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two passes:
+    nearly that of all labels in most networks. docs/uses.md says how often the verdict was right.
     """
+    refuse_other(gram)
     refuse_centered(gram)
     found = given_labels(gram, labels)
     if found is None:
@@ -60,15 +73,22 @@ def fit_quality(
     variance, overall = _label_variance(gram, found)
     neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
     learned, supported = _support(gram, found, sketch)
-    verdict = verdict_of(learned - supported, underfit_below, overfit_above) if overall > 0 else "fit"
-    if float(neighbors.median()) < alone:
+    verdict: Verdict = "fit"
+    if overall > 0:
+        verdict = verdict_of(learned, supported, underfit_below, overfit_above)
+    if 0 < float(neighbors.median()) < alone:
         verdict = "overfit"
     return FitQuality(neighbors, variance, verdict, overall, learned, supported)
 
 
-def verdict_of(gap: float, underfit_below: float = UNDERFIT, overfit_above: float = OVERFIT) -> Verdict:
-    """Return what it means that so much more is learned than neighbors support."""
-    return "underfit" if gap < underfit_below else "overfit" if gap > overfit_above else "fit"
+def verdict_of(
+    learned: float, supported: float, underfit_below: float = UNDERFIT, overfit_above: float = OVERFIT
+) -> Verdict:
+    """Return what it means that so much is learned and so much of it supported."""
+    gap = learned - supported
+    if gap > overfit_above:
+        return "overfit"
+    return "underfit" if gap < underfit_below and learned < LEARNED else "fit"
 
 
 def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
@@ -88,16 +108,25 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
     outputs = model_outputs(gram)
     classes = of_classes(labels, outputs.shape[1])
     chances = None if classes is None else class_chances(outputs, classes)
+    if looks_at_label(gram.net.readout):
+        raise ValueError(
+            "The readout looks at the label, so that neighbors know it: use likewise.all_outputs or "
+            "log_probabilities."
+        )
     likeness_of = gram.with_kernel(CORRELATION)
     if classes is not None and chances is not None:
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
         votes = neighbor_means(likeness_of, sketch, members)[1]
         told = (float((guess.argmax(1) == classes).double().mean()) for guess in (chances, votes))
         return next(told), next(told)
-    y = numeric(labels, gram.d).cpu()
+    y = labels.reshape(len(labels), -1).double().cpu()
     around = neighbor_means(likeness_of, sketch, y)[1]
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
-    if y.shape[1] != outputs.shape[1]:  # nothing to compare labels with
-        return supported, supported
+    if y.shape[1] != outputs.shape[1]:
+        raise ValueError(
+            f"Labels have {y.shape[1]} numbers a sample and outputs {outputs.shape[1]}: they cannot be "
+            "compared. "
+            "Class numbers must be integers below the number of outputs."
+        )
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported

@@ -1,5 +1,6 @@
 """Which labels look wrong? Those that the network and the samples it treats alike speak against."""
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -7,9 +8,11 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix
 from likewise.likeness import likeness
+from likewise.readouts import looks_at_label
 from likewise.statistics.mislabeled import Between, mislabeled
 from likewise.statistics.neighbors import Neighbors
-from likewise.statistics.targets import class_chances, class_numbers, model_outputs
+from likewise.statistics.novelty import refuse_unbounded
+from likewise.statistics.targets import class_chances, class_numbers, model_outputs, unlikely
 
 EXPONENT = 4  # of votes: how local they are
 
@@ -23,8 +26,8 @@ class LabelSuspicion(NamedTuple):
     isolated: Tensor  # (n,) too few votes to judge by
     chance_wrong: Tensor  # (n,) estimated from the votes
     flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
-    errors: Between  # how many labels are wrong
-    precision: Between  # share of the flagged that are wrong
+    errors: Between  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
+    precision: Between  # share of the flagged that are wrong; the ends are two estimates; NaN if none is
     distinct: bool  # wrong labels stand out as a group; if not, both numbers are guesses
 
 
@@ -38,24 +41,42 @@ def label_suspicion(
     """Return how much the network and the neighbors' votes speak against each label; all pairs.
 
     Every other sample votes for its own label with max(likeness, 0)^exponent, where likeness is the
-    similarity less what all samples share (see likeness.py; a centered matrix is taken as it is). The opinion
-    on a sample is the mean of the shares of votes and of the network's own probabilities, where its outputs
-    are those of the classes: the votes also know of labels learned by heart, the network is the better judge
-    before. With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2. No
-    cross-validation. Isolated is who gets fewer votes than `isolated_below` of the median. The readout should
-    not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
+    similarity less what all samples share (see likeness.py; a centered matrix is taken as it is). The
+    opinion on a sample is the mean of the shares of votes and of the network's own probabilities, where
+    its outputs are those of the classes: the votes also know of labels learned by heart, the network is
+    the better judge before. With b the opinion and y the label, suspicion is (1 − b(y) + max b(other))
+    / 2. No cross-validation. Isolated is who gets fewer votes than `isolated_below` of the median; with
+    no vote at all there is no suspicion. The readout should not look at the label (all_outputs,
+    log_probabilities): what is in doubt is no ground for similarity.
     """
+    refuse_unbounded(gram)
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
-    if gram.kernel.row + gram.kernel.column != -1:
-        raise ValueError(
-            f"Votes need similarities of at most 1, and those of {gram.kernel} have no limit: use "
-            "gram.with_kernel(likewise.CORRELATION)."
-        )
     given = class_numbers(gram, labels)
     votes = class_votes(gram, given, exponent, sketch).cpu()
-    chances = class_chances(model_outputs(gram), given) if gram.of_network else None
+    outputs = model_outputs(gram) if gram.of_network else None
+    chances = None if outputs is None else class_chances(outputs, given)
+    if outputs is not None:
+        _warn(gram, outputs, chances, given)
     return judged(votes, given, chances, isolated_below, gram.dtype)
+
+
+def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tensor) -> None:
+    """Say what makes votes or the network's opinion worth less than one may think."""
+    odd = unlikely(chances, given)
+    if chances is None and outputs.shape[1] > 1:
+        odd = (
+            f"Labels go up to {int(given.max())} and there are {outputs.shape[1]} outputs: these are not "
+            "the classes "
+            "the network tells, and only neighbors are asked."
+        )
+    if looks_at_label(gram.net.readout):
+        odd = (
+            "The readout looks at the label, so that samples are alike for what is in doubt: use "
+            "likewise.all_outputs or log_probabilities to judge labels."
+        )
+    if odd is not None:
+        warnings.warn(odd, stacklevel=3)
 
 
 def judged(
@@ -83,7 +104,8 @@ def judged(
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     found = mislabeled(shares, given)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
-    ends = [float(c[flagged].mean()) if flagged.any() else 0.0 for c in (found.chance, *found.both)]
+    ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
+    least = min(ends) if found.distinct or not flagged.any() else 0.0
     return LabelSuspicion(
         suspicion,
         suggested,
@@ -92,7 +114,7 @@ def judged(
         found.chance.to(dtype),
         flagged,
         found.errors,
-        Between(min(ends) if found.distinct else 0.0, ends[0], max(ends)),
+        Between(least, ends[0], max(ends)),
         found.distinct,
     )
 

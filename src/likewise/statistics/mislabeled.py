@@ -11,8 +11,8 @@ heart, some of them win the vote, and this finds too few.
 
 Grouped: the logarithm of the best other class's share over the label's own is drawn from two normal
 distributions, labels that are right and labels that are wrong, which finds too many. If two explain the
-data hardly better than one, no group of labels stands out: then the smaller of both chances is taken, and
-the lower ends are 0.
+data hardly better than one, or the labels of one group do not lose their votes, or those of most samples
+do, no group of labels stands out: then the smaller of both chances is taken, and the lower ends are 0.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,9 @@ from torch import Tensor
 
 BINS = 401  # of vote shares, so that many classes cost little
 STEPS = 10  # of taking q apart
-FEWEST = 20  # samples to look for groups in
+FEWEST = 100  # samples to look for groups in
 DISTINCT = 0.1  # gain of the Bayesian information criterion per sample at which there are two groups
+MOST_CLASSES = 2000  # beyond, only the order of suspicion is given
 MOST_TAKEN_APART = 200  # classes: beyond, labels are taken to be nearly right
 
 
@@ -47,16 +48,21 @@ class Mislabeled(NamedTuple):
 
 def mislabeled(shares: Tensor, given: Tensor) -> Mislabeled:
     """Return chances and number of wrong labels, from each class's share of the votes, (n, c) in float64."""
+    if shares.shape[1] > MOST_CLASSES:  # tables of classes × classes would not fit
+        none = torch.zeros(len(given), dtype=torch.float64)
+        lost = float((shares.argmax(1) != given).sum())
+        return Mislabeled(none, Between(0.0, 0.0, lost), False, (none, none))
     joint = _confident(shares, given)
     counted = wrong_chance(calibrated(shares, given), _smoothed(joint), given)
     grouped, distinct = _of_two_groups(shares, given)
     winners = torch.bincount(shares.argmax(1), minlength=shares.shape[1]).double()
-    rates = (_rates(_by_winner(shares, given, share)) for share in (0.5, 0.0))
+    rates = (_rates(_by_winner(shares, given, share)) for share in (0.75, 0.0))
     low, high = sorted(float((winners * (1 - rate.diagonal())).sum()) for rate in rates)
-    low = max(0.0, low - 1.96 * (2 * low) ** 0.5) if distinct else 0.0  # seen in half of the samples
+    low = max(0.0, low - 1.96 * (4 * low) ** 0.5) if distinct else 0.0  # seen in a quarter
     likely, high = float(joint.sum() - joint.diagonal().sum()), high + 1.96 * high**0.5
     if distinct:
         likely, high = (likely + float(grouped.sum())) / 2, max(high, float(grouped.sum()))
+    high = min(high, float(len(given)))
     chance = (counted + grouped) / 2 if distinct else torch.minimum(counted, grouped)
     return Mislabeled(chance, Between(low, min(max(likely, low), high), high), distinct, (counted, grouped))
 
@@ -104,7 +110,11 @@ def _of_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
     chance = two.predict_proba(against)[:, wrong]
     chance[against[:, 0] < two.means_[1 - wrong, 0]] = 0  # the wider of two is above on both sides
     gain = (one.bic(against) - two.bic(against)) / len(against)
-    return torch.tensor(chance), bool(gain > DISTINCT)
+    voted_down = (
+        two.means_[wrong, 0] > 0 and two.weights_[wrong] < 0.5
+    )  # else right labels fall in two groups
+    won = float((shares.argmax(1) == given).double().mean())  # where neighbors are no judge, nothing is known
+    return torch.tensor(chance), bool(gain > DISTINCT and voted_down and won > 0.5)
 
 
 def _confident(shares: Tensor, given: Tensor) -> Tensor:
@@ -113,7 +123,7 @@ def _confident(shares: Tensor, given: Tensor) -> Tensor:
     members = torch.nn.functional.one_hot(given, classes).double()
     sizes = members.sum(0)
     usual = (shares * members).sum(0) / sizes.clamp(min=1)
-    reached = (shares >= usual) & (sizes > 0)
+    reached = (shares >= usual.clamp(min=1 / classes)) & (sizes > 1)  # nobody votes for a class of one
     sure = reached.any(1)
     likely = torch.where(reached, shares, -1).argmax(1)
     joint = _counts(likely[sure], given[sure], classes)
@@ -144,7 +154,8 @@ def _rates(joint: Tensor) -> Tensor:
 def _smoothed(joint: Tensor) -> Tensor:
     """Return rates of labels, drawn towards errors that are equally likely for all classes."""
     classes = len(joint)
-    wrong = 1 - float(joint.diagonal().sum() / joint.sum().clamp(min=1))
+    total = float(joint.sum())
+    wrong = 1 - float(joint.diagonal().sum()) / total if total else 0.0
     other = wrong / max(1, classes - 1)
     prior = torch.full_like(joint, other).fill_diagonal_(1 - wrong)
     return (joint + classes * prior) / (joint.sum(1, keepdim=True) + classes)

@@ -6,6 +6,7 @@ from torch import Tensor
 from likewise.gram import GramMatrix
 from likewise.likeness import Strip, likeness
 from likewise.statistics.neighbors import nearest
+from likewise.statistics.targets import refuse_other
 
 NEIGHBORS = 10
 
@@ -25,6 +26,10 @@ def novelty(gram: GramMatrix, k: int = NEIGHBORS, sketch: int | None = None) -> 
             "Novelty is what an input lacks of what all training samples share, and centering takes that "
             "off: make the GramMatrix with centered=False."
         )
+    if k < 1:
+        raise ValueError(f"At least one neighbor must be asked for, found k = {k}.")
+    if gram.shape[1] - gram.square < 1:
+        raise ValueError("There is no other sample to be like: give more than one.")
     if sketch is None:
         return 1 - nearest(gram, k).similarities.mean(1)
     closest: tuple[Tensor] = likeness(gram, sketch).map_strips(
@@ -53,7 +58,8 @@ def closeness(columns: int, square: bool, k: int = NEIGHBORS) -> Strip:
 
 def refuse_unbounded(gram: GramMatrix) -> None:
     """Raise where similarities have no largest value to compare with."""
-    if gram.kernel.row + gram.kernel.column != -1:
+    refuse_other(gram)
+    if not gram.kernel.row == gram.kernel.column == -0.5:
         raise ValueError(
             f"Similarities of at most 1 are needed, and those of {gram.kernel} have no limit: use "
             "gram.with_kernel(likewise.CORRELATION)."

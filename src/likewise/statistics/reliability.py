@@ -8,6 +8,7 @@ from torch.nn.functional import one_hot
 
 from likewise.gram import GramMatrix
 from likewise.likeness import likeness
+from likewise.readouts import looks_at_label
 from likewise.statistics.novelty import closeness, refuse_unbounded
 from likewise.statistics.targets import class_chances, given_labels, model_outputs, of_classes
 
@@ -37,6 +38,8 @@ def reliability(gram: GramMatrix, labels: Tensor | None = None, sketch: int | No
     refuse_unbounded(gram)
     if gram.centered or not gram.of_network:
         raise ValueError("A GramMatrix of a network with centered=False is needed: centering is done here.")
+    if looks_at_label(gram.net.readout):
+        raise ValueError("The readout looks at the label, which new inputs lack: use likewise.all_outputs.")
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels of the columns are needed: pass them, or give columns as (X, y).")
@@ -91,6 +94,9 @@ def neighbor_means(gram: GramMatrix, sketch: int | None, *values: Tensor) -> tup
         total = weights.sum(1, keepdim=True)
         sums = weights @ joined.to(c.device)
         overall = joined.mean(0).to(c.device)  # of a sample with no neighbor at all
+        if square and len(joined) > 1:
+            mine = joined[where.start : where.stop].to(c.device)
+            overall = (joined.sum(0).to(c.device) - mine) / (len(joined) - 1)
         return (torch.where(total > 0, sums / total.clamp(min=1e-300), overall),)
 
     density, found = likeness(gram, sketch).map_strips(means, closeness(gram.shape[1], square))

@@ -5,10 +5,20 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix
 from likewise.network import Network
-from likewise.readouts import all_outputs
+from likewise.readouts import all_outputs, looks_at_label
 from likewise.sources import column
 
 MOST_CLASSES = 100_000
+
+
+def refuse_other(gram: GramMatrix) -> None:
+    """Raise if this is no GramMatrix, and say how to make one."""
+    if not isinstance(gram, GramMatrix):
+        raise TypeError(
+            f"A GramMatrix is needed, found {type(gram).__name__}: likewise.GramMatrix(model, data), or "
+            "of new "
+            "inputs and training data likewise.GramMatrix(model, new, columns=training)."
+        )
 
 
 def given_labels(gram: GramMatrix, labels: Tensor | None) -> Tensor | None:
@@ -44,21 +54,33 @@ def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
 
 
 def of_classes(labels: Tensor, d: int) -> Tensor | None:
-    """Return labels as class numbers of a network with d outputs, (n,), None if they are values."""
+    """Return labels as class numbers of a network with d outputs, (n,), None if they are values.
+
+    Integers, also written as floats; with one output only 0 and 1 are classes.
+    """
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.dim() != 1 or found.min() < 0:
         return None
-    if found.is_floating_point() and (d == 1 or found.max() >= d or (found != found.round()).any()):
+    if found.is_floating_point() and (found.max() >= max(d, 2) or (found != found.round()).any()):
         return None
     return found.long().cpu() if d > 1 or found.max() <= 1 else None  # one output, many integers: values
 
 
 def model_outputs(gram: GramMatrix) -> Tensor:
-    """Return what the model says of the rows, (n, d), whatever the readout compares."""
-    if gram.net.readout is all_outputs:
+    """Return what the model says of the rows, (n, d), whatever the readout compares.
+
+    A model that returns what only the readout understands is read by it.
+    """
+    net = gram.net
+    if net.readout is all_outputs:
         return gram.outputs().cpu()
-    whole = Network(gram.net.model, all_outputs)
-    return GramMatrix(whole, gram.data, max_memory=gram.max_memory).outputs().cpu()
+    whole = Network(net.model, all_outputs, net.names, net.autocast)
+    try:
+        return GramMatrix(whole, gram.data, max_memory=gram.max_memory).outputs().cpu()
+    except TypeError:
+        if looks_at_label(net.readout):
+            raise
+        return gram.outputs().cpu()
 
 
 def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
@@ -73,6 +95,20 @@ def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
         ones = values if are_chances(outputs) else values.sigmoid()
         return torch.cat([1 - ones, ones], 1)
     return None
+
+
+def unlikely(chances: Tensor | None, classes: Tensor) -> str | None:
+    """Return what is odd about predictions that are no better than chance, or cannot be compared."""
+    if chances is None:
+        return None
+    right = float((chances.argmax(1) == classes).double().mean())
+    if right >= 1.5 / chances.shape[1]:
+        return None
+    return (
+        f"Only {right:.1%} of the predictions are the labels, no more than by chance: is the network "
+        "trained, "
+        "and are classes numbered as they were then? What neighbors say of labels does not depend on it."
+    )
 
 
 def are_chances(outputs: Tensor) -> bool:
