@@ -63,6 +63,13 @@ def laplace(model: nn.Sequential, x: Tensor, queries: Tensor, prior: float = 1.0
     return (outputs / (1 + math.pi / 8 * spread).sqrt()).softmax(1)
 
 
+def agreeing(model: nn.Sequential, x: Tensor, y: Tensor, queries: Tensor, k: int = 50) -> Tensor:
+    """Return the share of the nearest training samples in feature space that have the predicted label."""
+    here, there = (F.normalize(evaluated(model[:-1], part), dim=1) for part in (x, queries))
+    places = (there @ here.T).topk(k, dim=1).indices
+    return (y[places] == evaluated(model, queries).argmax(1)[:, None]).float().mean(1)
+
+
 def tempered(outputs: Tensor, labels: Tensor) -> float:
     """Return the temperature at which held-out labels are most likely."""
     grid = torch.logspace(-1, 1, 60).tolist()
@@ -106,6 +113,7 @@ def of_classes(setting: dict[str, Any], given: Any) -> dict[str, Any]:
         "agreement alone": found.agreement[HELD:],
         "density alone": found.density[HELD:],
         "shift alone": -found.shift[HELD:],
+        "neighbors in features": agreeing(model, x, y, test)[HELD:],
         "largest probability": take(plain),
         "margin": margin(plain, mine)[HELD:],
         "temperature": take((outputs / heat).softmax(1)),
@@ -162,7 +170,11 @@ def of_angles(setting: dict[str, Any], given: Any) -> dict[str, Any]:
         "paper's uncertainty": -lw.uncertainty(gram)[HELD:],
         "ensemble of five": -every.std(0)[HELD:, 0],
     }
-    areas = {name: risk_coverage(score, error) for name, score in trust.items()}
+    together = (every.mean(0) - truth).abs()[HELD:, 0]  # another predictor: judged by its own errors
+    areas = {
+        name: risk_coverage(score, together if name == "ensemble of five" else error)
+        for name, score in trust.items()
+    }
     areas["no order"] = float(error.mean())
     return {"areas": areas, "off": {}, "right": float(error.mean()), "seconds": clock.seconds}
 

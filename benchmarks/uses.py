@@ -148,15 +148,21 @@ def novelty(rows: Rows) -> str:
         what = SHORT.get(novel, f"classes {' and '.join(map(str, classes))} left out")
         means = [statistics.mean(r["scores"][name][1] for r in found) for name in names]
         body.append([SHORT[data], what, str(len(found)), *best(means, True, ".3f")])
-    means = [statistics.mean(r["scores"][name][1] for r in rows) for name in names]
-    body.append(["**all**", "", str(len(rows)), *best(means, True, ".3f")])
+    cases = grouped(rows, key).values()
+    means = [
+        statistics.mean(statistics.mean(r["scores"][n][1] for r in case) for case in cases) for n in names
+    ]
+    body.append(["**mean of cases**", "", str(len(rows)), *best(means, True, ".3f")])
+    gaps = [[r["scores"]["likewise"][1] - r["scores"][name][1] for r in rows] for name in names]
+    signed = [f"{statistics.mean(g):+.3f} ± {interval(g):.3f}".replace("0.", ".") for g in gaps]
+    body.append(["likewise less this", "", str(len(rows)), "", *signed[1:]])
     return table(["trained on", "novel", "runs", *names], body)
 
 
 def reliability(rows: Rows) -> str:
     classes = [r for r in rows if r["off"]]
     names = list(classes[0]["areas"])
-    single = len(names) - 2  # the last two are other predictors
+    single = len(names) - 1  # the last is five networks
     body = []
     for (data, share), found in sorted(
         grouped(classes, lambda r: (r["setting"]["data"], r["setting"]["share"])).items()
@@ -221,7 +227,15 @@ def fit(rows: Rows) -> str:
         body.append(
             [name, f"{statistics.mean(per):+.2f} ± {interval(per):.2f}", "" if off is None else f"{off:.3f}"]
         )
-    return table(["training data alone", "rank correlation with the gap", "mean distance from it"], body)
+    middle = statistics.median(gap(r) for r in rows)
+    guess = statistics.mean(abs(middle - gap(r)) for r in rows)
+    body.append(["always the median gap", "", f"{guess:.3f}"])
+    head = [
+        f"training data alone, {len(rows)} networks",
+        "rank correlation with the gap",
+        "mean distance from it",
+    ]
+    return table(head, body)
 
 
 def verdicts(rows: Rows) -> str:

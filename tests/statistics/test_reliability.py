@@ -215,7 +215,7 @@ def test_few_or_other_answers_are_refused(digits):
         lw.calibrate(lw.Reliability(*(part[:20] for part in found)), y[400:420])
     calibration = lw.calibrate(found, y[400:460])
     for wrong in (lambda: lw.calibrate(x, y), lambda: calibration(x)):
-        with pytest.raises(TypeError, match="likewise.reliability"):
+        with pytest.raises(TypeError, match=r"likewise\.reliability"):
             wrong()
     for truth in (torch.full((60,), torch.nan), torch.zeros(60, 10)):
         with pytest.raises(ValueError, match="finite number a sample"):

@@ -74,7 +74,7 @@ def _fit(told: dict[str, Any]) -> Card:
         "what it "
         "can tell apart.",
         "fit": "The network tells more than the neighbors' labels do, and not much more than they support.",
-        "overfit": "The network reproduces labels that no neighbor supports: expect as large a drop on "
+        "overfit": "The network reproduces labels that no neighbor supports: expect at least such a drop on "
         "new data.",
     }[told["verdict"]]
     advice = {

@@ -4,7 +4,7 @@ Two estimates that err in opposite directions are averaged.
 
 Counted: votes are turned into chances q(c) that class c is the label at hand, by how often it is where c
 gets such a share of the votes (isotonic). A matrix T(c, y), how often class c is labeled y, is read off the
-votes: from samples whose votes reach the usual share of some class, and as two ends, from the half of each
+votes: from samples whose votes reach the usual share of some class, and as two ends, from the quarter of each
 class's samples with the clearest votes and from all. With T, q is taken apart into chances of the true
 class, and Bayes' rule says how likely the label is wrong. Where a network has learned wrong labels by
 heart, some of them win the vote, and this finds too few.
