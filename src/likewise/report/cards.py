@@ -71,8 +71,7 @@ def _expected(told: dict[str, Any] | None, any_flag: bool) -> str:
 def _fit(told: dict[str, Any]) -> Card:
     meaning = {
         "underfit": "The neighbors' labels tell nearly as much as the network: it has not made use of "
-        "what it "
-        "can tell apart.",
+        "what it can tell apart.",
         "fit": "The network tells more than the neighbors' labels do, and not much more than they support.",
         "overfit": "The network reproduces labels that no neighbor supports: expect at least such a drop on "
         "new data.",

@@ -126,7 +126,6 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
     if y.shape[1] != outputs.shape[1]:
         raise ValueError(
             f"Labels have {y.shape[1]} numbers a sample and outputs {outputs.shape[1]}: they cannot be "
-            "compared. "
-            "Class numbers must be integers below the number of outputs."
+            "compared. Class numbers must be integers below the number of outputs."
         )
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported

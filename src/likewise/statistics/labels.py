@@ -67,8 +67,7 @@ def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tens
     if chances is None and outputs.shape[1] > 1:
         odd = (
             f"Labels go up to {int(given.max())} and there are {outputs.shape[1]} outputs: these are not "
-            "the classes "
-            "the network tells, and only neighbors are asked."
+            "the classes the network tells, and only neighbors are asked."
         )
     if looks_at_label(gram.net.readout):
         odd = (

@@ -15,9 +15,8 @@ def refuse_other(gram: GramMatrix) -> None:
     """Raise if this is no GramMatrix, and say how to make one."""
     if not isinstance(gram, GramMatrix):
         raise TypeError(
-            f"A GramMatrix is needed, found {type(gram).__name__}: likewise.GramMatrix(model, data), or "
-            "of new "
-            "inputs and training data likewise.GramMatrix(model, new, columns=training)."
+            f"A GramMatrix is needed, found {type(gram).__name__}: likewise.GramMatrix(model, data), or of "
+            "new inputs and training data likewise.GramMatrix(model, new, columns=training)."
         )
 
 
@@ -102,12 +101,13 @@ def unlikely(chances: Tensor | None, classes: Tensor) -> str | None:
     if chances is None:
         return None
     right = float((chances.argmax(1) == classes).double().mean())
-    if right >= 1.5 / chances.shape[1]:
+    chance = 1 / chances.shape[1]
+    if right > chance + 2 * (chance * (1 - chance) / len(classes)) ** 0.5 + 0.02:
         return None
     return (
         f"Only {right:.1%} of the predictions are the labels, no more than by chance: is the network "
-        "trained, "
-        "and are classes numbered as they were then? What neighbors say of labels does not depend on it."
+        "trained, and are classes numbered as they were then? What neighbors say of labels does not "
+        "depend on it."
     )
 
 
