@@ -1,5 +1,6 @@
 """Does the network tell the samples apart as far as their labels need, and no further? (sec. 4.4)"""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class FitQuality(NamedTuple):
     label_variance: Tensor  # (n,) variance of the labels around x, summed over classes or components
     verdict: Verdict
     total_variance: float  # that of all labels, to compare with
-    learned: float  # share of the labels that the network predicts; for values R², at least 0
+    learned: float  # share of the labels that the network predicts, for values R²; NaN if it tells others
     supported: float  # the same by neighbors' labels, each sample left out
 
     @property
@@ -55,13 +56,15 @@ def fit_quality(
     """Return what is learned and what is supported, the paper's neighbors and label variance, a verdict.
 
     "overfit": the network reproduces labels that its neighbors' labels do not support, more than
-    `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves included
-    (the paper's rule), so that any label can be learned by heart. "underfit": neighbors' labels tell
-    nearly as much as the network, the difference is below `underfit_below`, and less than .95 of the
-    labels are learned: it has not made use of what it can tell apart. Wrong labels count as labels; the
-    data should be those trained on. Neighbors are weighted by max(likeness, 0)^8, which visits all pairs.
-    The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two passes:
-    nearly that of all labels in most networks. docs/uses.md says how often the verdict was right.
+    `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves
+    included (the paper's rule), so that any label can be learned by heart. "underfit": neighbors'
+    labels tell nearly as much as the network, the difference is below `underfit_below`, and less than
+    .95 of the labels are learned: it has not made use of what it can tell apart. Wrong labels count as
+    labels; the data should be those trained on. Neighbors are weighted by max(likeness, 0)^8, which
+    visits all pairs. The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at
+    least 0, in two passes: nearly that of all labels in most networks. Where labels are nothing that
+    the network tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
+    docs/uses.md: how often the verdict was right.
     """
     refuse_other(gram)
     refuse_centered(gram)
@@ -74,7 +77,10 @@ def fit_quality(
     neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
     learned, supported = _support(gram, found, sketch)
     verdict: Verdict = "fit"
-    if overall > 0:
+    if math.isnan(learned - supported):  # the paper's rule is left
+        crowd = float(neighbors.median()) > gram.shape[1] / 2
+        verdict = "underfit" if crowd and float(variance.median()) > overall / 2 else "fit"
+    elif overall > 0:
         verdict = verdict_of(learned, supported, underfit_below, overfit_above)
     if 0 < float(neighbors.median()) < alone:
         verdict = "overfit"
@@ -105,14 +111,11 @@ def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
 
 def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float]:
     """Return how much of the labels the network's outputs tell, and how much the other samples' labels."""
+    if not gram.of_network or looks_at_label(gram.net.readout):
+        return math.nan, math.nan  # no network, or one whose neighbors know the label
     outputs = model_outputs(gram)
     classes = of_classes(labels, outputs.shape[1])
     chances = None if classes is None else class_chances(outputs, classes)
-    if looks_at_label(gram.net.readout):
-        raise ValueError(
-            "The readout looks at the label, so that neighbors know it: use likewise.all_outputs or "
-            "log_probabilities."
-        )
     likeness_of = gram.with_kernel(CORRELATION)
     if classes is not None and chances is not None:
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
@@ -124,8 +127,5 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:
-        raise ValueError(
-            f"Labels have {y.shape[1]} numbers a sample and outputs {outputs.shape[1]}: they cannot be "
-            "compared. Class numbers must be integers below the number of outputs."
-        )
+        return math.nan, supported  # labels are no outputs
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported
