@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.data import Samples
 from likewise.gradients.autograd import disagreement, full_float32
-from likewise.gradients.layers import Chunk, Layers, gathered
+from likewise.gradients.gathering import Chunk, gathered
+from likewise.gradients.layers import Layers
 from likewise.gradients.norms import TWICE, Instead, Substituting
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.probe import refuse_dependent_samples
