@@ -107,6 +107,8 @@ def flags(rows: Rows) -> str:
     )
     for (noise, share, data, epochs), found in groups.items():
         mean = lambda pick, found=found: statistics.mean(pick(r) for r in found)  # noqa: E731
+        sure = [r["expected"][1] for r in found if r["distinct"]]
+        expected = f"{statistics.mean(sure):.2f}" if sure else ""
         estimated = "{:.0f} ({:.0f} to {:.0f})"
         inside = sum(r["errors"][1] <= r["errors"][0] <= r["errors"][3] for r in found)
         body.append(
@@ -117,7 +119,7 @@ def flags(rows: Rows) -> str:
                 f"{sum(r['distinct'] for r in found)} of {len(found)}",
                 f"{mean(lambda r: r['flags'][0]):.0f}",
                 f"{mean(lambda r: r['flags'][1]):.2f}" if share else "",
-                f"{mean(lambda r: r['expected'][1]):.2f}",
+                expected,
                 f"{mean(lambda r: r['flags'][2]):.2f}" if share else "",
                 f"{mean(lambda r: r['errors'][0]):.0f}",
                 estimated.format(*(mean(lambda r, i=i: r["errors"][i]) for i in (2, 1, 3))),

@@ -63,8 +63,9 @@ def test_any_votes_give_chances_and_ordered_ends(seed, n, classes):
     found = judged(votes, labels)
     for tensor in (found.suspicion, found.chance_wrong):
         assert ((tensor >= 0) & (tensor <= 1)).all()
-    assert found.errors.high <= n and (found.precision.likely >= 0) == bool(found.flagged.any())
-    for ends in (found.errors, found.precision) if found.flagged.any() else (found.errors,):
+    known = found.distinct and bool(found.flagged.any())
+    assert found.errors.high <= n and (found.precision.likely >= 0) == known
+    for ends in (found.errors, found.precision) if known else (found.errors,):
         assert 0 <= ends.low <= ends.likely + 1e-9 and ends.likely <= ends.high + 1e-9
     assert (found.flagged <= found.contested).all()
     limit = 0.5 if found.distinct else 0.8

@@ -71,9 +71,10 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     columns |= own_columns
     folder.state |= {**_described(found, targets, shown, n), "own_columns": list(shown.extra)}
     if suspicion is not None:
+        known = suspicion.distinct and bool(suspicion.flagged.any())
         folder.state["wrong_labels"] = {
             "errors": [round(v) for v in suspicion.errors],
-            "precision": [round(v, 3) for v in suspicion.precision] if suspicion.flagged.any() else None,
+            "precision": [round(v, 3) for v in suspicion.precision] if known else None,
             "distinct": suspicion.distinct,
         }
     folder.state["fit"] = stages.fit(found, targets)

@@ -1,5 +1,6 @@
 """Which labels look wrong? Those that the network and the samples it treats alike speak against."""
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -27,8 +28,8 @@ class LabelSuspicion(NamedTuple):
     chance_wrong: Tensor  # (n,) estimated from the votes
     flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
     errors: Between  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
-    precision: Between  # share of the flagged that are wrong; the ends are two estimates; NaN if none is
-    distinct: bool  # wrong labels stand out as a group; if not, both numbers are guesses
+    precision: Between  # share of the flagged that are wrong, the ends two estimates; NaN where unknown
+    distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
 
 
 def label_suspicion(
@@ -104,7 +105,7 @@ def judged(
     found = mislabeled(shares, given)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
-    least = min(ends) if found.distinct or not flagged.any() else 0.0
+    precision = Between(min(ends), ends[0], max(ends)) if found.distinct else Between(0.0, math.nan, 1.0)
     return LabelSuspicion(
         suspicion,
         suggested,
@@ -113,7 +114,7 @@ def judged(
         found.chance.to(dtype),
         flagged,
         found.errors,
-        Between(least, ends[0], max(ends)),
+        precision,
         found.distinct,
     )
 
