@@ -298,6 +298,6 @@ def test_classes_can_be_put_in_the_order_of_the_outputs(made, tmp_path, capsys):
     given = ["analyze", *words(made, "table"), "-q", "--out", str(tmp_path / "run"), "--classes", "C,A,B"]
     assert exit_code(given) == 0
     caveats = json.loads((tmp_path / "run" / "manifest.json").read_text())["caveats"]
-    assert any("are classes numbered as when" in line for line in caveats)
+    assert any("classes numbered as they were then" in line for line in caveats)
     assert exit_code([*given[:-1], "A,B", "--out", str(tmp_path / "other")]) == 2
     assert "missing: C" in capsys.readouterr().err
