@@ -13,6 +13,7 @@ from likewise.data import Samples
 from likewise.gradients.base import (
     Features,
     Gradients,
+    Parts,
     Pulled,
     Pushed,
     Rows,
@@ -69,6 +70,12 @@ class Explicit(Gradients):
         """Return S(x), all of it explicit."""
         found = self.rows(samples, exponent)
         return Features(found.rows, (), found.ranks)
+
+    def parts(self, samples: Samples) -> Iterator[Parts]:
+        """Yield J(x), all of it one part, and K(x, x) of the same rows."""
+        for raw in self._chunks(samples):
+            rows, own = self._shifted(raw[0]), self._own(*raw, 1).matrix
+            yield Parts(torch.zeros_like(own), rows.shape[2], [(0, rows, own)], ())
 
     def pull(self, samples: Samples, weights: Tensor, exponent: float) -> Pulled:
         """Return Σₓ S(x)ᵀ w(x)."""

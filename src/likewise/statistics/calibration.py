@@ -49,6 +49,24 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
     """
+    values = _checked(found, truth, levels)
+    features = _ingredients(found)
+    scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
+    standard = (features - scale[0]) / scale[1]
+    if found.confidence is not None:
+        outcome = (found.prediction.cpu() == values[:, 0]).double()
+        made = Calibration(_logistic(standard, outcome), scale, None)
+    else:
+        outcome = (found.prediction.cpu().double() - values).norm(dim=1)
+        weights = _least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
+        raw = Calibration(weights, scale, 1.0)(found)
+        made = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
+    made.levels = _levels(made(found), outcome, levels, shares=found.confidence is not None)
+    return made
+
+
+def _checked(found: Reliability, truth: Tensor, levels: int) -> Tensor:
+    """Return true labels as numbers, (n, q), or say what is wrong with them."""
     _refuse_other(found)
     n = len(found.density)
     if len(truth) != n:
@@ -64,19 +82,7 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
         raise ValueError(f"At least one level is needed, found {levels}.")
     if n < FEWEST:
         raise ValueError(f"Only {n} held-out predictions: at least {FEWEST} are needed, better 500.")
-    features = _ingredients(found)
-    scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
-    standard = (features - scale[0]) / scale[1]
-    if found.confidence is not None:
-        outcome = (found.prediction.cpu() == truth.cpu().reshape(-1)).double()
-        made = Calibration(_logistic(standard, outcome), scale, None)
-    else:
-        outcome = (found.prediction.cpu().double() - truth.cpu().double().reshape(n, -1)).norm(dim=1)
-        weights = _least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
-        raw = Calibration(weights, scale, 1.0)(found)
-        made = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
-    made.levels = _levels(made(found), outcome, levels, shares=found.confidence is not None)
-    return made
+    return values
 
 
 def _ingredients(found: Reliability) -> Tensor:
