@@ -1,10 +1,10 @@
 """The paper's toy problem (sec. 4.3 and its appendix): does the number of neighbors fall as 1/f?
 
 A network learns sin(2πfα) from points of a circle, (cos 2πα, sin 2πα). The higher the frequency, the more
-it must tell points apart. `likewise reproduce toy -- --quick` takes about a minute on one core; without it,
-five repeats of each training; with `--full` twenty. Networks of all frequencies and repeats are trained as
-one stack. Results are kept in experiments/results/toy.json (`--out`), figures beside it; `--draw` draws
-them again.
+it must tell points apart. `likewise reproduce toy --quick` takes about a minute on one core; without it,
+five repeats of each training, 25 minutes of two cores; with `--full` twenty of the short ones, on a GPU of
+all. Networks of all frequencies and repeats are trained as one stack. Results are kept in
+experiments/results/toy.json (`--out`), figures beside it; `--draw` draws them again.
 
 As written in the paper: 5 hidden layers, 80 epochs. As in the authors' code: 6 hidden layers, 5,000 epochs,
 mean absolute error. Every repeat draws its own points.
@@ -14,28 +14,20 @@ import argparse
 import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-import numpy as np
 import torch
+import toy_fit
 from scipy import stats
 from torch import Tensor, nn
+from toy_figures import BINS, ESTIMATORS, EXPONENTS, FREQUENCIES, POINTS, THRESHOLDS, drawn, told
 from tqdm import trange
 
 import likewise as lw
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-FREQUENCIES = (1, 2, 4, 8, 16)
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.925, 0.95, 0.975, 0.99)
-EXPONENTS = (1, 2, 3, 4)
-ESTIMATORS = ("N_S", *(f"N⁺ {a}" for a in EXPONENTS), *(f"N {t}" for t in THRESHOLDS))
-LEARNED = 0.05  # mean squared error below which a function counts as learned
-BINS = 60  # of similarity, for histograms
-POINTS = 256  # along the circle, at which curves are kept
+CURVES = 5  # repeats whose curves along the circle are kept
 
 
 class Training(NamedTuple):
@@ -78,8 +70,11 @@ class Stack(nn.Module):
         """Return one of the networks."""
         layers: list[nn.Module] = []
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            layer = nn.Linear(weight.shape[1], weight.shape[2])
-            layer.weight.data, layer.bias.data = weight.data[index].T.clone(), bias.data[index, 0].clone()
+            layer = nn.Linear(weight.shape[1], weight.shape[2], device=weight.device)
+            layer.weight.data, layer.bias.data = (
+                weight.data[index].T.contiguous(),
+                bias.data[index, 0].clone(),
+            )
             layers += [layer, nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -96,10 +91,10 @@ def circle(n: int, repeats: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def trained(training: Training, points: Tensor, values: Tensor, seed: int, width: int = 64) -> Stack:
     """Return the stack after training: Adam, 1e-4, batches of 64."""
     torch.manual_seed(seed)
-    stack = Stack(len(points), [2, *[width] * training.hidden, 1])
-    optimizer = torch.optim.Adam(stack.parameters(), lr=1e-4)
+    stack = Stack(len(points), [2, *[width] * training.hidden, 1]).to(points.device)
+    optimizer = torch.optim.Adam(stack.parameters(), lr=1e-4, fused=True)
     for _ in trange(training.epochs, desc=training.name, disable=None):
-        for batch in torch.randperm(points.shape[1]).split(64):
+        for batch in torch.randperm(points.shape[1]).to(points.device).split(64):
             gap = stack(points[:, batch]) - values[:, batch]
             loss = gap.abs() if training.loss == "L1" else gap.square()
             optimizer.zero_grad()
@@ -113,13 +108,15 @@ def counted(k: Tensor) -> tuple[Tensor, Tensor]:
     soft = [k.sum(1), *(k.clamp(min=0).pow(a).sum(1) for a in EXPONENTS)]
     hard = [(k >= t).sum(1).to(k) for t in THRESHOLDS]
     place = ((k + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
-    counts = torch.zeros(len(k), BINS, dtype=torch.long).scatter_add(1, place, torch.ones_like(place))
+    counts = torch.zeros_like(place[:, :1]).repeat(1, BINS).scatter_add(1, place, torch.ones_like(place))
     return torch.stack([*soft, *hard], 1), counts
 
 
-def measured(training: Training, n: int, repeats: int, seed: int) -> list[dict[str, Any]]:
+def measured(
+    training: Training, n: int, repeats: int, seed: int, device: str = "cpu"
+) -> list[dict[str, Any]]:
     """Return a row for every network, kernel and frequency."""
-    turns, points, values = circle(n, repeats, seed)
+    turns, points, values = (part.to(device) for part in circle(n, repeats, seed))
     stack, rows = trained(training, points, values, seed), []
     for index in trange(len(points), desc="neighbors", disable=None):
         model, x = stack.one(index), points[index]
@@ -139,13 +136,14 @@ def measured(training: Training, n: int, repeats: int, seed: int) -> list[dict[s
                     "estimates": dict(
                         zip(ESTIMATORS, estimates.double().median(0).values.tolist(), strict=True)
                     ),
-                    "curvature": float(stats.spearmanr(estimates[:, 0], bend).statistic),
+                    "curvature": float(stats.spearmanr(estimates[:, 0].cpu(), bend.cpu()).statistic),
                     "histogram": counts.sum(0).tolist(),
-                    "turns": _short(turns[index][at]),
-                    "soft": _short(estimates[at, 0]),
-                    "function": _short(model(x[at])[:, 0]),
                 }
             )
+            if index % repeats < CURVES and not centered:
+                rows[-1]["turns"] = _short(turns[index][at])
+                rows[-1]["soft"] = _short(estimates[at, 0])
+                rows[-1]["function"] = _short(model(x[at])[:, 0])
     return rows
 
 
@@ -153,142 +151,18 @@ def _short(values: Tensor) -> list[float]:
     return [round(v, 4) for v in values.tolist()]
 
 
-def slopes(rows: list[dict[str, Any]], training: str, centered: bool, name: str) -> tuple[float, float]:
-    """Return the exponent e of N ~ f^e where the function was learned, and half its 95 % interval."""
-    found = []
-    here = [
-        r for r in rows if r["training"] == training and r["centered"] == centered and r["error"] < LEARNED
-    ]
-    for repeat in sorted({r["repeat"] for r in here}):
-        mine = [r for r in here if r["repeat"] == repeat and r["estimates"][name] > 0]
-        if len({r["frequency"] for r in mine}) >= 3:
-            logs = [(math.log(r["frequency"]), math.log(r["estimates"][name])) for r in mine]
-            found.append(float(stats.linregress(*zip(*logs, strict=True)).slope))
-    if not found:
-        return math.nan, math.nan
-    spread = float(stats.sem(found) * stats.t.ppf(0.975, len(found) - 1)) if len(found) > 1 else math.nan
-    return float(np.mean(found)), spread
+class Known:
+    """Results in a file, by part, with their settings: a run that was stopped goes on."""
 
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.parts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
-def drawn(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Draw every figure from the results."""
-    for training in dict.fromkeys(r["training"] for r in rows):
-        stem = "".join(c if c.isalnum() else "-" for c in training).strip("-")
-        _estimators(rows, training, folder / f"toy-neighbors-{stem}.png")
-        _along(rows, training, folder / f"toy-circle-{stem}.png")
-        _spread(rows, training, folder / f"toy-similarities-{stem}.png")
-        _turning(rows, training, folder / f"toy-circle-{stem}.html")
-
-
-def _estimators(rows: list[dict[str, Any]], training: str, path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
-    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(ESTIMATORS)))
-    for axis, centered in zip(axes, (False, True), strict=True):
-        here = [r for r in rows if r["training"] == training and r["centered"] == centered]
-        learned = [
-            np.median([r["error"] for r in here if r["frequency"] == f]) < LEARNED for f in FREQUENCIES
-        ]
-        for name, color in zip(ESTIMATORS, colors, strict=True):
-            if centered and name == "N_S":
-                continue  # centered similarities sum to nothing
-            middle = [
-                np.median([r["estimates"][name] for r in here if r["frequency"] == f]) for f in FREQUENCIES
-            ]
-            slope, spread = slopes(rows, training, centered, name)
-            label = f"{name:8} f^{slope:.2f} ± {spread:.2f}" if math.isfinite(slope) else name
-            wide = 2.5 if name == "N_S" else 1.2
-            axis.plot(FREQUENCIES, middle, color=color, label=label, lw=wide)
-            for f, value, known in zip(FREQUENCIES, middle, learned, strict=True):
-                axis.plot(f, value, "o", color=color, ms=5, mfc=color if known else "white")
-        top = max(r["estimates"]["N_S"] for r in rows if r["training"] == training)
-        axis.plot(FREQUENCIES, top / np.array(FREQUENCIES), "--", color="gray", label="1/f")
-        axis.set(xscale="log", yscale="log", xlabel="frequency f", title="centered" if centered else "plain")
-        axis.set_xticks(FREQUENCIES, [str(f) for f in FREQUENCIES])
-        axis.legend(
-            fontsize=8,
-            frameon=False,
-            loc="upper left",
-            bbox_to_anchor=(1, 1),
-            prop={"family": "monospace", "size": 8},
-        )
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("number of neighbors, median")
-    figure.suptitle(f"How many neighbors? {training}; hollow: the function was not learned")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def _along(rows: list[dict[str, Any]], training: str, path: Path) -> None:
-    figure, axes = plt.subplots(2, len(FREQUENCIES), figsize=(13, 4.5), sharex=True, sharey="row")
-    for column, f in enumerate(FREQUENCIES):
-        here = [r for r in rows if r["training"] == training and not r["centered"] and r["frequency"] == f]
-        for r in here:
-            axes[0, column].plot(r["turns"], r["function"], color="tab:blue", alpha=0.5, lw=1)
-            axes[1, column].plot(r["turns"], r["soft"], color="tab:orange", alpha=0.5, lw=1)
-        axes[0, column].set_title(f"f = {f}")
-        axes[1, column].set_xlabel("turn")
-    axes[0, 0].set_ylabel("learned function")
-    axes[1, 0].set_ylabel("N_S")
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Function and number of neighbors along the circle ({training})")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def _spread(rows: list[dict[str, Any]], training: str, path: Path) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(FREQUENCIES)))
-    middles = (np.arange(BINS) + 0.5) * 2 / BINS - 1
-    for axis, centered in zip(axes, (False, True), strict=False):
-        for f, color in zip(FREQUENCIES, colors, strict=True):
-            here = [
-                r for r in rows if (r["training"], r["centered"], r["frequency"]) == (training, centered, f)
-            ]
-            counts = np.sum([r["histogram"] for r in here], 0)
-            axis.step(middles, counts / counts.sum() * BINS / 2, where="mid", color=color, label=f"f = {f}")
-        title = "centered kernel" if centered else "plain kernel"
-        axis.set(xlabel="similarity of a pair", ylabel="share of pairs per unit", title=title)
-    axes[0].legend(frameon=False)
-    for f in FREQUENCIES:
-        here = [r for r in rows if (r["training"], r["centered"], r["frequency"]) == (training, False, f)]
-        axes[2].plot([f] * len(here), [r["curvature"] for r in here], "o", color="tab:orange", alpha=0.6)
-    axes[2].axhline(0, color="gray", lw=1)
-    axes[2].set(xscale="log", xlabel="frequency f", ylim=(-1, 1), title="N_S against curvature")
-    axes[2].set_ylabel("rank correlation along the circle")
-    axes[2].set_xticks(FREQUENCIES, [str(f) for f in FREQUENCIES])
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Similarities of all pairs, and where neighbors are few ({training})")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def _turning(rows: list[dict[str, Any]], training: str, path: Path) -> None:
-    """Write one page that shows N_S along the circle in three dimensions, to be turned by hand."""
-    shown = []
-    for f in FREQUENCIES:
-        here = [r for r in rows if (r["training"], r["centered"], r["frequency"]) == (training, False, f)]
-        at = np.linspace(0, 1, POINTS, endpoint=False)
-        curves = [np.interp(at, r["turns"], r["soft"], period=1) for r in here]
-        soft = np.median(curves, 0).round(2).tolist()
-        shown.append({"frequency": f, "turns": at.round(4).tolist(), "soft": soft})
-    page = Path(__file__).with_name("toy.html").read_text(encoding="utf-8")
-    path.write_text(page.replace("__DATA__", json.dumps(shown)), encoding="utf-8")
-
-
-def told(rows: list[dict[str, Any]]) -> None:
-    """Print the exponents."""
-    for training in dict.fromkeys(r["training"] for r in rows):
-        here = [r for r in rows if r["training"] == training and not r["centered"]]
-        errors = {f: np.median([r["error"] for r in here if r["frequency"] == f]) for f in FREQUENCIES}
-        print(
-            f"\n{training}: mean squared error " + ", ".join(f"{e:.4f} (f = {f})" for f, e in errors.items())
-        )
-        for name in ("N_S", "N⁺ 4", "N 0.9", "N 0.99"):
-            (plain, off), (centered, by) = (slopes(rows, training, c, name) for c in (False, True))
-            print(f"  {name:8} plain f^{plain:.2f} ± {off:.2f}, centered f^{centered:.2f} ± {by:.2f}")
+    def add(self, name: str, settings: dict[str, Any], measure: Callable[[], list[dict[str, Any]]]) -> None:
+        """Measure a part that is not there with these settings, and keep it."""
+        if self.parts.get(name, {}).get("settings") != settings:
+            self.parts[name] = {"settings": settings, "rows": measure()}
+            self.file.write_text(json.dumps(self.parts))
 
 
 def main() -> None:
@@ -299,25 +173,33 @@ def main() -> None:
     size.add_argument("--quick", action="store_true")
     size.add_argument("--full", action="store_true")
     arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
+    arguments.add_argument("--only", default=None, help="one training, by its name, or fit")
     arguments.add_argument("--out", type=Path, default=None, help="where results and figures go")
+    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = arguments.parse_args()
     out = given.out or Path("out/toy-quick" if given.quick else "experiments/results")
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "toy.json"
-    torch.set_num_threads(1)
-    n, repeats, trainings = (512, 3, QUICK) if given.quick else (2048, 20 if given.full else 5, TRAININGS)
-    settings = {"n": n, "repeats": repeats, "frequencies": FREQUENCIES, "trainings": trainings, "seed": 0}
-    settings = json.loads(json.dumps(settings))
-    known = json.loads(file.read_text()) if file.exists() else {"settings": settings, "rows": []}
-    if known["settings"] != settings and not given.draw:
-        known = {"settings": settings, "rows": []}
-    done = {row["training"] for row in known["rows"]}
+    known = Known(out / "toy.json")
+    torch.set_num_threads(1 if given.quick else 2)
+    n, trainings = (512, QUICK) if given.quick else (2048, TRAININGS)
     for training in () if given.draw else trainings:
-        if training.name not in done:  # a run that was stopped goes on
-            known["rows"] += measured(training, n, repeats, seed=0)
-            file.write_text(json.dumps(known))
-    drawn(known["rows"], out)
-    told(known["rows"])
+        repeats = 3 if given.quick else 5
+        if given.full and (training.epochs < 1000 or given.device != "cpu"):
+            repeats = 20
+        if given.only in (None, training.name):
+            settings = {"n": n, "repeats": repeats, "seed": 0, **training._asdict()}
+            known.add(
+                training.name, settings, lambda t=training, r=repeats: measured(t, n, r, 0, given.device)
+            )
+    if not given.draw and given.only in (None, "fit"):
+        repeats = 3 if given.quick else 5
+        known.add("fit", {"repeats": repeats}, lambda: toy_fit.measured(Stack, repeats, given.quick))
+    rows = [row for name, part in known.parts.items() if name != "fit" for row in part["rows"]]
+    drawn(rows, out)
+    told(rows)
+    if "fit" in known.parts:
+        toy_fit.drawn(known.parts["fit"]["rows"], out / "toy-fit.png")
+        toy_fit.told(known.parts["fit"]["rows"])
     print(f"results and figures: {out}")
 
 

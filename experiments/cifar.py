@@ -1,0 +1,207 @@
+"""The paper's training term on CIFAR-10: VGG and ResNet-18, with and without, by likewise's own losses.
+
+Paired runs as in experiments/mnist.py, mixed mini-batches of 16 a side; each term at a tenth of its usual
+weight and at its usual one. For a GPU.
+
+    likewise reproduce cifar --data DIR       results are added to experiments/results/cifar.jsonl
+    likewise reproduce cifar --draw           the figure, from the results that are there
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from data import data_option, images
+from mnist import Cell, Images, add, lines, order
+from stacks import TERMS, Residual, Term, label_against_mean
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from likewise import losses
+
+RATE = {"VGG": 3e-4, "ResNet-18": 1e-3}
+
+
+def vgg() -> nn.Sequential:
+    """Eight convolutions and a linear layer, VGG-11's body for images of 32 x 32, without normalization."""
+    layers: list[nn.Module] = []
+    before = 3
+    for width in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
+        if isinstance(width, int):
+            layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
+            before = width
+        else:
+            layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+class Shortcut(nn.Module):
+    """A block of ResNet-18 that halves the image: f(x) plus a 1 x 1 convolution of x."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*_normed(before, after, 2), nn.ReLU(), *_normed(after, after))
+        self.beside = nn.Sequential(nn.Conv2d(before, after, 1, stride=2, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.beside(x)
+
+
+def _normed(before: int, after: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)]
+
+
+def resnet18() -> nn.Sequential:
+    """Return it in its form for images of 32 x 32."""
+    layers: list[nn.Module] = [*_normed(3, 64), nn.ReLU()]
+    before = 64
+    for width in (64, 128, 256, 512):
+        for step in range(2):
+            if width != before:
+                layers += [Shortcut(before, width), nn.ReLU()]
+            else:
+                layers += [Residual(*_normed(width, width), nn.ReLU(), *_normed(width, width)), nn.ReLU()]
+            before = width if step == 0 else before
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+NETS = {"VGG": vgg, "ResNet-18": resnet18}
+
+
+def cells(runs: int, steps: int, samples: int) -> list[Cell]:
+    return [
+        Cell("cifar", t, 16, True, weight, runs=runs, steps=steps, data="cifar10", net=net, samples=samples)
+        for net in NETS
+        for t in TERMS
+        for weight in ((1.0,) if t == "none" else (0.1, 1.0))
+    ]
+
+
+def score(outputs: Tensor, labels: Tensor) -> Tensor:
+    return label_against_mean(outputs, labels)[:, None]
+
+
+def term_of(model: nn.Module, term: Term, x: Tensor, y: Tensor) -> Tensor:
+    """Return the term, as likewise has it."""
+    if term == "group":
+        return losses.group(model, x, y, y, readout=score)
+    half = len(x) // 2
+    form = "ratio" if term == "ratio" else "cosine"
+    sign = -1.0 if term == "+cos" else 1.0
+    return losses.two_batches(
+        model, x[:half], x[half:], y[:half], y[half:], form=form, readout=score, weight=sign
+    )
+
+
+def trained(cell: Cell, run: int, given: Images, moments: list[int]) -> list[int]:
+    """Return how many test images are right at these moments of one run."""
+    torch.manual_seed(run)
+    model = NETS[cell.net]().to(given.x.device)
+    which, labels = (
+        torch.tensor(part).to(given.x.device) for part in order(cell, run, given.y.cpu().numpy())
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE[cell.net])
+    strength = cell.weight * (1 if cell.term == "ratio" else cell.batch**0.5)
+    right = []
+    for step in range(cell.steps + 1):
+        if step in moments:
+            right.append(evaluated(model, given))
+        if step < cell.steps:
+            x, y = given.x[which[step]], labels[step]
+            loss = F.cross_entropy(model(x), y)
+            if cell.term != "none":
+                loss = loss + strength * term_of(model, cell.term, x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return right
+
+
+def evaluated(model: nn.Module, given: Images) -> int:
+    model.eval()
+    with torch.no_grad():
+        found = torch.cat([model(part).argmax(1) for part in given.test.split(2000)])
+    model.train()
+    return int((found == given.truth).sum())
+
+
+def read(folder: Path, device: str, samples: int) -> Images:
+    found: list[Tensor] = []
+    for split, count in (("train", samples), ("test", None)):
+        pixels, labels = images("cifar10", folder, split, count=count)
+        found += [
+            (torch.tensor(pixels).float().to(device) / 255 - 0.4734) / 0.2516,
+            torch.tensor(labels).to(device),
+        ]
+    return Images(*found)
+
+
+def run(todo: list[Cell], file: Path, given: Images) -> None:
+    """Train what has no result in the file yet, and add it."""
+    done = [line["cell"] for line in lines(file)]
+    for cell in tqdm([c for c in todo if c._asdict() not in done], desc="settings", disable=None):
+        moments = np.linspace(0, cell.steps, 11).round().astype(int).tolist()
+        begun = time.perf_counter()
+        right = np.array([trained(cell, r, given, moments) for r in range(cell.runs)]).T.tolist()
+        seconds = round(time.perf_counter() - begun, 1)
+        add(file, cell, {"steps": moments, "right": right, "tests": len(given.test), "seconds": seconds})
+
+
+def drawn(found: list[dict[str, Any]], folder: Path) -> None:
+    """Draw what each term adds, at both weights."""
+    import mnist_figures as figures
+
+    plt = figures.plt
+    figure, axes = plt.subplots(1, len(NETS), figsize=(10, 3.6), sharey=True, layout="constrained")
+    for axis, net in zip(axes, NETS, strict=True):
+        rows = [line for line in found if line["cell"]["net"] == net and line["cell"]["term"] != "none"]
+        for place, line in enumerate(rows):
+            gain = figures.gains(line, found)
+            if gain is not None:
+                color = figures.COLORS[line["cell"]["term"]]
+                axis.errorbar(gain.mean(), -place, xerr=figures.interval(gain), fmt="o", color=color)
+        names = [f"{figures.NAMES[r['cell']['term']]} × {r['cell']['weight']:g}" for r in rows]
+        axis.set_yticks([-i for i in range(len(rows))], names)
+        axis.axvline(0, color="0.35", lw=1)
+        axis.set(title=net, xlabel="accuracy over the steps less that without a term, points")
+    figures.finish(figure, folder / "cifar-gains.png")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("--quick", action="store_true", help="two runs of twenty steps: does it work?")
+    arguments.add_argument("--full", action="store_true", help="the same as without")
+    arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
+    arguments.add_argument("--part", default="1/1", help="i/k: every k-th setting from the i-th")
+    arguments.add_argument("--samples", type=int, default=50_000, help="the first so many training images")
+    arguments.add_argument("--out", type=Path, default=None, help="where results and figures go")
+    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    data_option(arguments)
+    given = arguments.parse_args()
+    out = given.out or Path("out/cifar-quick" if given.quick else "experiments/results")
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "cifar.jsonl"
+    if not given.draw:
+        torch.set_num_threads(1)
+        first, every = (int(v) for v in given.part.split("/"))
+        todo = cells(2, 4, given.samples) if given.quick else cells(5, 200, given.samples)
+        data = read(given.data, given.device, given.samples)
+        if given.quick:
+            data = Images(data.x, data.y, data.test[:500], data.truth[:500])
+        run(todo[first - 1 :: every], file, data)
+    if given.part == "1/1":
+        import mnist_figures
+
+        drawn(lines(file), out)
+        mnist_figures.told(lines(file))
+        print(f"results and figures: {out}")
+
+
+if __name__ == "__main__":
+    main()
