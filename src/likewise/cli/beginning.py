@@ -124,27 +124,35 @@ def _tried(settings: Any) -> dict[str, Any]:
 
 
 def reproduce(
+    context: typer.Context,
     figure: Annotated[
-        str, typer.Argument(help="Which experiment: the name of a file in experiments/.", show_default=False)
+        str, typer.Argument(help="Which experiment in experiments/, or all of them.", show_default=False)
     ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="What it is to be told.", show_default=False)
-    ] = None,
     folder: Annotated[Path, typer.Option(help="Where the experiments are.")] = Path("experiments"),
 ) -> None:
-    """Run an experiment of the paper, from a clone of the repository.
+    """Run an experiment of the paper, from a clone of the repository; more options are passed on to it.
 
-    Example: `likewise reproduce toy -- --quick`
+    Example: `likewise reproduce toy --quick`
     """
-    known = sorted(path.stem for path in folder.glob("*.py")) if folder.is_dir() else []
-    if figure not in known:
+    known = _experiments(folder)
+    if figure != "all" and figure not in known:
         there = (
             f"there are: {', '.join(known)}" if known else f"there are none in {folder}/: start from a clone"
         )
         raise ValueError(f"There is no experiment {figure!r}; {there}.")
-    path = folder / f"{figure}.py"
-    sys.argv = [str(path), *(arguments or [])]
-    runpy.run_path(str(path), run_name="__main__")
+    for name in known if figure == "all" else [figure]:
+        said(f"{name}:")
+        sys.argv = [str(known[name]), *context.args]
+        sys.path.insert(0, str(folder.resolve()))
+        runpy.run_path(str(known[name]), run_name="__main__")
+        sys.path.remove(str(folder.resolve()))
+
+
+def _experiments(folder: Path) -> dict[str, Path]:
+    """Return what can be run there: files with a main function, folders with a __main__.py."""
+    found = {path.stem: path for path in folder.glob("*.py") if "\ndef main(" in path.read_text("utf-8")}
+    found |= {path.parent.name: path.parent for path in folder.glob("*/__main__.py")}
+    return dict(sorted(found.items()))
 
 
 def _version(name: str) -> str | None:
