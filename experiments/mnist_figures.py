@@ -246,7 +246,7 @@ def _long(lines: list[Line], path: Path) -> None:
         if axis is not np.atleast_1d(axes)[0]:
             axis.set_yticklabels([])
         axis.set(title=f"{samples:,} images, {noise:.0%} wrong labels", xlabel="test accuracy, %")
-    figure.suptitle("After 1,500 steps of mixed batches of 16, 20 runs, 95 % intervals")
+    figure.suptitle("After 1,000 steps of mixed batches of 16, 20 runs, 95 % intervals")
     finish(figure, path)
 
 

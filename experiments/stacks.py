@@ -85,10 +85,13 @@ def _run(net: nn.Sequential, parameters: Iterator[Tensor], x: Tensor) -> Tensor:
 
 
 def _convolved(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    patches = F.unfold(x.flatten(0, 1), layer.kernel_size, padding=layer.padding, stride=layer.stride)
-    found = _times(weight.flatten(3), patches.unflatten(0, x.shape[:2])) + bias[..., None]
-    size = x.shape[-1] + 2 * int(layer.padding[0]) - layer.kernel_size[0]
-    return found.unflatten(-1, [size // layer.stride[0] + 1] * 2)
+    """Return the convolution, stride 1, by shifted images: F.unfold would start a kernel for each image."""
+    pad, side = int(layer.padding[0]), layer.kernel_size[0]
+    x = F.pad(x, [pad] * 4)
+    size = x.shape[-1] - side + 1
+    shifted = [x[..., i : i + size, j : j + size] for i in range(side) for j in range(side)]
+    patches = torch.stack(shifted, 3).flatten(4).flatten(2, 3)
+    return (_times(weight.flatten(3), patches) + bias[..., None]).unflatten(-1, (size, size))
 
 
 def _times(weight: Tensor, columns: Tensor) -> Tensor:

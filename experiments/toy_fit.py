@@ -123,7 +123,7 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
     for axis in axes[:3]:
         axis.set(xscale="log", xlabel="epochs", ylim=(-0.05, 1.1))
     axes[3].set(xlabel="R² on new points", ylabel="R² on training points")
-    axes[0].legend(frameon=False)
+    axes[1].legend(frameon=False, loc="lower left")
     axes[3].legend(frameon=False)
     figure.suptitle(f"From underfit to overfit: {SAMPLES} points of sin(4πα), noise {NOISE}")
     figure.savefig(path, dpi=130)

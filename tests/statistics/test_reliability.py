@@ -271,6 +271,22 @@ def test_integers_of_one_output_are_values():
     assert found.learned > 0.99  # R²
 
 
+def test_noise_that_a_good_network_leaves_alone_is_no_underfit():
+    torch.manual_seed(0)
+    x = torch.rand(200, 1) * 2 - 1
+    y = (3 * x).sin() + 0.5 * torch.randn(200, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    verdicts = [lw.fit_quality(lw.GramMatrix(model, (x, y))).verdict]
+    for _ in range(400):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    found = lw.fit_quality(lw.GramMatrix(model, (x, y)))
+    assert [*verdicts, found.verdict] == ["underfit", "fit"] and found.learned < 0.8
+    assert lw.fit_quality(lw.GramMatrix(model, (x, y)), underfit_below=0.2).verdict == "underfit"
+
+
 @pytest.mark.parametrize("use", [lw.label_suspicion, lw.novelty, lw.reliability, lw.fit_quality])
 def test_a_model_is_no_gram_matrix(use):
     with pytest.raises(TypeError, match=r"likewise.GramMatrix\(model, data\)"):

@@ -23,6 +23,7 @@ from likewise.statistics.uncertainty import refuse_centered
 
 Verdict = Literal["underfit", "fit", "overfit"]
 UNDERFIT, OVERFIT = 0.05, 0.15  # more learned than supported
+UNDERFIT_VALUES = 0.01  # of values, whose noise is not to be learned
 LEARNED = 0.95  # of the labels: nothing is left to learn
 
 
@@ -49,7 +50,7 @@ def fit_quality(
     gram: GramMatrix,
     labels: Tensor | None = None,
     alone: float = 2,
-    underfit_below: float = UNDERFIT,
+    underfit_below: float | None = None,
     overfit_above: float = OVERFIT,
     sketch: int | None = None,
 ) -> FitQuality:
@@ -58,12 +59,13 @@ def fit_quality(
     "overfit": the network reproduces labels that its neighbors' labels do not support, more than
     `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves
     included (the paper's rule), so that any label can be learned by heart. "underfit": neighbors'
-    labels tell nearly as much as the network, the difference is below `underfit_below`, and less than
-    .95 of the labels are learned: it has not made use of what it can tell apart. Wrong labels count as
-    labels; the data should be those trained on. Neighbors are weighted by max(likeness, 0)^8, which
-    visits all pairs. The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at
-    least 0, in two passes: nearly that of all labels in most networks. Where labels are nothing that
-    the network tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
+    labels tell nearly as much as the network, the difference is below `underfit_below` (None: .05, of
+    values .01, since a good network leaves their noise alone), and less than .95 of the labels are
+    learned: it has not made use of what it can tell apart. Wrong labels count as labels; the data
+    should be those trained on. Neighbors are weighted by max(likeness, 0)^8, which visits all pairs.
+    The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two
+    passes: nearly that of all labels in most networks. Where labels are nothing that the network
+    tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
     docs/uses.md: how often the verdict was right.
     """
     refuse_other(gram)
@@ -75,13 +77,15 @@ def fit_quality(
         raise ValueError("A fit is of one data set: make the GramMatrix without columns.")
     variance, overall = _label_variance(gram, found)
     neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
-    learned, supported = _support(gram, found, sketch)
+    learned, supported, classes = _support(gram, found, sketch)
     verdict: Verdict = "fit"
     if math.isnan(learned - supported):  # the paper's rule is left
         crowd = float(neighbors.median()) > gram.shape[1] / 2
         verdict = "underfit" if crowd and float(variance.median()) > overall / 2 else "fit"
     elif overall > 0:
-        verdict = verdict_of(learned, supported, underfit_below, overfit_above)
+        usual = UNDERFIT if classes else UNDERFIT_VALUES
+        below = usual if underfit_below is None else underfit_below
+        verdict = verdict_of(learned, supported, below, overfit_above)
     if 0 < float(neighbors.median()) < alone:
         verdict = "overfit"
     return FitQuality(neighbors, variance, verdict, overall, learned, supported)
@@ -109,10 +113,10 @@ def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
     return variance, float(y.var(0, correction=0).sum())
 
 
-def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float]:
-    """Return how much of the labels the network's outputs tell, and how much the other samples' labels."""
+def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float, bool]:
+    """Return how much of the labels outputs tell, how much the other samples' labels; are they classes?"""
     if not gram.of_network or looks_at_label(gram.net.readout):
-        return math.nan, math.nan  # no network, or one whose neighbors know the label
+        return math.nan, math.nan, True  # no network, or one whose neighbors know the label
     outputs = model_outputs(gram)
     classes = of_classes(labels, outputs.shape[1])
     chances = None if classes is None else class_chances(outputs, classes)
@@ -121,11 +125,11 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
         votes = neighbor_means(likeness_of, sketch, members)[1]
         told = (float((guess.argmax(1) == classes).double().mean()) for guess in (chances, votes))
-        return next(told), next(told)
+        return next(told), next(told), True
     y = labels.reshape(len(labels), -1).double().cpu()
     around = neighbor_means(likeness_of, sketch, y)[1]
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:
-        return math.nan, supported  # labels are no outputs
-    return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported
+        return math.nan, supported, False  # labels are no outputs
+    return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported, False
