@@ -5,7 +5,7 @@ Paired runs, the same initialization and the same samples in the same order, of:
 adds plus), the paper's ratio. Mini-batches of one class as in that code, or mixed: two images of every label
 drawn. The figure is the mean test accuracy over the first 150 steps; all test images are used.
 
-    likewise reproduce mnist --quick --data DIR      a minute on a laptop: eight runs, batches of 1
+    likewise reproduce mnist --quick --data DIR      a minute or two on a laptop: six runs, batches of 1
     likewise reproduce mnist --data DIR              everything; ten minutes of a GPU
     likewise reproduce mnist --draw                  figures from the results that are there
 
@@ -113,7 +113,7 @@ def cells() -> list[Cell]:
 
 
 def quick_cells() -> list[Cell]:
-    return [Cell("main", t, runs=8, steps=60) for t in TERMS if t != "group"]
+    return [Cell("main", t, runs=6, steps=50) for t in TERMS if t != "group"]
 
 
 class Images(NamedTuple):

@@ -88,7 +88,7 @@ def drawn(lines: list[Line], folder: Path) -> None:
 def finish(figure: Any, path: Path) -> None:
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

@@ -82,7 +82,7 @@ def _estimators(rows: list[dict[str, Any]], training: str, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("number of neighbors, median")
     figure.suptitle(f"How many neighbors? {training}; hollow: the function was not learned")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
@@ -101,7 +101,7 @@ def _along(rows: list[dict[str, Any]], training: str, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"Function and number of neighbors along the circle ({training})")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
@@ -129,7 +129,7 @@ def _spread(rows: list[dict[str, Any]], training: str, path: Path) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"Similarities of all pairs, and where neighbors are few ({training})")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

@@ -126,7 +126,7 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
     axes[1].legend(frameon=False, loc="lower left")
     axes[3].legend(frameon=False)
     figure.suptitle(f"From underfit to overfit: {SAMPLES} points of sin(4πα), noise {NOISE}")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
