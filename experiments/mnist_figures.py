@@ -1,12 +1,11 @@
 """Figures and figures in words of experiments/mnist.py, from its results."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from scipy import stats
+from spread import interval
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -31,13 +30,6 @@ def accuracy(line: Line) -> np.ndarray:
 def areas(line: Line) -> np.ndarray:
     """Return the mean accuracy over the steps of each run, by the trapezoidal rule."""
     return np.trapezoid(accuracy(line), line["steps"], axis=0) / line["steps"][-1]
-
-
-def interval(values: np.ndarray) -> float:
-    """Return half of the 95 % interval of the mean."""
-    if len(values) < 2:
-        return math.nan
-    return float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
 
 
 def found(lines: list[Line], **wanted: Any) -> list[Line]:
@@ -72,8 +64,21 @@ def final(line: Line) -> np.ndarray:
     return accuracy(line)[-1]
 
 
+def sorted_lines(lines: list[Line]) -> list[Line]:
+    """Return the lines in one order, whichever process wrote them first."""
+    studies, terms = ("main", "fashion", "nets", "score", "weights", "long", "cifar"), list(NAMES)
+
+    def place(line: Line) -> tuple[Any, ...]:
+        c = line["cell"]
+        setting = (c["net"], c["batch"], c["mixed"], -c["samples"], c["noise"])
+        return studies.index(c["study"]), *setting, terms.index(c["term"]), c["weight"]
+
+    return sorted(lines, key=place)
+
+
 def drawn(lines: list[Line], folder: Path) -> None:
     """Draw every figure that there are results for."""
+    lines = sorted_lines(lines)
     if found(lines, study="main"):
         _curves(lines, folder / "mnist-curves.png")
         _likenesses(found(lines, study="main"), folder / "mnist-similarities.png")
@@ -111,8 +116,7 @@ def _curves(lines: list[Line], path: Path) -> None:
         axes[1, column].set_xlabel("step")
     axes[0, 0].set_ylabel("test accuracy, %: mean ± sd")
     axes[1, 0].set_ylabel("difference to no term, points\n(paired, 95 % interval)")
-    handles = {h.get_label(): h for axis in axes[0] for h in axis.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False)
+    _legend(figure, axes[0])
     runs = main[0]["cell"]["runs"]
     figure.suptitle(f"Training with the paper's term and its relatives, MNIST, {runs} paired runs")
     finish(figure, path)
@@ -135,21 +139,34 @@ def _curve(line: Line, lines: list[Line], above: Axes, below: Axes) -> None:
 def _likenesses(main: list[Line], path: Path) -> None:
     shapes = sorted({(line["cell"]["batch"], line["cell"]["mixed"]) for line in main})
     size = (3.6 * len(shapes) + 0.6, 3.8)
-    figure, axes = plt.subplots(1, len(shapes), figsize=size, sharey=True, layout="constrained")
-    for axis, (batch, mixed) in zip(np.atleast_1d(axes), shapes, strict=True):
+    figure, axes = plt.subplots(
+        1, len(shapes), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (batch, mixed) in zip(axes[0], shapes, strict=True):
         for line in found(main, batch=batch, mixed=mixed):
-            similar = np.array(line["similar"]).mean(1)
+            similar, looks = np.array(line["similar"]), line["looks"]  # (moments, runs, one class or two)
             color, name = COLORS[line["cell"]["term"]], NAMES[line["cell"]["term"]]
-            axis.plot(line["looks"], similar[:, 0], color=color, label=name)
-            axis.plot(line["looks"], similar[:, 1], color=color, ls="--")
+            for pairs, dash in ((0, "-"), (1, "--")):
+                mean = similar[:, :, pairs].mean(1)
+                wide = np.array([interval(row) for row in similar[:, :, pairs]])
+                axis.plot(looks, mean, color=color, ls=dash, label=None if pairs else name)
+                axis.fill_between(looks, mean - wide, mean + wide, color=color, alpha=0.2, lw=0)
         axis.set(title=shape(line["cell"]), xlabel="step", ylim=(-0.2, 1))
-    np.atleast_1d(axes)[0].set_ylabel("mean k^C of pairs\n(solid: one class, dashed: two)")
-    handles = {
-        h.get_label(): h for axis in np.atleast_1d(axes) for h in axis.get_lines() if h.get_label()[0] != "_"
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle("What the terms do to the similarity of test images")
+    axes[0, 0].set_ylabel("mean k^C of pairs, 95 % interval\n(solid: one class, dashed: two)")
+    _legend(figure, axes[0])
+    figure.suptitle(
+        f"Similarity of test images, each by its own label against the rest; {similar.shape[1]} runs"
+    )
     finish(figure, path)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """Draw one legend below, of all that the axes name."""
+    named = [axis.get_legend_handles_labels() for axis in axes]
+    every = {
+        label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)
+    }
+    figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=5, frameon=False)
 
 
 def settings(lines: list[Line]) -> dict[str, list[Line]]:
@@ -174,39 +191,31 @@ def _forest(lines: list[Line], path: Path) -> None:
     for place, here in enumerate(rows.values()):
         for line in here:
             gain, term = gains(line, lines), line["cell"]["term"]
-            if gain is None:
-                continue
-            at = -place + 0.24 * (1.5 - ["group", "-cos", "+cos", "ratio"].index(term))
-            axis.errorbar(
-                gain.mean(), at, xerr=interval(gain), fmt="o", ms=4, color=COLORS[term], label=NAMES[term]
-            )
+            if gain is not None:
+                at = -place + 0.2 * (2 - list(NAMES).index(term))
+                axis.errorbar(
+                    gain.mean(), at, xerr=interval(gain), fmt="o", ms=4, color=COLORS[term], label=NAMES[term]
+                )
     axis.axvline(0, color=COLORS["none"], lw=1)
     axis.set_yticks([-i for i in range(len(rows))], list(rows))
-    axis.set_xlabel(
-        f"accuracy over the first {lines[0]['cell']['steps']} steps less that without a term, points"
-    )
-    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+    steps = next(iter(rows.values()))[0]["cell"]["steps"]
+    axis.set_xlabel(f"accuracy over the first {steps} steps less that without a term, points")
+    _legend(figure, [axis])
     finish(figure, path)
 
 
 def _weights(lines: list[Line], path: Path) -> None:
-    shapes = sorted(
-        {(line["cell"]["batch"], line["cell"]["mixed"]) for line in found(lines, study="weights")}
+    swept = found(lines, study="weights")
+    shapes = sorted({(line["cell"]["batch"], line["cell"]["mixed"]) for line in swept})
+    figure, axes = plt.subplots(
+        1, len(shapes), figsize=(10, 4), sharey=True, squeeze=False, layout="constrained"
     )
-    figure, axes = plt.subplots(1, len(shapes), figsize=(10, 4), sharey=True, layout="constrained")
-    for axis, (batch, mixed) in zip(np.atleast_1d(axes), shapes, strict=True):
-        here = found(lines, batch=batch, mixed=mixed, data="mnist", net="paper", score="mean", steps=150)
-        for term in NAMES:
-            points = (
-                sorted(
-                    (line["cell"]["weight"], gain[:20])
-                    for line in found(here, term=term)
-                    if term != "none" and (gain := gains(line, lines)) is not None
-                )
-                if term != "none"
-                else []
-            )
+    for axis, (batch, mixed) in zip(axes[0], shapes, strict=True):
+        of = {"batch": batch, "mixed": mixed}
+        for term in list(NAMES)[1:]:
+            here = [*found(swept, term=term, **of), *found(lines, study="main", term=term, **of)]
+            found_gains = {line["cell"]["weight"]: gains(line, lines) for line in here}
+            points = sorted((w, gain[:20]) for w, gain in found_gains.items() if gain is not None)
             if points:
                 weights, values = zip(*points, strict=True)
                 means, wide = [v.mean() for v in values], [interval(v) for v in values]
@@ -214,45 +223,38 @@ def _weights(lines: list[Line], path: Path) -> None:
                     weights, means, yerr=wide, color=COLORS[term], label=NAMES[term], marker="o", ms=4
                 )
         axis.axhline(0, color=COLORS["none"], lw=1)
-        axis.set(xscale="log", xlabel="weight of the term, in units of its usual one")
-        axis.set_title(f"batch {batch}, {'mixed' if mixed else 'one class'}")
-    np.atleast_1d(axes)[0].set_ylabel("gain in accuracy over 150 steps, points")
-    figure.legend(
-        *np.atleast_1d(axes)[-1].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-    )
-    figure.suptitle("No sign wins by its scale: every term at six weights, 20 paired runs, 95 % intervals")
+        axis.set(xscale="log", xlabel="weight of the term, in units of its usual one", title=shape(of))
+    axes[0, 0].set_ylabel("accuracy over the first steps\nless that without a term, points")
+    _legend(figure, axes[0])
+    figure.suptitle("Every term at six weights, 20 paired runs, 95 % intervals")
     finish(figure, path)
 
 
 def _long(lines: list[Line], path: Path) -> None:
     here = found(lines, study="long")
     cases = list(dict.fromkeys((line["cell"]["samples"], line["cell"]["noise"]) for line in here))
-    figure, axes = plt.subplots(1, len(cases), figsize=(4 * len(cases), 4), layout="constrained")
-    for axis, (samples, noise) in zip(np.atleast_1d(axes), cases, strict=True):
-        rows = found(here, samples=samples, noise=noise)
-        for place, line in enumerate(rows):
+    rows = list(dict.fromkeys((line["cell"]["term"], line["cell"]["weight"]) for line in here))
+    figure, axes = plt.subplots(
+        1, len(cases), figsize=(4 * len(cases), 4), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (samples, noise) in zip(axes[0], cases, strict=True):
+        for line in found(here, samples=samples, noise=noise):
             values, cell = final(line), line["cell"]
+            place = -rows.index((cell["term"], cell["weight"]))
             axis.errorbar(
-                values.mean(), -place, xerr=interval(values), fmt="o", ms=5, color=COLORS[cell["term"]]
+                values.mean(), place, xerr=interval(values), fmt="o", ms=5, color=COLORS[cell["term"]]
             )
-        names = [
-            NAMES[r["cell"]["term"]] + ("" if r["cell"]["term"] == "none" else f" × {r['cell']['weight']:g}")
-            for r in rows
-        ]
-        axis.set_yticks([-i for i in range(len(rows))], names)
-        if axis is not np.atleast_1d(axes)[0]:
-            axis.set_yticklabels([])
         axis.set(title=f"{samples:,} images, {noise:.0%} wrong labels", xlabel="test accuracy, %")
-    figure.suptitle("After 1,000 steps of mixed batches of 16, 20 runs, 95 % intervals")
+    names = [NAMES[t] + ("" if t == "none" else f" × {w:g}") for t, w in rows]
+    axes[0, 0].set_yticks([-i for i in range(len(rows))], names)
+    steps, runs = here[0]["cell"]["steps"], here[0]["cell"]["runs"]
+    figure.suptitle(f"After {steps:,} steps of mixed batches of 16, {runs} runs, 95 % intervals")
     finish(figure, path)
 
 
 def told(lines: list[Line]) -> None:
     """Print what each term adds in each setting."""
-    for line in lines:
+    for line in sorted_lines(lines):
         cell = line["cell"]
         about = f"{cell['study']:8} {cell['data']:13} {cell['net']:18} {shape(cell):20}"
         extra = f" n {cell['samples']} noise {cell['noise']}" if cell["study"] == "long" else ""

@@ -159,10 +159,13 @@ class Known:
         self.parts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
     def add(self, name: str, settings: dict[str, Any], measure: Callable[[], list[dict[str, Any]]]) -> None:
-        """Measure a part that is not there with these settings, and keep it."""
-        if self.parts.get(name, {}).get("settings") != settings:
+        """Measure a part that is not there with these settings and as many repeats, and keep it."""
+        known = self.parts.get(name, {}).get("settings", {"repeats": 0})
+        if known["repeats"] < settings["repeats"] or {**known, "repeats": 0} != {**settings, "repeats": 0}:
             self.parts[name] = {"settings": settings, "rows": measure()}
-            self.file.write_text(json.dumps(self.parts))
+            part = self.file.with_suffix(".part")
+            part.write_text(json.dumps(self.parts))
+            part.replace(self.file)
 
 
 def main() -> None:
@@ -175,6 +178,7 @@ def main() -> None:
     arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
     arguments.add_argument("--only", default=None, help="one training, by its name, or fit")
     arguments.add_argument("--out", type=Path, default=None, help="where results and figures go")
+    arguments.add_argument("--data", help="not needed: the points are drawn")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = arguments.parse_args()
     out = given.out or Path("out/toy-quick" if given.quick else "experiments/results")
@@ -193,7 +197,8 @@ def main() -> None:
             )
     if not given.draw and given.only in (None, "fit"):
         repeats = 3 if given.quick else 5
-        known.add("fit", {"repeats": repeats}, lambda: toy_fit.measured(Stack, repeats, given.quick))
+        settings = json.loads(json.dumps({"repeats": repeats, "quick": given.quick, **toy_fit.SETTINGS}))
+        known.add("fit", settings, lambda: toy_fit.measured(Stack, repeats, given.quick))
     rows = [row for name, part in known.parts.items() if name != "fit" for row in part["rows"]]
     drawn(rows, out)
     told(rows)

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from scipy import stats
+from spread import interval
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -34,8 +35,7 @@ def slopes(rows: list[dict[str, Any]], training: str, centered: bool, name: str)
             found.append(float(stats.linregress(*zip(*logs, strict=True)).slope))
     if not found:
         return math.nan, math.nan
-    spread = float(stats.sem(found) * stats.t.ppf(0.975, len(found) - 1)) if len(found) > 1 else math.nan
-    return float(np.mean(found)), spread
+    return float(np.mean(found)), interval(found)
 
 
 def drawn(rows: list[dict[str, Any]], folder: Path) -> None:
@@ -146,14 +146,28 @@ def _turning(rows: list[dict[str, Any]], training: str, path: Path) -> None:
     path.write_text(page.replace("__DATA__", json.dumps(shown)), encoding="utf-8")
 
 
+def between(rows: list[dict[str, Any]], training: str, name: str) -> list[float]:
+    """Return the exponents from each frequency to its double, of medians, plain, while both are learned."""
+    here = [r for r in rows if r["training"] == training and not r["centered"] and r["error"] < LEARNED]
+    values = {
+        f: np.median([r["estimates"][name] for r in here if r["frequency"] == f])
+        for f in FREQUENCIES
+        if any(r["frequency"] == f for r in here)
+    }
+    pairs = zip(values, list(values)[1:], strict=False)
+    return [float(np.log2(values[b] / values[a]) / np.log2(b / a)) for a, b in pairs]
+
+
 def told(rows: list[dict[str, Any]]) -> None:
-    """Print the exponents."""
+    """Print the exponents, with intervals over repeats."""
     for training in dict.fromkeys(r["training"] for r in rows):
         here = [r for r in rows if r["training"] == training and not r["centered"]]
         errors = {f: np.median([r["error"] for r in here if r["frequency"] == f]) for f in FREQUENCIES}
         print(
             f"\n{training}: mean squared error " + ", ".join(f"{e:.4f} (f = {f})" for f, e in errors.items())
         )
-        for name in ("N_S", "N⁺ 4", "N 0.9", "N 0.99"):
+        for name in ("N_S", "N⁺ 4", "N 0.8", "N 0.9", "N 0.99"):
             (plain, off), (centered, by) = (slopes(rows, training, c, name) for c in (False, True))
-            print(f"  {name:8} plain f^{plain:.2f} ± {off:.2f}, centered f^{centered:.2f} ± {by:.2f}")
+            local = ", ".join(f"{e:.2f}" for e in between(rows, training, name))
+            more = "" if name == "N_S" else f"; centered f^{centered:.2f} ± {by:.2f}"
+            print(f"  {name:8} f^{plain:.2f} ± {off:.2f} (from f to 2f: {local}){more}")

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
-from scipy import stats
+from spread import interval
 from torch import Tensor, nn
 from tqdm import trange
 
@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 WIDTHS, EPOCHS = (4, 16, 64, 256), (3, 30, 300, 3000)
 QUICK = (4, 64), (3, 30, 300)
 NOISE, SAMPLES, FREQUENCY = 0.4, 256, 2
+SETTINGS = {"widths": WIDTHS, "epochs": EPOCHS, "noise": NOISE, "samples": SAMPLES, "frequency": FREQUENCY}
 COLORS = {"underfit": "tab:blue", "fit": "tab:green", "overfit": "tab:red"}
 
 
@@ -99,7 +100,7 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
             axis.errorbar(
                 moments,
                 [np.mean(v) for v in values],
-                [_half(v) for v in values],
+                [interval(v) for v in values],
                 color=color,
                 ls=dash,
                 label=label,
@@ -128,10 +129,6 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
     figure.suptitle(f"From underfit to overfit: {SAMPLES} points of sin(4πα), noise {NOISE}")
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _half(values: list[float]) -> float:
-    return float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan
 
 
 def told(rows: list[dict[str, Any]]) -> None:

@@ -20,8 +20,8 @@ def experiments(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("data", "mnist", "mnist_figures", "stacks", "toy", "toy_figures", "toy_fit"):
-        sys.modules.pop(name, None)
+    for path in FOLDER.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_figures_are_drawn_from_results(toy, tmp_path, monkeypatch):
 def test_results_are_kept_with_their_settings(toy, tmp_path):
     calls = []
     measure = lambda: calls.append(1) or [len(calls)]  # noqa: E731
-    for n in (3, 3, 4):
-        toy.Known(tmp_path / "f.json").add("a", {"n": n}, measure)
-    assert len(calls) == 2  # once for each settings
-    assert toy.Known(tmp_path / "f.json").parts["a"] == {"settings": {"n": 4}, "rows": [2]}
+    for n, repeats in ((3, 2), (3, 2), (3, 1), (4, 1), (4, 2)):
+        toy.Known(tmp_path / "f.json").add("a", {"n": n, "repeats": repeats}, measure)
+    assert len(calls) == 3  # fewer repeats of the same do not replace more
+    assert toy.Known(tmp_path / "f.json").parts["a"] == {"settings": {"n": 4, "repeats": 2}, "rows": [3]}
 
 
 def test_fits_are_looked_at_while_they_train(toy, tmp_path, monkeypatch):
@@ -201,6 +201,51 @@ def test_a_short_run_goes_on_and_is_drawn(mnist, tmp_path, monkeypatch):
     }
 
 
+def test_every_figure_is_drawn_whatever_the_order_of_results(mnist, tmp_path, capsys):
+    import mnist_figures as figures
+
+    chance = np.random.default_rng(0)
+    found = []
+    for cell in mnist.cells():
+        if cell.study in ("weights", "long") or (cell.study == "main" and cell.batch == 16):
+            right = chance.integers(100, size=(3, cell.runs)).tolist()
+            similar = chance.random((3, 2, 2)).tolist()
+            more = {"looks": [0, 1, 2], "similar": similar, "steps": [0, 1, cell.steps], "tests": 100}
+            found.append({"cell": cell._asdict(), "right": right, **more})
+    figures.drawn(found[::-1], tmp_path)
+    assert {p.stem for p in tmp_path.glob("*.png")} == {
+        "mnist-curves",
+        "mnist-similarities",
+        "mnist-weights",
+        "mnist-final",
+    }
+    assert figures.sorted_lines(found[::-1]) == figures.sorted_lines(found)
+    figures.told(found)
+    assert capsys.readouterr().out.count("adds") == sum(
+        line["cell"]["term"] != "none" for line in found if figures.plain(line, found)
+    )
+
+
+def test_cifar_terms_and_figure(experiments, tmp_path):
+    import cifar
+    from mnist import Images, lines
+
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 3, 32, 32), torch.arange(40) % 10
+    given = Images(x, y, x[:10], y[:10])
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
+    one = cifar.term_of(model, "-cos", x[:8], y[:8]) + cifar.term_of(model, "+cos", x[:8], y[:8])
+    assert abs(float(one.detach())) < 1e-6  # one attracts as the other repels
+    todo = [cell._replace(net="VGG", batch=2) for cell in cifar.cells(2, 1, 40)[:2]]
+    cifar.run(todo, tmp_path / "cifar.jsonl", given)
+    found = lines(tmp_path / "cifar.jsonl")
+    assert [line["steps"] for line in found] == [[0, 1]] * 2 and np.shape(found[0]["right"]) == (2, 2)
+    cifar.drawn(found, tmp_path)
+    assert (tmp_path / "cifar-gains.png").exists()
+    (tmp_path / "cifar.jsonl").open("a").write('{"half')
+    assert lines(tmp_path / "cifar.jsonl") == found  # what was not finished does not count
+
+
 def test_gains_are_paired(mnist):
     import mnist_figures as figures
 
@@ -256,7 +301,12 @@ def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
     (tmp_path / "two" / "__main__.py").write_text("print('second')\n")
     assert exit_code(["reproduce", "one", "--folder", str(tmp_path), "--quick", "--data", "here"]) == 0
     assert "['--quick', '--data', 'here']" in capsys.readouterr().out
-    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 0
-    assert "second" in capsys.readouterr().out
+    (tmp_path / "broken.py").write_text(
+        "def other(): pass\ndef main(): pass\nraise SystemExit('no images')\n"
+    )
+    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 1
+    heard = capsys.readouterr()
+    assert "[]" in heard.out and "second" in heard.out  # one that fails does not stop the others
+    assert "broken: no images" in heard.err
     assert exit_code(["reproduce", "part", "--folder", str(tmp_path)]) == 2
-    assert "there are: one, two" in capsys.readouterr().err
+    assert "there are: broken, one, two" in capsys.readouterr().err

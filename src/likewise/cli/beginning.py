@@ -12,7 +12,7 @@ import typer
 
 from likewise.cli.opening import opened
 from likewise.cli.options import Form, Quiet, Weights
-from likewise.cli.speaking import Format, be_quiet, gigabytes, said, told
+from likewise.cli.speaking import Failed, Format, be_quiet, gigabytes, said, told
 
 
 def demo(
@@ -132,7 +132,7 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper, from a clone of the repository; more options are passed on to it.
 
-    Example: `likewise reproduce toy --quick`
+    `python experiments/toy.py --help` tells which. Example: `likewise reproduce toy --quick`
     """
     known = _experiments(folder)
     if figure != "all" and figure not in known:
@@ -140,12 +140,26 @@ def reproduce(
             f"there are: {', '.join(known)}" if known else f"there are none in {folder}/: start from a clone"
         )
         raise ValueError(f"There is no experiment {figure!r}; {there}.")
+    failed = []
     for name in known if figure == "all" else [figure]:
         said(f"{name}:")
-        sys.argv = [str(known[name]), *context.args]
-        sys.path.insert(0, str(folder.resolve()))
-        runpy.run_path(str(known[name]), run_name="__main__")
-        sys.path.remove(str(folder.resolve()))
+        try:
+            _run(known[name], folder, context.args)
+        except SystemExit as stopped:
+            if stopped.code not in (None, 0):
+                failed.append(f"{name}: {stopped.code}")
+    if failed:
+        raise Failed("\n".join(failed))
+
+
+def _run(experiment: Path, folder: Path, arguments: list[str]) -> None:
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(experiment), *arguments]
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        runpy.run_path(str(experiment), run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before
 
 
 def _experiments(folder: Path) -> dict[str, Path]:
