@@ -155,9 +155,12 @@ def novelty(rows: Rows) -> str:
         statistics.mean(statistics.mean(r["scores"][n][1] for r in case) for case in cases) for n in names
     ]
     body.append(["**mean of cases**", "", str(len(rows)), *best(means, True, ".3f")])
-    gaps = [[r["scores"]["likewise"][1] - r["scores"][name][1] for r in rows] for name in names]
+    gaps = [
+        [statistics.mean(r["scores"]["likewise"][1] - r["scores"][name][1] for r in case) for case in cases]
+        for name in names
+    ]
     signed = [f"{statistics.mean(g):+.3f} ± {interval(g):.3f}".replace("0.", ".") for g in gaps]
-    body.append(["likewise less this", "", str(len(rows)), "", *signed[1:]])
+    body.append(["likewise less this, ± over cases", "", str(len(rows)), "", *signed[1:]])
     return table(["trained on", "novel", "runs", *names], body)
 
 
