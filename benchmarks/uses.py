@@ -271,6 +271,7 @@ def main() -> None:
         "values": of_values(results["reliability"]),
         "calibration": calibration(results["reliability"]),
         "relabel": relabel(results["relabel"]),
+        "relabel earlier": relabel(results["relabel_earlier"]),
         "fit": fit(results["fit"]),
         "verdicts": verdicts(results["fit"]),
     }

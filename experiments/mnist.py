@@ -98,9 +98,9 @@ def cells() -> list[Cell]:
         Cell("fashion", t, b, m, data="fashion-mnist") for b, m in (shapes[0], shapes[2]) for t in terms(b)
     ]
     for b, m in (shapes[0], shapes[2]):
-        found += [Cell("nets", t, b, m, runs=20, net=net) for net in list(NETS)[1:] for t in terms(b)]
+        found += [Cell("nets", t, b, m, runs=10, net=net) for net in list(NETS)[1:] for t in terms(b)]
         found += [Cell("score", t, b, m, runs=20, score="rest") for t in terms(b)]
-        for weight in (0.03, 0.1, 0.3, 3.0, 10.0):
+        for weight in (0.03, 0.1, 0.3, 3.0, 10.0) if b == 1 else (0.03, 0.1, 0.3, 3.0):
             found += [Cell("weights", t, b, m, weight, runs=20) for t in terms(b)[1:]]
     for samples, noise in ((60_000, 0.0), (60_000, 0.2), (300, 0.0)):
         found += [

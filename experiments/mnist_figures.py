@@ -224,9 +224,10 @@ def _weights(lines: list[Line], path: Path) -> None:
                 )
         axis.axhline(0, color=COLORS["none"], lw=1)
         axis.set(xscale="log", xlabel="weight of the term, in units of its usual one", title=shape(of))
+        axis.set_yscale("symlog", linthresh=1)
     axes[0, 0].set_ylabel("accuracy over the first steps\nless that without a term, points")
     _legend(figure, axes[0])
-    figure.suptitle("Every term at six weights, 20 paired runs, 95 % intervals")
+    figure.suptitle("Every term at several weights, 20 paired runs, 95 % intervals")
     finish(figure, path)
 
 
