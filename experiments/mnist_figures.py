@@ -15,7 +15,7 @@ Line = dict[str, Any]
 COLORS = {"none": "0.35", "group": "tab:green", "-cos": "tab:blue", "+cos": "tab:red", "ratio": "tab:orange"}
 NAMES = {
     "none": "no term",
-    "group": "set term",
+    "group": "set term (attracts)",
     "-cos": "− cosine (attracts)",
     "+cos": "+ cosine (repels, as coded)",
     "ratio": "paper's ratio (attracts)",
