@@ -324,3 +324,17 @@ def test_inference_mode_and_no_grad_do_not_matter():
     with torch.inference_mode():
         assert torch.equal(lw.similarity(model, x * 1), expected)
     assert not expected.requires_grad
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-3])
+def test_little_left_of_gradients_after_centering_is_not_rounding(spread):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    x = torch.randn(1, 10) + spread * torch.randn(40, 10)  # gradients nearly alike: the mean is most of each
+    weights = torch.randn(40, 2, 1)
+    gram = lw.GramMatrix(model, x, centered=True)
+    found, moved = gram.dense(), gram @ weights
+    exact = lw.GramMatrix(model.double(), x.double(), centered=True)
+    assert found.max() < 1 + 1e-5
+    torch.testing.assert_close(found, exact.dense().float(), rtol=0, atol=2e-4)
+    torch.testing.assert_close(moved.float(), (exact @ weights.double()).float(), rtol=0, atol=5e-2)

@@ -26,7 +26,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, part: slice) -> "Samples":
+    def __getitem__(self, part: slice | Tensor) -> "Samples":
         labels = None if self.labels is None else self.labels[part]
         return Samples(tree_map(lambda t: t[part], self.inputs), labels, self.ids[part])
 

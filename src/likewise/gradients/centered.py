@@ -17,7 +17,11 @@ from likewise.gradients.base import (
     normalized_outputs,
     normalized_rows,
 )
+from likewise.gradients.pieces import own_of
 from likewise.linalg import Power, power
+
+SMALL = 1e5  # units of rounding: of what less is left of a gradient's square, is computed from the gradient
+FEW = 16  # of these at once
 
 
 @final
@@ -34,7 +38,13 @@ class Centered(Gradients):
         cross = self._plain.push(samples, self._mean, 0).outputs
         square = self._mean @ self._mean.T
         scale = plain.diagonal(dim1=1, dim2=2).sum(-1) + square.trace()
-        return power(plain - cross - cross.mT + square, exponent, self._floor, scale)
+        found = plain - cross - cross.mT + square
+        nearly = min(SMALL / 16 * self._floor**0.5, 0.1)
+        close = (found.diagonal(dim1=1, dim2=2).sum(-1) < nearly * scale).nonzero()[:, 0]
+        some = close.split(min(self.at_once or FEW, FEW)) if len(close) else ()
+        for places in some:  # what is left drowned in rounding
+            found[places] = own_of(self.rows(samples[places.cpu()], 0).rows).to(found)
+        return power(found, exponent, self._floor, scale)
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
         """Return S(x)."""
