@@ -104,7 +104,7 @@ def shape(cell: dict[str, Any]) -> str:
 def _curves(lines: list[Line], path: Path) -> None:
     main = found(lines, study="main")
     shapes = sorted({(line["cell"]["batch"], line["cell"]["mixed"]) for line in main})
-    size = (3.6 * len(shapes) + 0.6, 6.4)
+    size = (max(8.5, 3.6 * len(shapes) + 0.6), 6.4)
     figure, axes = plt.subplots(
         2, len(shapes), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained"
     )
@@ -138,7 +138,7 @@ def _curve(line: Line, lines: list[Line], above: Axes, below: Axes) -> None:
 
 def _likenesses(main: list[Line], path: Path) -> None:
     shapes = sorted({(line["cell"]["batch"], line["cell"]["mixed"]) for line in main})
-    size = (3.6 * len(shapes) + 0.6, 3.8)
+    size = (max(8.5, 3.6 * len(shapes) + 0.6), 3.8)
     figure, axes = plt.subplots(
         1, len(shapes), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
@@ -150,7 +150,8 @@ def _likenesses(main: list[Line], path: Path) -> None:
                 mean = similar[:, :, pairs].mean(1)
                 wide = np.array([interval(row) for row in similar[:, :, pairs]])
                 axis.plot(looks, mean, color=color, ls=dash, label=None if pairs else name)
-                axis.fill_between(looks, mean - wide, mean + wide, color=color, alpha=0.2, lw=0)
+                if similar.shape[1] >= 5:
+                    axis.fill_between(looks, mean - wide, mean + wide, color=color, alpha=0.2, lw=0)
         axis.set(title=shape(line["cell"]), xlabel="step", ylim=(-0.2, 1))
     axes[0, 0].set_ylabel("mean k^C of pairs, 95 % interval\n(solid: one class, dashed: two)")
     _legend(figure, axes[0])
@@ -166,7 +167,7 @@ def _legend(figure: Any, axes: Any) -> None:
     every = {
         label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)
     }
-    figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=3, frameon=False)
 
 
 def settings(lines: list[Line]) -> dict[str, list[Line]]:
@@ -224,7 +225,8 @@ def _weights(lines: list[Line], path: Path) -> None:
                 )
         axis.axhline(0, color=COLORS["none"], lw=1)
         axis.set(xscale="log", xlabel="weight of the term, in units of its usual one", title=shape(of))
-        axis.set_yscale("symlog", linthresh=1)
+        axis.set_yscale("symlog", linthresh=5)
+        axis.set_yticks(ticks := [-50, -20, -10, -5, -2, 0, 2, 5], [str(v) for v in ticks])
     axes[0, 0].set_ylabel("accuracy over the first steps\nless that without a term, points")
     _legend(figure, axes[0])
     figure.suptitle("Every term at several weights, 20 paired runs, 95 % intervals")
@@ -255,6 +257,10 @@ def _long(lines: list[Line], path: Path) -> None:
 
 def told(lines: list[Line]) -> None:
     """Print what each term adds in each setting."""
+    print("mean test accuracy over the steps (study long: at the end), %, and what the term adds, points")
+    print(
+        "ratio: the paper's term as written; +cos: as in the published code; × weight, 1 being the usual one"
+    )
     for line in sorted_lines(lines):
         cell = line["cell"]
         about = f"{cell['study']:8} {cell['data']:13} {cell['net']:18} {shape(cell):20}"

@@ -198,6 +198,9 @@ def main() -> None:
         repeats = 3 if given.quick else 5
         settings = json.loads(json.dumps({"repeats": repeats, "quick": given.quick, **toy_fit.SETTINGS}))
         known.add("fit", settings, lambda: toy_fit.measured(Stack, repeats, given.quick))
+    if not known.parts:
+        names = ", ".join([*(t.name for t in trainings), "fit"])
+        raise SystemExit(f"There are no results in {out} to draw; what --only can name: {names}.")
     rows = [row for name, part in known.parts.items() if name != "fit" for row in part["rows"]]
     drawn(rows, out)
     told(rows)

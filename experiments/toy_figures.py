@@ -160,6 +160,7 @@ def between(rows: list[dict[str, Any]], training: str, name: str) -> list[float]
 
 def told(rows: list[dict[str, Any]]) -> None:
     """Print the exponents, with intervals over repeats."""
+    print("\nnumber of neighbors N ~ f^exponent, over the frequencies whose function was learned")
     for training in dict.fromkeys(r["training"] for r in rows):
         here = [r for r in rows if r["training"] == training and not r["centered"]]
         errors = {f: np.median([r["error"] for r in here if r["frequency"] == f]) for f in FREQUENCIES}

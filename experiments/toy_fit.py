@@ -134,7 +134,8 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
 def told(rows: list[dict[str, Any]]) -> None:
     """Print the means of every width and moment."""
     print(
-        f"\nfrom underfit to overfit ({NOISE} noise): R² told, of new ones; density, label variance; verdicts"
+        f"\nfrom underfit to overfit ({NOISE} noise): R² told, of new ones; density, label variance; "
+        "a verdict per repeat"
     )
     for width, epochs in dict.fromkeys((row["width"], row["epochs"]) for row in rows):
         here = [row for row in rows if (row["width"], row["epochs"]) == (width, epochs)]

@@ -221,7 +221,7 @@ def test_every_figure_is_drawn_whatever_the_order_of_results(mnist, tmp_path, ca
     }
     assert figures.sorted_lines(found[::-1]) == figures.sorted_lines(found)
     figures.told(found)
-    assert capsys.readouterr().out.count("adds") == sum(
+    assert capsys.readouterr().out.count("  adds ") == sum(
         line["cell"]["term"] != "none" for line in found if figures.plain(line, found)
     )
 

@@ -154,6 +154,8 @@ class Analysis:
     def __repr__(self) -> str:
         s = self.summary
         labels = "" if s.label_issues is None else f", labels that look wrong: {s.label_issues:,}"
+        if s.label_issues and not (self.manifest.get("wrong_labels") or {}).get("distinct", True):
+            labels += " (not a group of their own: they may as well be rare or ambiguous)"
         return f"Analysis({s.samples:,} samples{labels}; {self.folder})"
 
     def _repr_html_(self) -> str:

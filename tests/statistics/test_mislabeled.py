@@ -32,6 +32,7 @@ def test_errors_are_counted_and_their_chances_are_right(share, kind):
     assert found.flagged.any() and found.chance_wrong[wrong].mean() > 5 * found.chance_wrong[~wrong].mean()
     precision = float(wrong[found.flagged].double().mean())
     assert found.precision.low - 0.1 <= precision <= found.precision.high + 0.1
+    assert found.precision.low <= found.errors.low / int(found.flagged.sum())  # if so few labels are wrong
 
 
 def test_clean_labels_are_hardly_flagged():

@@ -130,9 +130,11 @@ def reproduce(
     ],
     folder: Annotated[Path, typer.Option(help="Where the experiments are.")] = Path("experiments"),
 ) -> None:
-    """Run an experiment of the paper, from a clone of the repository; more options are passed on to it.
+    """Run an experiment of the paper from a clone: toy, mnist, cifar, registration, or all of them.
 
-    `python experiments/toy.py --help` tells which. Example: `likewise reproduce toy --quick`
+    Options are passed on to it: --quick (small), --full (the paper's size), --data DIR (images), --out DIR,
+    --draw (figures again from results); `python experiments/mnist.py --help` tells all. Example:
+    `likewise reproduce toy --quick`
     """
     known = _experiments(folder)
     if figure != "all" and figure not in known:

@@ -28,7 +28,7 @@ class LabelSuspicion(NamedTuple):
     chance_wrong: Tensor  # (n,) estimated from the votes
     flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
     errors: Between  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
-    precision: Between  # share of the flagged that are wrong, the ends two estimates; NaN where unknown
+    precision: Between  # share of the flagged that are wrong, low if few labels are; NaN where unknown
     distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
 
 
@@ -105,7 +105,10 @@ def judged(
     found = mislabeled(shares, given)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
-    precision = Between(min(ends), ends[0], max(ends)) if found.distinct else Between(0.0, math.nan, 1.0)
+    least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that
+    precision = Between(0.0, math.nan, 1.0)
+    if found.distinct:
+        precision = Between(min(least, *ends), ends[0], max(ends))
     return LabelSuspicion(
         suspicion,
         suggested,

@@ -106,8 +106,8 @@ def unlikely(chances: Tensor | None, classes: Tensor) -> str | None:
         return None
     return (
         f"Only {right:.1%} of the predictions are the labels, no more than by chance: is the network "
-        "trained, and are classes numbered as they were then? What neighbors say of labels does not "
-        "depend on it."
+        "trained, and are classes numbered as they were then? Neighbors vote by its gradients, "
+        "which then mean little."
     )
 
 
