@@ -105,7 +105,7 @@ def cells() -> list[Cell]:
             found += [Cell("weights", t, b, m, weight, runs=20) for t in terms(b)[1:]]
     for samples, noise in ((60_000, 0.0), (60_000, 0.2), (300, 0.0)):
         found += [
-            Cell("long", t, 16, True, weight, runs=20, steps=1000, samples=samples, noise=noise)
+            Cell("long", t, 16, True, weight, runs=20, steps=400, samples=samples, noise=noise)
             for t in TERMS
             for weight in ((1.0,) if t == "none" else (0.1, 1.0))
         ]

@@ -32,7 +32,7 @@ def test_errors_are_counted_and_their_chances_are_right(share, kind):
     assert found.flagged.any() and found.chance_wrong[wrong].mean() > 5 * found.chance_wrong[~wrong].mean()
     precision = float(wrong[found.flagged].double().mean())
     assert found.precision.low - 0.1 <= precision <= found.precision.high + 0.1
-    assert found.precision.low <= found.errors.low / int(found.flagged.sum())  # if so few labels are wrong
+    assert f"{int(found.flagged.sum())} flagged" in repr(found)
 
 
 def test_clean_labels_are_hardly_flagged():
@@ -98,6 +98,9 @@ def test_hidden_errors_are_found_in_a_group_of_their_own():
     votes[torch.arange(n), other] += torch.where(wrong, 0.45, 0.0)
     found = mislabeled(votes / votes.sum(1, keepdim=True), labels)
     assert found.distinct and found.errors.low <= 200 <= found.errors.high
+    whole = judged(votes, labels)
+    assert whole.precision.low <= whole.errors.low / int(whole.flagged.sum())  # if so few labels are wrong
+    assert f"flagged; about {whole.errors.likely:.0f} wrong" in repr(whole)
     assert found.chance[wrong].mean() > 0.4 and found.chance[~wrong].mean() < 0.1
 
 

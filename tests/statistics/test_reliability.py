@@ -284,6 +284,7 @@ def test_noise_that_a_good_network_leaves_alone_is_no_underfit():
         optimizer.step()
     found = lw.fit_quality(lw.GramMatrix(model, (x, y)))
     assert [*verdicts, found.verdict] == ["underfit", "fit"] and found.learned < 0.8
+    assert repr(found).startswith(f"FitQuality(fit: learned {found.learned:.2f}, supported")
     assert lw.fit_quality(lw.GramMatrix(model, (x, y)), underfit_below=0.2).verdict == "underfit"
 
 

@@ -45,6 +45,11 @@ class FitQuality(NamedTuple):
         """
         return self.learned - self.supported
 
+    def __repr__(self) -> str:
+        neighbors = f"{float(self.neighbors.median()):.0f} neighbors of {len(self.neighbors)} in the median"
+        told = f"learned {self.learned:.2f}, supported {self.supported:.2f}, gap {self.gap:+.2f}"
+        return f"FitQuality({self.verdict}: {told}; {neighbors})"
+
 
 def fit_quality(
     gram: GramMatrix,

@@ -31,6 +31,14 @@ class LabelSuspicion(NamedTuple):
     precision: Between  # share of the flagged that are wrong, low if few labels are; NaN where unknown
     distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
 
+    def __repr__(self) -> str:
+        low, likely, high = (round(v) for v in self.errors)
+        told = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
+        sure = f", {self.precision.likely:.0%} of the flagged" if self.precision.likely > 0 else ""
+        group = "" if self.distinct else "; they do not stand out as a group"
+        flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
+        return f"LabelSuspicion({flags}; {told}{sure}{group})"
+
 
 def label_suspicion(
     gram: GramMatrix,
