@@ -8,15 +8,13 @@ with batch normalization's running statistics, the loss in training mode. For a 
     likewise reproduce cifar --draw           the figure, from the results that are there
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from data import data_option
-from mnist import Cell, Images, add, lines, order, read
+from mnist import Cell, Images, add, lines, options, order, read
 from stacks import TERMS, Residual, Term, label_against_mean
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -176,19 +174,8 @@ def drawn(found: list[dict[str, Any]], folder: Path) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument(
-        "--quick", action="store_true", help="VGG, one term, two runs of four steps: does it work?"
-    )
-    arguments.add_argument("--full", action="store_true", help="the same as without")
-    arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
-    arguments.add_argument("--part", default="1/1", help="i/k: every k-th setting from the i-th")
+    arguments = options(__doc__)
     arguments.add_argument("--samples", type=int, default=SAMPLES, help="the first so many training images")
-    arguments.add_argument("--out", type=Path, default=None, help="where results and figures go")
-    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    data_option(arguments)
     given = arguments.parse_args()
     out = given.out or Path("out/cifar-quick" if given.quick else "experiments/results")
     out.mkdir(parents=True, exist_ok=True)
@@ -207,7 +194,6 @@ def main() -> None:
 
         if not lines(file):
             raise SystemExit(f"There are no results in {out} to draw.")
-
         drawn(lines(file), out)
         mnist_figures.told(lines(file))
         print(f"results and figures: {out}")

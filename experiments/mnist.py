@@ -223,14 +223,14 @@ def add(file: Path, cell: Cell, found: dict[str, Any]) -> None:
         out.write(json.dumps({"cell": cell._asdict(), **found}) + "\n")
 
 
-def run(todo: list[Cell], file: Path, folder: Path, device: str, quick: bool) -> None:
+def run(todo: list[Cell], file: Path, folder: Path, device: str, quick: bool, tests: int = 10_000) -> None:
     """Train what has no result in the file yet, and add it."""
     done, every = [line["cell"] for line in lines(file)], len(todo)
     todo = [cell for cell in todo if cell._asdict() not in done]
     if len(todo) < every:
         print(f"{every - len(todo)} of {every} settings are in {file} already")
     known: dict[str, Images] = {}
-    points, tests, followed = (10, 1000, 2) if quick else (30, 10_000, SIMILAR)
+    points, tests, followed = (10, 1000, 2) if quick else (30, tests, SIMILAR)
     for cell in tqdm(todo, desc="settings", disable=None):
         if cell.data not in known:
             known[cell.data] = read(cell.data, folder, device, tests)
@@ -238,21 +238,33 @@ def run(todo: list[Cell], file: Path, folder: Path, device: str, quick: bool) ->
         add(file, cell, found)
 
 
-def main() -> None:
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with what the experiments on images have in common."""
     arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     size = arguments.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true")
-    size.add_argument("--full", action="store_true", help="the same as without: sixty runs")
-    arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
-    arguments.add_argument(
-        "--only", default="", help="one study: main, fashion, nets, score, weights or long"
+    size.add_argument(
+        "--quick", action="store_true", help="small: does it work, and which way does it point?"
     )
+    size.add_argument("--full", action="store_true", help="the same as without")
+    arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
     arguments.add_argument("--part", default="1/1", help="i/k: every k-th setting from the i-th")
     arguments.add_argument("--out", type=Path, default=None, help="where results and figures go")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     data_option(arguments)
+    return arguments
+
+
+def main() -> None:
+    arguments = options(__doc__)
+    arguments.add_argument(
+        "--only", default="", help="one study: main, fashion, nets, score, weights or long"
+    )
+    arguments.add_argument(
+        "--runs", type=int, default=None, help="of each setting, instead of its own number"
+    )
+    arguments.add_argument("--tests", type=int, default=10_000, help="the first so many test images")
     given = arguments.parse_args()
     out = given.out or Path("out/mnist-quick" if given.quick else "experiments/results")
     out.mkdir(parents=True, exist_ok=True)
@@ -264,13 +276,14 @@ def main() -> None:
         if not todo:
             known = ", ".join(dict.fromkeys(cell.study for cell in cells()))
             raise SystemExit(f"There is no study {given.only!r}; there are: {known}.")
-        run(todo[first - 1 :: every], file, given.data, given.device, given.quick)
+        if given.runs:
+            todo = [cell._replace(runs=given.runs) for cell in todo]
+        run(todo[first - 1 :: every], file, given.data, given.device, given.quick, given.tests)
     if given.part == "1/1":
         import mnist_figures
 
         if not lines(file):
             raise SystemExit(f"There are no results in {out} to draw.")
-
         mnist_figures.drawn(lines(file), out)
         mnist_figures.told(lines(file))
         print(f"results and figures: {out}")

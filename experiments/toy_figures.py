@@ -45,7 +45,7 @@ def drawn(rows: list[dict[str, Any]], folder: Path) -> None:
         _estimators(rows, training, folder / f"toy-neighbors-{stem}.png")
         _along(rows, training, folder / f"toy-circle-{stem}.png")
         _spread(rows, training, folder / f"toy-similarities-{stem}.png")
-        _turning(rows, training, folder / f"toy-circle-{stem}.html")
+    _turning(rows, training, folder / "toy-circle.html")  # of the last, the longest training
 
 
 def _estimators(rows: list[dict[str, Any]], training: str, path: Path) -> None:

@@ -338,3 +338,25 @@ def test_little_left_of_gradients_after_centering_is_not_rounding(spread):
     assert found.max() < 1 + 1e-5
     torch.testing.assert_close(found, exact.dense().float(), rtol=0, atol=2e-4)
     torch.testing.assert_close(moved.float(), (exact @ weights.double()).float(), rtol=0, atol=5e-2)
+
+
+class Apart(nn.Module):
+    """Two outputs, each of its own half of the inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (
+            nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        return torch.cat([self.first(x[:, :5]), self.second(x[:, 5:])], 1)
+
+
+def test_one_output_of_which_little_is_left_is_not_rounding():
+    torch.manual_seed(0)
+    model, nearly = Apart(), torch.randn(1, 5) + 1e-3 * torch.randn(40, 5)
+    x = torch.cat([torch.randn(40, 5), nearly], 1)
+    found = lw.GramMatrix(model, x, centered=True).dense()
+    exact = lw.GramMatrix(model.double(), x.double(), centered=True).dense()
+    torch.testing.assert_close(found, exact.float(), rtol=0, atol=5e-4)

@@ -37,14 +37,14 @@ class Centered(Gradients):
         plain = self._plain.self_kernel(samples).matrix
         cross = self._plain.push(samples, self._mean, 0).outputs
         square = self._mean @ self._mean.T
-        scale = plain.diagonal(dim1=1, dim2=2).sum(-1) + square.trace()
+        sizes = plain.diagonal(dim1=1, dim2=2) + square.diagonal()
         found = plain - cross - cross.mT + square
         nearly = min(SMALL / 16 * self._floor**0.5, 0.1)
-        close = (found.diagonal(dim1=1, dim2=2).sum(-1) < nearly * scale).nonzero()[:, 0]
+        close = (found.diagonal(dim1=1, dim2=2) < nearly * sizes).any(1).nonzero()[:, 0]
         some = close.split(min(self.at_once or FEW, FEW)) if len(close) else ()
         for places in some:  # what is left drowned in rounding
             found[places] = own_of(self.rows(samples[places.cpu()], 0).rows).to(found)
-        return power(found, exponent, self._floor, scale)
+        return power(found, exponent, self._floor, sizes.sum(1))
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
         """Return S(x)."""
