@@ -208,6 +208,10 @@ def relabel(rows: Rows) -> str:
         body.append(
             [SHORT[data], f"{noise} {share:.0%}", str(len(found)), *best(means, True, ".3f", len(names) - 1)]
         )
+    for data, found in [*sorted(grouped(rows, lambda r: r["setting"]["data"]).items()), ("all", rows)]:
+        added = [[100 * (r["right"][name] - r["right"][names[0]]) for r in found] for name in names[1:]]
+        told = [f"{statistics.mean(values):+.1f} ± {interval(values):.1f}" for values in added]
+        body.append([SHORT.get(data, "both"), "what it adds, points", str(len(found)), "", *told])
     return table(["data", "noise", "runs", *names], body)
 
 
@@ -271,7 +275,6 @@ def main() -> None:
         "values": of_values(results["reliability"]),
         "calibration": calibration(results["reliability"]),
         "relabel": relabel(results["relabel"]),
-        "relabel earlier": relabel(results["relabel_earlier"]),
         "fit": fit(results["fit"]),
         "verdicts": verdicts(results["fit"]),
     }
