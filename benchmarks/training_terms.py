@@ -1,7 +1,8 @@
 """What does a training step cost with each term, in plain steps?
 
 A plain step is forward, cross entropy, backward and SGD. A step with a term adds it to the loss, from the
-same forward pass where the term can share it. Beside it the naive way: each sample's gradient by vmap(grad),
+same forward pass where the term can share it; on a GPU also as `losses.captured` plays it, beside a main loss
+that is called as usual or played too. Beside it the naive way: each sample's gradient by vmap(grad),
 kept in the graph. Random images; the paper's net for MNIST, and a ResNet-18 for 32 × 32.
 
     python benchmarks/training_terms.py                    one CPU thread, about 5 minutes
@@ -77,7 +78,11 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
             model, x[:half], x[half:], y[:half], y[half:], outputs=True, **options, **chosen
         )
 
-    return {
+    def recorded(term: Callable[..., Tensor], *batch: Tensor, **named: Tensor) -> Callable[[], Tensor]:
+        played = losses.captured(term, model, *batch, **named, most_groups=5, **chosen)
+        return lambda: played(*batch, **named)
+
+    found = {
         "plain": step(lambda: F.cross_entropy(model(x), y)),
         "group": step(shared(lambda: losses.group(model, x, y, y, outputs=True, **chosen))),
         "group, forward of its own": step(apart(lambda: losses.group(model, x, y, y, **chosen))),
@@ -89,6 +94,19 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
         ),
         "density": step(apart(lambda: losses.density(model, x, total, 0.5, y, **chosen))),
         "along": step(apart(lambda: losses.along(model, x, losses.directions.rotation, y, **chosen))),
+    }
+    if x.device.type != "cuda":
+        return found
+    plain = losses.captured(lambda model, x, y: F.cross_entropy(model(x), y), model, x, y)
+    group = recorded(losses.group, x, y, labels=y)
+    two = recorded(losses.two_batches, x[:half], x[half:], labels_a=y[:half], labels_b=y[half:])
+    return {
+        **found,
+        "plain, recorded": step(lambda: plain(x, y)),
+        "group, recorded": step(apart(group)),
+        "two_batches, recorded": step(apart(two)),
+        "plain and group, recorded": step(lambda: plain(x, y) + 0.1 * group()),
+        "plain and two_batches, recorded": step(lambda: plain(x, y) + 0.1 * two()),
     }
 
 

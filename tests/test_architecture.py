@@ -15,6 +15,7 @@ LEVELS = {
     "kernels": 0,
     "parallel": 0,
     "readouts": 0,
+    "recording": 0,
     "sources": 0,
     "figures": 0,
     "pictures": 0,

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 import likewise as lw
 import nets
+from likewise import losses
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -51,3 +53,51 @@ def test_a_gpu_gives_the_numbers_of_the_host(make):
     for found, value in zip(numbers(model, x, y), expected, strict=True):
         assert (found.cpu() - value).abs().nan_to_num().max() < 1e-6 * (1 + value.nan_to_num().abs().max())
     assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["group", "pair", "two_batches", "orbit", "along"])
+def test_a_recorded_term_is_the_term(name):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.PReLU(), nn.Conv2d(4, 8, 3), nn.Softplus()]
+    model = nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 3)).cuda()
+    options = {
+        "group": lambda x, y: ((x, y), {"labels": y}),
+        "pair": lambda x, y: ((x[:6], x[6:]), {"labels": y[:6], "other_labels": y[6:]}),
+        "two_batches": lambda x, y: ((x[:6], x[6:]), {"labels_a": y[:6], "labels_b": y[6:]}),
+        "orbit": lambda x, y: ((x, [torch.neg]), {"labels": y}),
+        "along": lambda x, y: ((x, torch.sin), {"labels": y}),
+    }[name]
+    term = getattr(losses, name)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def batch(seed, n=12):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, 1, 8, 8, generator=generator).cuda()
+        return options(x, torch.randint(3, (n,), generator=generator).cuda())
+
+    given, named = batch(0)
+    recorded = losses.captured(term, model, *given, readout=lw.label_against_rest, **named)
+    state = torch.cuda.get_rng_state()
+    for step in range(4):
+        if step == 3:
+            model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        given, named = batch(step, 10 if step == 2 else 12)
+        expected = term(model, *given, readout=lw.label_against_rest, **named)
+        every = list(model.parameters())
+        wanted = torch.autograd.grad(expected, every, materialize_grads=True, allow_unused=True)
+        optimizer.zero_grad()
+        found, again = recorded(*given, **named), recorded(*given, **named)
+        (2 * found - again).backward()
+        assert (found - expected).abs() < 1e-4 * (1 + expected.abs())
+        for p, gradient in zip(model.parameters(), wanted, strict=True):
+            assert (p.grad - gradient).abs().max() < 1e-3 * (1e-3 + gradient.abs().max())
+        optimizer.step()
+        model.train()(batch(9)[0][0])  # statistics of the norm move
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_a_recorded_term_of_several_outputs_is_refused():
+    model = nn.Linear(3, 2).cuda()
+    with pytest.raises(ValueError, match="readout of one output"):
+        losses.captured(losses.group, model, torch.randn(4, 3).cuda())

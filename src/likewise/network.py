@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.readouts import Readout, all_outputs, label_against_random, one_output
+from likewise.recording import is_recording
 
 Parameters = dict[str, Tensor]
 Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
@@ -268,7 +269,7 @@ def _outside_inference(value: Tensor) -> Tensor:
 @contextmanager
 def _generators_restored() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(enabled=not is_recording()):  # a GPU's state cannot be read while it records
         try:
             yield
         finally:

@@ -17,14 +17,16 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from likewise.data import Samples
 from likewise.gradients.autograd import disagreement, full_float32
 from likewise.gradients.gathering import Chunk, gathered
+from likewise.gradients.grouping import group_sums, weighted_sums
 from likewise.gradients.layers import Layers
 from likewise.gradients.norms import TWICE, Instead, Substituting
-from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
+from likewise.gradients.pieces import Dense, Factored, Piece
 from likewise.gradients.probe import refuse_dependent_samples
 from likewise.gradients.sums import Tied
 from likewise.gradients.trace import Trace, Untraceable, traced
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.network import Network, Parameters
+from likewise.recording import is_recording
 
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()
 
@@ -60,17 +62,11 @@ class Live:
 
     def sums(self, groups: list[Tensor]) -> Tensor:
         """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places, by size."""
-        sizes = sorted({len(at) for at in groups})
-        stacked = [torch.stack([at for at in groups if len(at) == size]) for size in sizes]
-        which = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(at) for at in groups]))
-        places = torch.cat(groups)
-        parts = []
-        for piece in self.parts:
-            if isinstance(piece, Dense) or "_formed" in piece.__dict__:
-                parts.append(_sums_of_rows(piece.rows(), self.root.matrix, places, which, len(groups)))
-            else:
-                parts.append(torch.cat([_sums_of_factors(piece, self.root.matrix, at) for at in stacked]))
-        return torch.stack(parts).sum(0)
+        return group_sums(self.parts, self.root.matrix, groups)
+
+    def weighted_sums(self, members: Tensor, weights: Tensor) -> Tensor:
+        """Return Σ_g w_g ‖Σ S(x)‖² over the samples of each group, given who is in which, (groups, n)."""
+        return weighted_sums(self.parts, self.root.matrix, members, weights)
 
     def along(self, directions: Tensor, numels: dict[str, int]) -> Tensor:
         """Return S(x) u for each of the directions u (c, p), (n, d, c)."""
@@ -99,9 +95,9 @@ def live(net: Network, samples: Samples, instead: Instead = TWICE) -> Live:
     The model is called in evaluation mode and in full precision; a sample whose gradient is not finite
     is left out, its place taken by zeros.
     """
-    finite = _finite_inputs(samples)
+    finite = None if is_recording() else _finite_inputs(samples)
     with net.evaluating(), torch.enable_grad():
-        if not finite.all():
+        if finite is not None and not finite.all():
             return _without(net, samples, finite, instead)
         chunk = _gathered(net, samples, instead)
         parts = _merged(list(chunk.pieces.values()))
@@ -112,9 +108,15 @@ def live(net: Network, samples: Samples, instead: Instead = TWICE) -> Live:
         own = parts[0].own()
         for piece in parts[1:]:
             own = own + piece.own()
-        finite = own.detach().flatten(1).sum(1).isfinite()
-        if not finite.all():
-            return _without(net, samples, finite, instead)
+        if is_recording() and own.device.type == "cuda" and own.shape[1] > 1:
+            raise ValueError(
+                f"The term of {own.shape[1]} outputs needs eigenvectors, which a GPU cannot record: take a "
+                "readout of one output, such as label_against_rest, or the term as it is."
+            )
+        if not is_recording():
+            finite = own.detach().flatten(1).sum(1).isfinite()
+            if not finite.all():
+                return _without(net, samples, finite, instead)
         return Live(chunk, parts, own, inverse_root(own, rank_floor(net.dtype)), net.dtype)
 
 
@@ -264,53 +266,6 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
 
 def _is_small(piece: Dense) -> bool:
     return piece.gradients.shape[2] <= 4096
-
-
-def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, groups: int) -> Tensor:
-    """Return ‖Σ S‖² of each group from explicit rows, (groups,); a place's sample is of group `which`."""
-    n, d = roots.shape[:2]
-    which = which.to(rows.device)
-    if groups <= 16:  # one product; of more groups, most of it would be zeros
-        members = roots.new_zeros(groups, n)
-        members[which, places] = 1
-        weights = torch.einsum("gn,nde->ndge", members, roots).to(rows.dtype)
-        total = weights.flatten(0, 1).flatten(1).T @ rows.flatten(0, 1)
-        return total.view(groups, -1).square().sum(1).to(roots)
-    weighted = roots.to(rows.dtype) @ rows if d > 1 else roots.to(rows.dtype) * rows
-    flat = weighted.flatten(1)
-    total = flat.new_zeros(groups, flat.shape[1]).index_add(0, which, flat[places])
-    return total.square().sum(1).to(roots)
-
-
-def _sums_of_factors(piece: Piece, roots: Tensor, at: Tensor) -> Tensor:
-    """Return ‖Σ S‖² of groups of one size, (groups,): a group's positions are those of its samples."""
-    together = _together(piece, roots, at)
-    table = together.table if isinstance(together, Tied) else together
-    if isinstance(table, Indexed):  # positions meet all positions, or the table is formed
-        t, o = table.deltas.shape[2:]
-        if t * t > table.size * o:
-            return together.rows().flatten(1).square().sum(1).to(roots)
-    return together.own().diagonal(dim1=1, dim2=2).sum(1)
-
-
-def _together(piece: Piece, roots: Tensor, at: Tensor) -> Piece:
-    """Return Σ S over the samples of each group as a piece whose samples are the groups."""
-    if isinstance(piece, Tied):
-        matrix, table = _together(piece.matrix, roots, at), _together(piece.table, roots, at)
-        assert isinstance(matrix, Factored) and isinstance(table, Indexed)
-        return Tied(matrix, table)
-    assert isinstance(piece, Factored | Indexed)
-    scale = roots.new_ones(len(roots), 1, 1)
-    if isinstance(piece, Factored):  # large inputs meet small output gradients: neither may overflow alone
-        scale = piece.inputs.detach().abs().amax((1, 2), keepdim=True).to(roots)
-        scale = torch.where(scale > 0, scale, 1)
-    weights = (roots * scale).to(piece.deltas.dtype)
-    deltas = (weights @ piece.deltas.flatten(2)).view_as(piece.deltas)[at]  # (groups, size, d, t, o)
-    side_by_side = deltas.transpose(1, 2).flatten(2, 3)
-    if isinstance(piece, Factored):
-        inputs = (piece.inputs / scale.to(piece.inputs.dtype))[at].flatten(1, 2)
-        return Factored(inputs, side_by_side, piece.inputs_first)
-    return Indexed(piece.indices[at].flatten(1), side_by_side, piece.size)
 
 
 def _dtype(piece: Piece) -> torch.dtype:

@@ -23,6 +23,7 @@ from likewise.gradients import Live, live, turning
 from likewise.linalg import wide
 from likewise.network import Inputs, Network
 from likewise.readouts import Readout, all_outputs
+from likewise.recording import is_recording, most_groups
 
 Chosen = str | Sequence[str] | None  # which parameters
 Transform = Callable[[Any], Any]
@@ -59,7 +60,7 @@ def pair(
         raise ValueError(f"Inputs are matched one by one, found {n} and {_count(other)} of them.")
     both = _joined(x, other)
     given = None if labels is None else torch.cat([labels, labels if other_labels is None else other_labels])
-    found = live_batch(model, both, given, readout, parameters, ids=torch.arange(n).repeat(2))
+    found = live_batch(model, both, given, readout, parameters, ids=_numbers(x).repeat(2))
     return -weight * found.pairs().mean().to(found.dtype)
 
 
@@ -84,7 +85,7 @@ def group(
     readouts that use them.
     """
     found = live_batch(model, x, labels, readout, parameters, ids)
-    similarity = _mean_similarity(found, _places(groups, len(found.own), found.own.device))
+    similarity = _similarity_inside(found, groups)
     term = weight * (1 - similarity).to(found.dtype)
     return (term, found.returned) if outputs else term
 
@@ -105,12 +106,11 @@ def orbit(
     if not transforms:
         raise ValueError("An orbit needs at least one transform of the inputs.")
     copies = [x, *(transform(x) for transform in transforms)]
-    n = _count(x)
     every = copies[0]
     for copy in copies[1:]:
         every = _joined(every, copy)
     given = None if labels is None else torch.cat([labels] * len(copies))
-    groups = torch.arange(n).repeat(len(copies))
+    groups = _numbers(x).repeat(len(copies))
     return group(
         model, every, groups, given, readout=readout, parameters=parameters, weight=weight, ids=groups
     )
@@ -141,7 +141,8 @@ def two_batches(
     with net.evaluating(), torch.enable_grad():
         first, returned_a = _mean_gradient(net, a, labels_a)
         second, returned_b = _mean_gradient(net, b, labels_b)
-    if not (first.detach().isfinite().all() and second.detach().isfinite().all()):
+    finite = first.detach().isfinite().all() & second.detach().isfinite().all()
+    if not is_recording() and not finite:
         raise ValueError(
             "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs. "
             "`group` does so by itself, it looks at each sample."
@@ -183,7 +184,7 @@ def along(
         raise ValueError(
             f"A direction has the shape of the inputs, {tuple(x.shape)}: found {tuple(moving.shape)}."
         )
-    turned = turning(net, Samples(x, labels, torch.arange(len(x))), moving)
+    turned = turning(net, Samples(x, labels, _numbers(x)), moving)
     return weight * turned.mean().to(net.dtype)
 
 
@@ -207,8 +208,7 @@ def live_batch(
     ids: Tensor | None = None,
 ) -> Live:
     """Return the differentiable gradients of a batch."""
-    n = _count(x)
-    numbers = torch.arange(n) if ids is None else ids
+    numbers = _numbers(x) if ids is None else ids
     x = dict(x) if isinstance(x, Mapping) else x
     return live(network_of(model, readout, parameters), Samples(x, labels, numbers))
 
@@ -224,19 +224,28 @@ def _count(x: Inputs) -> int:
     return len(leaves[0])
 
 
+def _numbers(x: Inputs) -> Tensor:
+    """Return the samples' numbers in the batch, where the inputs are."""
+    n = _count(x)
+    return torch.arange(n, device=tree_leaves(dict(x) if isinstance(x, Mapping) else x)[0].device)
+
+
 def _joined(x: Inputs, other: Inputs) -> Inputs:
     return tree_map(lambda a, b: torch.cat([a, b]), x, other)
 
 
-def _places(groups: Tensor | None, n: int, device: torch.device) -> list[Tensor]:
-    """Return the places of the samples of each group that has a pair, small groups first."""
-    if groups is None:
-        return [torch.arange(n, device=device)] if n > 1 else []
-    if not isinstance(groups, Tensor):
-        groups = torch.as_tensor(groups)
+def _similarity_inside(found: Live, groups: Tensor | None) -> Tensor:
+    """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
+    n, device = len(found.own), found.own.device
+    groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
     groups = groups.to(device)
+    return _recorded_similarity(found, groups) if is_recording() else _mean_similarity(found, _places(groups))
+
+
+def _places(groups: Tensor) -> list[Tensor]:
+    """Return the places of the samples of each group that has a pair, small groups first."""
     counts = groups.unique(return_counts=True)[1].tolist()
     found = groups.argsort(stable=True).split(counts)
     return sorted((places for places in found if len(places) > 1), key=len)
@@ -252,12 +261,25 @@ def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:
     return ((found.sums(groups) - own) / found.d / pairs).mean()
 
 
+def _recorded_similarity(found: Live, groups: Tensor) -> Tensor:
+    """Return the same by operations that do not depend on how many groups there are, nor on their sizes."""
+    same = groups[:, None] == groups
+    sizes = same.sum(1)
+    leads = ~same.tril(-1).any(1)  # the first sample of each group stands for it
+    sizes, order = torch.where(leads, sizes, 0).sort(descending=True, stable=True)
+    most = max(1, min(len(groups) // 2, most_groups()))  # no more than half as many groups have a pair
+    members, sizes = same[order[:most]].to(found.own), sizes[:most].to(found.own)
+    several = sizes > 1
+    weights = several / (sizes * (sizes - 1)).clamp(min=1) / several.sum().clamp(min=1)
+    own = members @ found.root.rank.to(found.own)
+    return (found.weighted_sums(members, weights) - (weights * own).sum()) / found.d
+
+
 def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
     """Return the mean over a batch of each output's gradient, and what the model returned."""
     chosen, rest = _live_state(net)
-    n = _count(x)
     returned = net.called({**rest, **chosen}, x)
-    read = net.chosen(returned, x, labels, torch.arange(n))
+    read = net.chosen(returned, x, labels, _numbers(x))
     values, found = list(chosen.values()), []
     for output in read.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)

@@ -1,0 +1,148 @@
+"""A training term recorded as a CUDA graph and played again for each batch.
+
+A term is hundreds of small operations, and a GPU does them faster than Python starts them. Recorded once,
+with their gradient in the parameters, they start together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from likewise.losses.density import RunningTotal
+from likewise.network import Network
+from likewise.recording import recording
+
+Term = Callable[..., Tensor]
+WARM_UPS = 3  # calls before recording, in which operations are traced and libraries set up
+
+
+def captured(
+    term: Term, model: nn.Module | Network, *example: Any, most_groups: int | None = None, **options: Any
+) -> "Captured":
+    """Return the term of this model, fast on a GPU, for batches of the shapes of the example.
+
+    `captured(group, model, x, y, labels=y, weight=0.1)` is called as `(x, y, labels=y)`: with tensors, and
+    all of them; the rest is kept. Batches of other shapes go the usual way, and so does everything where the
+    model is not on a GPU. Needs a readout of one output, but for `two_batches` and `along`. A batch that has
+    a sample without a finite gradient adds nothing: the term and its gradient are 0. `most_groups`: how many
+    groups of a batch may have a pair, where this is known; the largest count.
+    """
+    if any(isinstance(leaf, RunningTotal) for leaf in tree_leaves((example, options))):
+        raise TypeError("A RunningTotal changes at each call: `density` with one cannot be recorded.")
+    if options.get("outputs"):
+        raise TypeError("A recorded term returns no outputs of the model: leave out outputs=True.")
+    return Captured(term, model, most_groups, (example, options))
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    graph: Any
+    spec: TreeSpec
+    leaves: list[Any]  # of the batch: tensors that are read at each play, and what stays
+    value: Tensor
+    gradient: Tensor  # in all parameters, joined
+    places: list[int]  # of the parameters in memory
+
+    def fits(self, leaves: list[Any], spec: TreeSpec) -> bool:
+        return spec == self.spec and all(map(_alike, leaves, self.leaves))
+
+
+class Captured:
+    """A term of one model that is played again for batches of one shape; see `captured`."""
+
+    def __init__(
+        self, term: Term, model: nn.Module | Network, most: int | None, example: tuple[Any, Any]
+    ) -> None:
+        self._term, self._model, self._most = term, model, most
+        self._kept = {k: v for k, v in example[1].items() if not _holds_tensors(v)}
+        self._names = {k for k in example[1] if k not in self._kept}
+        named = {k: example[1][k] for k in self._names}
+        on_gpu = self._parameters[0].device.type == "cuda"
+        self._recorded = self._record(*tree_flatten((example[0], named))) if on_gpu else None
+
+    def __call__(self, *batch: Any, **named: Any) -> Tensor:
+        """Return the term of a batch, differentiable in the parameters."""
+        if set(named) != self._names:
+            wanted = ", ".join(sorted(self._names)) or "nothing"
+            raise TypeError(f"By name, every call gives {wanted}, as the example did; found {sorted(named)}.")
+        leaves, spec = tree_flatten((batch, named))
+        if self._recorded is None or not self._recorded.fits(leaves, spec):
+            return self._term(self._model, *batch, **named, **self._kept)
+        parameters = self._parameters
+        if self._recorded.places != _places(parameters):
+            self._recorded = self._record(leaves, spec)
+        found: Tensor = _Played.apply(self._recorded, leaves, *parameters)
+        return found
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        module = self._model.model if isinstance(self._model, Network) else self._model
+        return [p for p in module.parameters() if p.requires_grad]
+
+    def _record(self, leaves: list[Any], spec: TreeSpec) -> _Recorded:
+        device = self._parameters[0].device
+        own = [leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        aside = torch.cuda.Stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):
+                self.once(own, spec)
+        torch.cuda.current_stream(device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU meanwhile
+            value, gradient = self.once(own, spec)
+        return _Recorded(graph, spec, own, value, gradient, _places(self._parameters))
+
+    def once(self, leaves: list[Any], spec: TreeSpec) -> tuple[Tensor, Tensor]:
+        """Return the term and its gradient in all parameters, by operations that can be recorded."""
+        batch, named = tree_unflatten(leaves, spec)
+        n = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        with recording(self._most or n), torch.enable_grad():
+            value = self._term(self._model, *batch, **named, **self._kept)
+        found = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
+        gradient = torch.cat([part.flatten() for part in found])
+        finite = gradient.isfinite().all() & value.detach().isfinite()
+        return torch.where(finite, value.detach(), 0), torch.where(finite, gradient, 0)
+
+
+class _Played(torch.autograd.Function):
+    """The value, and backwards the gradient that was computed with it."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: _Recorded, leaves: list[Any], *parameters: Tensor) -> Tensor:
+        for mine, given in zip(recorded.leaves, leaves, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(given, non_blocking=True)
+        recorded.graph.replay()
+        ctx.save_for_backward(recorded.gradient.clone())  # the next play writes over it
+        ctx.parameters = [(p.shape, p.dtype) for p in parameters]
+        return recorded.value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        scaled = ctx.saved_tensors[0] * given[0]
+        parts = scaled.split([shape.numel() for shape, _ in ctx.parameters])
+        found = (
+            part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.parameters, strict=True)
+        )
+        return None, None, *found
+
+
+def _places(parameters: list[nn.Parameter]) -> list[int]:
+    return [p.data_ptr() for p in parameters]
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+
+
+def _alike(given: Any, recorded: Any) -> bool:
+    if isinstance(given, Tensor) and isinstance(recorded, Tensor):
+        return given.shape == recorded.shape and given.dtype == recorded.dtype
+    return given is recorded or bool(given == recorded)
