@@ -181,6 +181,9 @@ def test_density_is_that_of_the_statistic(d):
     expected = (lw.soft_neighbors(gram) / 12 - 0.4).square().sum()
     torch.testing.assert_close(losses.density(model, x, total, 0.4, samples=12), expected)
     running = losses.RunningTotal()
+    chosen = losses.density(model, x, total[:1], 0.4, samples=12, readout=lw.one_output(0))
+    named = losses.density(lw.Network(model, lw.one_output(0)), x, total[:1], 0.4, samples=12)
+    assert torch.equal(chosen, named)
     found = losses.density(model, x, running, 0.4)  # the first batch is all that is known
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(running.mean, total / 12)

@@ -62,7 +62,7 @@ class Captured:
         self._kept = {k: v for k, v in example[1].items() if not _holds_tensors(v)}
         self._names = {k for k in example[1] if k not in self._kept}
         named = {k: example[1][k] for k in self._names}
-        on_gpu = self._parameters[0].device.type == "cuda"
+        on_gpu = any(p.device.type == "cuda" for p in self._parameters)
         self._recorded = self._record(*tree_flatten((example[0], named))) if on_gpu else None
 
     def __call__(self, *batch: Any, **named: Any) -> Tensor:
@@ -72,7 +72,7 @@ class Captured:
             raise TypeError(f"By name, every call gives {wanted}, as the example did; found {sorted(named)}.")
         leaves, spec = tree_flatten((batch, named))
         if self._recorded is None or not self._recorded.fits(leaves, spec):
-            return self._term(self._model, *batch, **named, **self._kept)
+            return self._called(leaves, spec)
         parameters = self._parameters
         if self._recorded.places != _places(parameters):
             self._recorded = self._record(leaves, spec)
@@ -84,26 +84,30 @@ class Captured:
         module = self._model.model if isinstance(self._model, Network) else self._model
         return [p for p in module.parameters() if p.requires_grad]
 
+    def _called(self, leaves: list[Any], spec: TreeSpec) -> Tensor:
+        batch, named = tree_unflatten(leaves, spec)
+        return self._term(self._model, *batch, **named, **self._kept)
+
     def _record(self, leaves: list[Any], spec: TreeSpec) -> _Recorded:
         device = self._parameters[0].device
         own = [leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UPS):
-                self.once(own, spec)
-        torch.cuda.current_stream(device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU meanwhile
-            value, gradient = self.once(own, spec)
+        self._called(own, spec)  # as it is: what is wrong with model or batch is said here
+        with torch.cuda.device(device):
+            aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UPS):
+                    self.once(own, spec)
+            torch.cuda.current_stream().wait_stream(aside)
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
+                value, gradient = self.once(own, spec)
         return _Recorded(graph, spec, own, value, gradient, _places(self._parameters))
 
     def once(self, leaves: list[Any], spec: TreeSpec) -> tuple[Tensor, Tensor]:
         """Return the term and its gradient in all parameters, by operations that can be recorded."""
-        batch, named = tree_unflatten(leaves, spec)
         n = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         with recording(self._most or n), torch.enable_grad():
-            value = self._term(self._model, *batch, **named, **self._kept)
+            value = self._called(leaves, spec)
         found = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.flatten() for part in found])
         finite = gradient.isfinite().all() & value.detach().isfinite()

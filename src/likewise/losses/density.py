@@ -30,7 +30,7 @@ def density(
     or a RunningTotal, which estimates it and is updated with this batch.
     """
     net = network_of(model, readout, parameters)
-    found = live_batch(net, x, labels, readout, parameters)
+    found = live_batch(net, x, labels)
     if isinstance(total, RunningTotal):
         share = total.updated(found.total(net.numels), len(found.own))
     else:

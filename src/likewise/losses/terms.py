@@ -60,7 +60,7 @@ def pair(
         raise ValueError(f"Inputs are matched one by one, found {n} and {_count(other)} of them.")
     both = _joined(x, other)
     given = None if labels is None else torch.cat([labels, labels if other_labels is None else other_labels])
-    found = live_batch(model, both, given, readout, parameters, ids=_numbers(x).repeat(2))
+    found = live_batch(network_of(model, readout, parameters), both, given, _numbers(x).repeat(2))
     return -weight * found.pairs().mean().to(found.dtype)
 
 
@@ -84,7 +84,7 @@ def group(
     sample, at the cost of one more backward pass rather than of all pairs. `ids`: the samples' numbers, for
     readouts that use them.
     """
-    found = live_batch(model, x, labels, readout, parameters, ids)
+    found = live_batch(network_of(model, readout, parameters), x, labels, ids)
     similarity = _similarity_inside(found, groups)
     term = weight * (1 - similarity).to(found.dtype)
     return (term, found.returned) if outputs else term
@@ -199,18 +199,11 @@ def network_of(model: nn.Module | Network, readout: Readout, parameters: Chosen)
     return model.exact()
 
 
-def live_batch(
-    model: nn.Module | Network,
-    x: Inputs,
-    labels: Tensor | None,
-    readout: Readout,
-    parameters: Chosen,
-    ids: Tensor | None = None,
-) -> Live:
+def live_batch(net: Network, x: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> Live:
     """Return the differentiable gradients of a batch."""
     numbers = _numbers(x) if ids is None else ids
     x = dict(x) if isinstance(x, Mapping) else x
-    return live(network_of(model, readout, parameters), Samples(x, labels, numbers))
+    return live(net, Samples(x, labels, numbers))
 
 
 def _count(x: Inputs) -> int:
