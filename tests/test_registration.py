@@ -73,11 +73,23 @@ def test_what_annotations_lack_is_the_noise_of_labels(parts, town):
 def test_turning_a_patch_turns_its_vectors(parts):
     picture, vector = torch.zeros(8, 1, 9, 9), torch.tensor([[2.0, -1.0]]).repeat(8, 1)
     picture[:, 0, 4 - 1, 4 + 2] = 1  # a dot at the vector's tip
-    turn = torch.arange(8)
-    pictures, vectors = parts.patches.turned(picture, turn), parts.patches.turned(vector, turn)
+    turned = [[parts.patches.turned(x[t : t + 1], t) for t in range(8)] for x in (picture, vector)]
+    pictures, vectors = (torch.cat(values).round() for values in turned)
     for image, (x, y) in zip(pictures[:, 0], vectors.long().tolist(), strict=True):
         assert image[4 + y, 4 + x] == 1
     assert len({tuple(v) for v in vectors.tolist()}) == 8
+
+
+def test_patches_are_drawn_in_their_turn(parts, town):
+    of = parts.patches.sites(town, "train", 2, 32)
+    poses = parts.patches.drawn_poses(len(of), 2, torch.Generator().manual_seed(0), turning=False)
+    poses = poses._replace(bend=0 * poses.bend)
+    lacking = parts.patches.drawn_noise(len(of), 10.0, seed=1)
+    upright = parts.patches.shown(of, lacking, poses)
+    for turn in range(8):
+        found = parts.patches.shown(of, lacking, poses._replace(turn=torch.full((len(of),), turn)))
+        for value, before in zip(found, upright, strict=True):
+            torch.testing.assert_close(value, parts.patches.turned(before, turn), atol=1e-3, rtol=1e-3)
 
 
 class Oracle(torch.nn.Module):

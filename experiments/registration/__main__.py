@@ -13,7 +13,7 @@ that holds.
 DIR (or $LIKEWISE_DATA) holds aerial-5aoi/, aerial-banepa/ and, for the perceptual similarity, pretrained/.
 Every part is kept as a JSON file of its own under --out: what was stopped goes on, and parts can be shared
 among processes by `--only 'rounds-*-0'`. Results of other settings are made anew. Where they go if nothing is
-said: out/registration-quick, or experiments/results/registration.
+said: out/registration-quick, experiments/results/registration/small, or, of --full, the folder above it.
 """
 
 import argparse
@@ -74,7 +74,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # for what is measured; training is in bfloat16 on a GPU
     plan = full() if given.full else quick() if given.quick else repeated()
-    out = given.out or Path("out/registration-quick" if given.quick else "experiments/results/registration")
+    kept = Path("experiments/results/registration")
+    out = given.out or (
+        Path("out/registration-quick") if given.quick else kept if given.full else kept / "small"
+    )
     out.mkdir(parents=True, exist_ok=True)
     seeds = given.seed or ([0] if given.quick else [0, 1, 2])
     study = Study(plan, folder(given.data), given.device, seeds, 60 * given.minutes)

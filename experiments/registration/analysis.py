@@ -22,16 +22,21 @@ FEATURES = ["image.out", "map.out", "match"]  # the network's own, for the perce
 
 
 def drawn_sample(of: Sites, n: int, seed: int = 0) -> tuple[Tensor, Poses]:
-    """Return n buildings, different ones as far as there are any, and poses, in no order."""
+    """Return n buildings, different ones as far as there are any, and poses."""
     chance = torch.Generator().manual_seed(seed)
     which = torch.cat([torch.randperm(len(of), generator=chance) for _ in range(-(-n // len(of)))])[:n]
-    poses, order = drawn_poses(n, of.scale, chance), torch.randperm(n, generator=chance)
-    return which, Poses(*(value[order] for value in poses))
+    return which, drawn_poses(n, of.scale, chance)
 
 
-def matrix(model: nn.Module, patches: Patches, **options: Any) -> lw.GramMatrix:
-    """Return the kernel between patches; their labels travel along."""
-    return lw.GramMatrix(model, patches.labeled, max_memory=2**33, **options)
+def matrix(
+    model: nn.Module, patches: Patches, others: Patches | None = None, *kernel: lw.Kernel, **options: Any
+) -> lw.GramMatrix:
+    """Return the kernel between patches, or of patches with others; their labels travel along."""
+    device, room = patches.label.device, 2**33
+    if device.type == "cuda":  # a quarter: its allocator keeps more than is asked for
+        room = torch.cuda.get_device_properties(device).total_memory // 4
+    columns = None if others is None else others.labeled
+    return lw.GramMatrix(model, patches.labeled, columns, *kernel, max_memory=room, **options)
 
 
 def density(model: nn.Module, patches: Patches) -> dict[str, Any]:
@@ -95,14 +100,26 @@ def self_denoising(model: nn.Module, patches: Patches, scale: int) -> dict[str, 
     }
 
 
+def among_all(model: nn.Module, patches: Patches, rows: int = 100) -> dict[str, Any]:
+    """Return the factor of the first patches, averaging over all of them."""
+    found = lw.denoising(matrix(model, patches.take(slice(0, rows)), patches), exact=True)
+    return {
+        "n": len(patches.label),
+        "factor": _quantiles(found.factor),
+        "floor": found.floor,
+        "neighbors": _quantiles(found.effective_neighbors),
+        "negative": _quantiles(found.negative_share),
+        "unreliable": float(found.unreliable.double().mean()),
+    }
+
+
 def neighborhoods(model: nn.Module, patches: Patches, queries: list[int], k: int) -> dict[str, Any]:
     """Return the nearest patches of the chosen ones, plain, centered and by the network's own features."""
     chosen = patches.take(torch.tensor(queries))
-    rows, data = chosen.labeled, patches.labeled
     kinds = {
-        "plain": lw.GramMatrix(model, rows, data),
-        "centered": lw.GramMatrix(model, rows, data, centered=True),
-        "features": lw.perceptual(model, FEATURES, rows, data),
+        "plain": matrix(model, chosen, patches),
+        "centered": matrix(model, chosen, patches, centered=True),
+        "features": lw.perceptual(model, FEATURES, chosen.labeled, patches.labeled),
     }
     return {name: _nearest(gram, k) for name, gram in kinds.items()}
 
@@ -125,14 +142,12 @@ def rotations(model: nn.Module, patches: Patches, n: int) -> dict[str, Any]:
     similar of all turned patches is the patch's own.
     """
     upright = patches.take(slice(0, n))
-    quarter = torch.ones(len(upright.label), dtype=torch.long)
-    other = Patches(*(turned(value, quarter) for value in upright))
+    other = Patches(*(turned(value, 1) for value in upright))
     kinds = {"plain": lw.CORRELATION, "rotation invariant": lw.ROTATION_INVARIANT}
     found: dict[str, Any] = {}
     for centered in (False, True):
         for name, kernel in kinds.items():
-            gram = lw.GramMatrix(model, upright.labeled, other.labeled, kernel, centered=centered)
-            k = gram.dense().double().cpu()
+            k = matrix(model, upright, other, kernel, centered=centered).dense().double().cpu()
             own, rest = k.diagonal(), k[~torch.eye(len(k), dtype=torch.bool)]
             found[name + (", centered" if centered else "")] = {
                 "own": float(own.mean()),

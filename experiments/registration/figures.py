@@ -164,7 +164,7 @@ def _copies(rows: list[dict[str, Any]], axis: Axes) -> None:
         xscale="log", yscale="log", xlabel="copies", ylabel="relative to one copy", title="Augmented copies"
     )
     axis.set_xticks(counts, [str(c) for c in counts])
-    axis.set_yticks([0.4, 0.6, 0.8, 1], ["0.4", "0.6", "0.8", "1"])
+    axis.set_yticks([0.4, 0.6, 0.8, 1, 1.2, 1.4], ["0.4", "0.6", "0.8", "1", "1.2", "1.4"])
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=7)
 
@@ -208,9 +208,9 @@ def _trust(found: Results) -> Figure:
     for turn, axis in enumerate(axes[0]):
         points = np.array(looks(found)[0]["looks"][turn]["denoising"]["points"])
         axis.plot(points[:, 0], points[:, 1], ".", color=ROUNDS[turn], alpha=0.5)
-        mean, half = interval([r["looks"][turn]["denoising"]["shift against error"] for r in looks(found)])
+        ranks = said([r["looks"][turn]["denoising"]["shift against error"] for r in looks(found)])
         axis.set(xscale="symlog", xlabel="shift ‖ŷ − E_k[ŷ]‖ (pixels)", xlim=(0, None))
-        axis.set_title(f"round {turn + 1}: rank correlation {mean:.2f} ± {half:.2f}", fontsize=10)
+        axis.set_title(f"round {turn + 1}: rank correlation {ranks}", fontsize=10)
     axes[0, 0].set_ylabel("true error (pixels)")
     _bare(*axes[0])
     return figure

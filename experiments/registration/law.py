@@ -15,7 +15,7 @@ import torch
 from analysis import matrix
 from net import Alignment
 from patches import Patches, Sites, drawn_poses, shown, turned
-from rounds import Settings, fitted
+from rounds import Settings, fitted, generator
 from torch import Tensor
 
 import likewise as lw
@@ -65,8 +65,7 @@ def noisy(base: Patches, case: Case, seed: int) -> Patches:
     for turn in range(case.copies):
         if case.fresh and turn:
             noise = case.sigma * torch.randn(noise.shape, generator=chance).to(base.label)
-        same = torch.full((len(base.label),), turn)
-        parts.append([turned(v, same) for v in base._replace(label=base.truth + noise)])
+        parts.append([turned(v, turn) for v in base._replace(label=base.truth + noise)])
     return Patches(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
@@ -98,16 +97,16 @@ def _fixed(of: Sites, n: int, seed: int) -> Patches:
 def _fit(
     patches: Patches, settings: Settings, seed: int, seconds: float, start: Alignment | None
 ) -> Alignment:
-    torch.manual_seed(seed)
-    device = patches.label.device
+    device = str(patches.label.device)
+    chance = generator(seed, device)
     model = Alignment(settings.width, settings.deep).to(device) if start is None else copy.deepcopy(start)
     rate = settings.rate if start is None else settings.rate / 3
-    chance = torch.Generator().manual_seed(seed)
+    many = len(patches.label)
 
     def batch() -> Patches:
-        return patches.take(torch.randint(len(patches.label), (settings.batch,), generator=chance).to(device))
+        return patches.take(torch.randint(many, (settings.batch,), generator=chance, device=device))
 
-    fitted(model, batch, settings.steps, rate, seconds, f"{len(patches.label)} fixed patches")
+    fitted(model, batch, settings, rate, seconds, f"{many} fixed patches")
     return model
 
 
@@ -130,7 +129,7 @@ def _predicted(model: Alignment, patches: Patches, other: Patches, case: Case) -
     """Return what the factor and the hat matrix say is left, on the upright patches and beside."""
     label, truth = patches.label.double(), patches.truth.double()
     blocks = matrix(model, patches).with_kernel(BLOCKS).dense().to(label)
-    across = lw.GramMatrix(model, other.labeled, patches.labeled, BLOCKS).dense().to(label)
+    across = matrix(model, other, patches, BLOCKS).dense().to(label)
     outputs = _outputs(model, patches)
     gap = outputs - label
     hat = hat_matrix(blocks, torch.cat([blocks, across]), label, float(gap.square().sum()))

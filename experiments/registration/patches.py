@@ -11,7 +11,7 @@ deformed by a smooth random field that vanishes there.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,11 @@ class Sites:
         images, maps, spread = (t[which.to(t.device)] for t in (self.images, self.maps, self.spread))
         place = [self.place[i] for i in which.tolist()]
         return replace(self, images=images, maps=maps, spread=spread, place=place)
+
+    def nameless(self, which: Tensor) -> "Sites":
+        """Return these sites without their places, and without waiting for the device."""
+        images, maps, spread = (t[which] for t in (self.images, self.maps, self.spread))
+        return replace(self, images=images, maps=maps, spread=spread, place=[])
 
     def __len__(self) -> int:
         return len(self.images)
@@ -107,13 +112,19 @@ def drawn_noise(n: int, sigma: float, seed: int) -> Tensor:
 
 
 def drawn_poses(
-    n: int, scale: int, chance: torch.Generator, moving: bool = True, turning: bool = True
+    n: int,
+    scale: int,
+    chance: torch.Generator | None,
+    moving: bool = True,
+    turning: bool = True,
+    device: str = "cpu",
 ) -> Poses:
     """Return random poses; without moving, the map is shown as annotated, straight and centered."""
-    moved = (2 * torch.rand(n, 2, generator=chance) - 1) * REACH * scale * moving
-    jitter = (2 * torch.rand(n, 2, generator=chance) - 1) * JITTER * moving
-    bend = torch.randn(n, 2, 4, 4, generator=chance) * BEND * moving
-    turn = torch.randint(8, (n,), generator=chance).sort().values * turning  # in runs, turned together
+    drawn: dict[str, Any] = {"generator": chance, "device": device}
+    moved = (2 * torch.rand(n, 2, **drawn) - 1) * REACH * scale * moving
+    jitter = (2 * torch.rand(n, 2, **drawn) - 1) * JITTER * moving
+    bend = torch.randn(n, 2, 4, 4, **drawn) * BEND * moving
+    turn = torch.randint(8, (n,), **drawn) * turning
     return Poses(moved, jitter, bend, turn)
 
 
@@ -121,31 +132,27 @@ def shown(of: Sites, lacking: Tensor, poses: Poses) -> Patches:
     """Return the patches of these sites whose annotations lack `lacking`, (n, 2), in these poses."""
     device, s, p = of.images.device, of.scale, of.size
     lacking = lacking.to(device)
-    poses = Poses(*(value.to(device) for value in poses[:3]), poses.turn)
+    poses = Poses(*(value.to(device) for value in poses))
     truth = (poses.moved + lacking) / s
-    bent = _smooth(poses.bend, p)
-    image = _sampled(of.images, poses.jitter - truth, p) / 127.5 - 1
-    drawn = _sampled(of.maps, poses.jitter, p, bent) / 255
-    image, drawn, label, truth = (turned(x, poses.turn) for x in (image, drawn, poses.moved / s, truth))
+    turns = turn_matrices(poses.turn)
+    image = _sampled(of.images, poses.jitter - truth, p, turns) / 127.5 - 1
+    drawn = _sampled(of.maps, poses.jitter, p, turns, _smooth(poses.bend, p)) / 255
+    label, truth = ((turns @ v[:, :, None]).squeeze(2) for v in (poses.moved / s, truth))
     return Patches(image, drawn, label, truth)
 
 
-def turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Return pictures (n, c, h, w) or vectors (n, 2) turned left by quarters, mirrored first if 4 or more."""
-    kinds, counts = torch.unique_consecutive(turn.cpu(), return_counts=True)
-    parts = zip(x.split(counts.tolist()), kinds.tolist(), strict=True)
-    return torch.cat([_turned(part, t % 4, t >= 4) for part, t in parts])
+def turn_matrices(turn: Tensor) -> Tensor:
+    """Return matrices (n, 2, 2) that turn vectors left by quarters, mirrored first if 4 or more."""
+    quarters, mirror = turn % 4, 1.0 - 2.0 * (turn >= 4)
+    cosine, sine = (1.0 - quarters) * (quarters % 2 == 0), (2.0 - quarters) * (quarters % 2)
+    return torch.stack([cosine * mirror, sine, -sine * mirror, cosine], 1).unflatten(1, (2, 2))
 
 
-def _turned(x: Tensor, quarters: int, mirrored: bool) -> Tensor:
+def turned(x: Tensor, turn: int) -> Tensor:
+    """Return pictures (n, c, h, w) or vectors (n, 2), all in the same turn."""
     if x.dim() == 4:
-        x = x.flip(3) if mirrored else x
-        return x.rot90(quarters, (2, 3))
-    across, down = x.unbind(1)
-    across = -across if mirrored else across
-    for _ in range(quarters):
-        across, down = down, -across
-    return torch.stack([across, down], 1)
+        return (x.flip(3) if turn >= 4 else x).rot90(turn % 4, (2, 3))
+    return x @ turn_matrices(torch.tensor([turn]))[0].to(x).T
 
 
 def _windows(scale: int, size: int) -> tuple[int, int]:
@@ -177,9 +184,10 @@ def _smooth(control: Tensor, size: int) -> Tensor:
     return (field - middle).permute(0, 2, 3, 1)
 
 
-def _sampled(windows: Tensor, offset: Tensor, size: int, bent: Tensor | float = 0.0) -> Tensor:
-    """Return size × size pixels around the center of each window plus an offset (x, y), bilinear."""
+def _sampled(windows: Tensor, offset: Tensor, size: int, turns: Tensor, bent: Tensor | float = 0.0) -> Tensor:
+    """Return size × size pixels around the center of each window plus an offset (x, y), turned, bilinear."""
     w = windows.shape[-1]
     steps = torch.arange(size, device=windows.device) - (size - 1) / 2
-    grid = torch.stack(torch.meshgrid(steps, steps, indexing="xy"), 2) + offset[:, None, None] + bent
+    grid = torch.stack(torch.meshgrid(steps, steps, indexing="xy"), 2).flatten(0, 1) @ turns
+    grid = grid.unflatten(1, (size, size)) + offset[:, None, None] + bent
     return F.grid_sample(windows.float(), grid * 2 / w, align_corners=False, padding_mode="border")

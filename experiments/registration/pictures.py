@@ -17,6 +17,7 @@ from tiles import SMALLEST, area
 
 Results = dict[str, dict[str, Any]]
 SHOWN = 2  # patches whose neighbors are shown
+LONGER = 3  # times: arrows are drawn so much longer than the displacement
 
 
 def neighbors(found: Results, study: Any) -> Figure | None:
@@ -156,13 +157,13 @@ def _strips(rows: list[tuple[str, Patches, list[int], list[float]]]) -> Figure:
 
 
 def _patch(axis: Axes, patches: Patches, index: int) -> None:
-    """Draw an image, the map's outlines on it, and the arrow by which its label would move the map."""
+    """Draw an image, the map's outlines on it, and where its label would move the map, as a longer arrow."""
     image = (patches.image[index].permute(1, 2, 0) / 2 + 0.5).clamp(0, 1).cpu().numpy()
     drawn = patches.map[index, 0].cpu().numpy()
     middle = image.shape[0] / 2 - 0.5
     axis.imshow(image)
     axis.contour(drawn, [0.5], colors="yellow", linewidths=0.7)
-    x, y = patches.label[index].tolist()
+    x, y = (LONGER * patches.label[index]).tolist()
     arrow = {"arrowstyle": "->", "color": "red", "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     axis.annotate("", (middle + x, middle + y), (middle, middle), arrowprops=arrow)
     axis.set(xticks=[], yticks=[])

@@ -18,6 +18,7 @@ from tqdm import trange
 
 Models = dict[int, nn.Module]  # for each scale, coarse to fine: image, map -> displacement in its pixels
 Views = dict[int, Sites]  # the same buildings at each scale
+LARGEST = 1.0  # norm of a gradient; longer ones are cut
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,22 @@ def trained(
     device = str(of.images.device)
     torch.manual_seed(seed)
     model = Alignment(settings.width, settings.deep).to(device)
-    chance = torch.Generator().manual_seed(seed)
+    chance = generator(seed, device)
     lacking = lacking.to(device)
 
     def batch() -> Patches:
-        which = torch.randint(len(of), (settings.batch,), generator=chance)
-        return shown(of.take(which), lacking[which.to(device)], drawn_poses(len(which), of.scale, chance))
+        which = torch.randint(len(of), (settings.batch,), generator=chance, device=device)
+        poses = drawn_poses(settings.batch, of.scale, chance, device=device)
+        return shown(of.nameless(which), lacking[which], poses)
 
-    fitted(model, batch, settings.steps, settings.rate, seconds, f"scale {of.scale}")
+    fitted(model, batch, settings, settings.rate, seconds, f"scale {of.scale}")
     return model.eval()
+
+
+def generator(seed: int, device: str) -> torch.Generator | None:
+    """Return chance for a device; on a GPU none, for its own, which recorded steps may draw from."""
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(seed) if device == "cpu" else None
 
 
 def trained_all(
@@ -67,26 +75,54 @@ def trained_all(
 
 
 def fitted(
-    model: Alignment, batch: Callable[[], Patches], steps: int, rate: float, seconds: float, name: str
+    model: Alignment,
+    batch: Callable[[], Patches],
+    settings: Settings,
+    rate: float,
+    seconds: float,
+    name: str,
 ) -> None:
     """Train a model on batches by Adam, its rate rising and falling, the mean square of what it misses."""
     device = next(model.parameters()).device.type
-    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=1e-4, fused=device == "cuda")
+    pace = torch.zeros((), device=device)  # the learning rate, where a recorded step finds it
+    fast = {"fused": True, "capturable": True} if device == "cuda" else {}
+    optimizer = torch.optim.AdamW(model.parameters(), pace, weight_decay=1e-4, **fast)
+
+    def step() -> None:
+        patches = batch()
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
+            found = model(*patches.inputs)
+        optimizer.zero_grad(set_to_none=True)
+        (found.float() - patches.label).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), LARGEST)
+        optimizer.step()
+
+    take = recorded(step) if device == "cuda" else step
     start = time.perf_counter()
-    for step in trange(steps, desc=name, disable=None, leave=False):
-        done = max(step / steps, (time.perf_counter() - start) / seconds)
+    for i in trange(settings.steps, desc=name, disable=None, leave=False):
+        if device == "cuda" and i % 20 == 0:
+            torch.cuda.synchronize()  # the clock is the device's
+        done = max(i / settings.steps, (time.perf_counter() - start) / seconds)
         if done >= 1:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, 20 * done + 0.02) * (1 + math.cos(math.pi * done)) / 2
-        patches = batch()
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            found = model(*patches.inputs)
-        loss = (found.float() - patches.label).square().mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        model.seen += len(patches.label)
+        pace.fill_(rate * min(1, 20 * done + 0.02) * (1 + math.cos(math.pi * done)) / 2)
+        take()
+        model.seen += settings.batch
+    optimizer.zero_grad(set_to_none=True)
+
+
+def recorded(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a step recorded as a CUDA graph: hundreds of small kernels, started at once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 @torch.no_grad()

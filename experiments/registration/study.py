@@ -56,12 +56,12 @@ def repeated() -> Plan:
 
 def full() -> Plan:
     """Return what one GPU does in minutes."""
-    settings = Settings((8, 4, 2), 40, 32, 256, 4000, 128, 5e-4, 15.3, 10.0)
-    smaller = Settings((8,), 32, 16, 32, 1500, 64, 2e-3, 4.0, 0.0)
+    settings = Settings((8, 4, 2), 40, 32, 256, 800, 128, 1e-3, 15.3, 10.0)
+    smaller = Settings((8,), 32, 16, 32, 600, 64, 2e-3, 4.0, 0.0)
     cases = [Case(n, 2.0) for n in (128, 256, 512)] + [Case(1024, s) for s in (0.5, 1.0, 2.0, 4.0)]
     cases += [case._replace(warm=True) for case in cases]
     cases += [Case(256, 2.0, copies, fresh) for copies in (2, 4, 8) for fresh in (False, True)]
-    return Plan(settings, smaller, KINDS, tuple(cases), draws=2, scale=4, patches=3045, pairs=1000)
+    return Plan(settings, smaller, KINDS, tuple(cases), draws=2, scale=4, patches=3045, pairs=500)
 
 
 class Study:
@@ -159,6 +159,7 @@ class Study:
         found["answers"] = {
             s: analysis.answers(m, self.views("train")[s], lacking) for s, m in models.items()
         }
+        found["among all"] = analysis.among_all(model, patches)
         patches = patches.take(slice(0, plan.pairs))
         found["histograms"] = analysis.histograms(model, patches, queries)
         found["denoising"] = analysis.self_denoising(model, patches, plan.scale)

@@ -37,9 +37,11 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def said(values: list[float], digits: int = 2) -> str:
-    """Return the mean with its interval as text."""
+    """Return the mean with its interval as text; of fewer than three values, each."""
     mean, half = interval(values)
-    return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
+    if len(values) < 3:
+        return "; ".join(f"{value:.{digits}f}" for value in values)
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def told(found: Results) -> None:
@@ -74,6 +76,11 @@ def _looked(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
             found[f"{name}, median"] = [d[name][2] for d in denoising]
     found["factor / floor, median"] = [d["factor"][2] / d["floor"] for d in denoising]
     found["N_S / N, median"] = [float(np.median(r["density"]["soft"])) / r["density"]["n"] for r in runs]
+    if all("among all" in r for r in runs):
+        for name in ("factor", "neighbors", "negative"):
+            found[f"among all patches: {name}, median"] = [r["among all"][name][2] for r in runs]
+        every = [r["among all"] for r in runs]
+        found["among all patches: factor / floor, median"] = [a["factor"][2] / a["floor"] for a in every]
     found["N_S, seconds"] = [r["density"]["seconds"] for r in runs]
     for kind in ("plain", "centered"):
         for name in ("mean", "deviation", "skew"):
