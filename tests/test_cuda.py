@@ -76,6 +76,8 @@ def test_a_recorded_term_is_the_term(name, monkeypatch):
         x = torch.randn(n, 1, 8, 8, generator=generator).cuda()
         return options(x, torch.randint(3, (n,), generator=generator).cuda())
 
+    plays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (plays.append(1), replay(graph)))
     given, named = batch(0)
     recorded = losses.captured(term, model, *given, readout=lw.label_against_rest, **named)
     state = torch.cuda.get_rng_state()
@@ -96,6 +98,7 @@ def test_a_recorded_term_is_the_term(name, monkeypatch):
         optimizer.step()
         model.train()(batch(9)[0][0])  # statistics of the norm move
     assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert len(plays) == 6  # twice at each step but that of another shape
 
 
 def test_a_recorded_term_of_several_outputs_is_refused():

@@ -34,6 +34,7 @@ def agrees(term, model, batch, options, named=None):
     joined = torch.cat([part.flatten() for part in found])
     assert (gradient - joined).abs().max() < 1e-9 * (1 + joined.abs().max())
     assert not value.requires_grad
+    assert all(now is before for now, before in zip(model.parameters(), parameters, strict=True))
 
 
 @pytest.mark.parametrize("d", [1, 2])

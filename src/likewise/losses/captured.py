@@ -4,7 +4,8 @@ A term is hundreds of small operations, and a GPU does them faster than Python s
 with their gradient in the parameters, they start together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +61,17 @@ class Captured:
     ) -> None:
         self._term, self._model, self._most = term, model, most
         self._kept = {k: v for k, v in example[1].items() if not _holds_tensors(v)}
-        self._names = {k for k in example[1] if k not in self._kept}
-        named = {k: example[1][k] for k in self._names}
+        named = {k: v for k, v in example[1].items() if k not in self._kept}
+        self._names = list(named)
         on_gpu = any(p.device.type == "cuda" for p in self._parameters)
         self._recorded = self._record(*tree_flatten((example[0], named))) if on_gpu else None
 
     def __call__(self, *batch: Any, **named: Any) -> Tensor:
         """Return the term of a batch, differentiable in the parameters."""
-        if set(named) != self._names:
-            wanted = ", ".join(sorted(self._names)) or "nothing"
-            raise TypeError(f"By name, every call gives {wanted}, as the example did; found {sorted(named)}.")
-        leaves, spec = tree_flatten((batch, named))
+        if set(named) != set(self._names):
+            wanted = ", ".join(self._names) or "nothing"
+            raise TypeError(f"By name, every call gives {wanted}, as the example did; found {list(named)}.")
+        leaves, spec = tree_flatten((batch, {name: named[name] for name in self._names}))
         if self._recorded is None or not self._recorded.fits(leaves, spec):
             return self._called(leaves, spec)
         parameters = self._parameters
@@ -80,9 +81,12 @@ class Captured:
         return found
 
     @property
+    def _module(self) -> nn.Module:
+        return self._model.model if isinstance(self._model, Network) else self._model
+
+    @property
     def _parameters(self) -> list[nn.Parameter]:
-        module = self._model.model if isinstance(self._model, Network) else self._model
-        return [p for p in module.parameters() if p.requires_grad]
+        return [p for p in self._module.parameters() if p.requires_grad]
 
     def _called(self, leaves: list[Any], spec: TreeSpec) -> Tensor:
         batch, named = tree_unflatten(leaves, spec)
@@ -106,9 +110,10 @@ class Captured:
     def once(self, leaves: list[Any], spec: TreeSpec) -> tuple[Tensor, Tensor]:
         """Return the term and its gradient in all parameters, by operations that can be recorded."""
         n = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        with recording(self._most or n), torch.enable_grad():
+        with recording(self._most or n), torch.enable_grad(), _fresh_leaves(self._module):
             value = self._called(leaves, spec)
-        found = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
+            given = self._parameters
+            found = torch.autograd.grad(value, given, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.flatten() for part in found])
         finite = gradient.isfinite().all() & value.detach().isfinite()
         return torch.where(finite, value.detach(), 0), torch.where(finite, gradient, 0)
@@ -136,6 +141,26 @@ class _Played(torch.autograd.Function):
             part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.parameters, strict=True)
         )
         return None, None, *found
+
+
+@contextmanager
+def _fresh_leaves(model: nn.Module) -> Iterator[None]:
+    """Put leaves over the same memory in the place of parameters, for the time being.
+
+    A leaf belongs to the stream in which it was first used, as long as any graph with it lives (another loss,
+    DistributedDataParallel): backward passes would go to that stream, out of the recording.
+    """
+    dicts = [module._parameters for module in model.modules()]
+    before = [dict(own) for own in dicts]
+    every = {id(p): p for own in before for p in own.values() if p is not None}
+    fresh = {at: nn.Parameter(p.detach(), p.requires_grad) for at, p in every.items()}
+    try:
+        for own in dicts:
+            own.update({name: fresh[id(p)] for name, p in own.items() if p is not None})
+        yield
+    finally:
+        for own, kept in zip(dicts, before, strict=True):
+            own.update(kept)
 
 
 def _places(parameters: list[nn.Parameter]) -> list[int]:
