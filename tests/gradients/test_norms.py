@@ -4,14 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from likewise.gradients.norms import THRICE
+from likewise.gradients.instead import THRICE
 
 WEIGHT, BIAS = torch.randn(2, 3, dtype=torch.float64)
-LAYER, INSTANCE = (lambda f: (f, THRICE[f]))(F.layer_norm), (lambda f: (f, THRICE[f]))(F.instance_norm)
+LAYER, INSTANCE, BATCH = ((f, THRICE[f]) for f in (F.layer_norm, F.instance_norm, F.batch_norm))
 NORMS = {
     "layer": (LAYER, lambda f, x: f(x, (3,), WEIGHT, BIAS)),
     "layer of two": (LAYER, lambda f, x: f(x, (4, 3), eps=1e-3)),
     "instance": (INSTANCE, lambda f, x: f(x.mT, weight=WEIGHT, bias=BIAS)),
+    "batch": (BATCH, lambda f, x: f(x.mT, BIAS, WEIGHT.abs(), WEIGHT, BIAS)),
+    "batch, bare": (BATCH, lambda f, x: f(x.mT, BIAS, WEIGHT.abs(), eps=1e-3)),
     "with statistics": (INSTANCE, lambda f, x: f(x.mT, BIAS, WEIGHT.abs(), use_input_stats=False)),
 }
 

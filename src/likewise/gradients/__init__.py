@@ -16,6 +16,7 @@ from likewise.gradients.base import (
 )
 from likewise.gradients.choice import Engine, chosen
 from likewise.gradients.explicit import Explicit
+from likewise.gradients.instead import TWICE, Substituting
 from likewise.gradients.layers import Layers
 from likewise.gradients.live import Live, live
 from likewise.gradients.meter import Meter
@@ -23,6 +24,7 @@ from likewise.gradients.probe import refuse_dependent_samples
 from likewise.gradients.turning import turning
 
 __all__ = [
+    "TWICE",
     "Activations",
     "Engine",
     "Explicit",
@@ -38,6 +40,7 @@ __all__ = [
     "Pulled",
     "Pushed",
     "Rows",
+    "Substituting",
     "Vanished",
     "VanishingGradientWarning",
     "chosen",

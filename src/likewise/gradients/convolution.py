@@ -80,6 +80,33 @@ class Convolving(NamedTuple):
         return moved.sum([-1 - i for i in dims]).view(len(images), t, t)
 
 
+def arguments_of(transposed: bool) -> list[str]:
+    """Return what torch's functions for it are called with, in order."""
+    rest = ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
+    return ["input", "weight", "bias", "stride", "padding", *rest]
+
+
+def convolving(
+    x: Tensor, weight: Tensor, a: dict[str, Any], dims: int, transposed: bool
+) -> tuple[Tensor, Convolving]:
+    """Return the inputs, padded where the padding is lopsided, and how the kernel is applied."""
+
+    def each(name: str, default: int) -> list[int]:
+        value = a.get(name, default)
+        value = [value] if isinstance(value, int) else list(value)
+        return value * dims if len(value) == 1 else value
+
+    dilation, padding = each("dilation", 1), [0] * dims
+    if a.get("padding") == "same":
+        reach = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
+        x = F.pad(x, [side for r in reversed(reach) for side in (r // 2, r - r // 2)])
+    elif a.get("padding") != "valid":
+        padding = each("padding", 0)
+    output_padding = each("output_padding", 0)
+    how = Convolving(each("stride", 1), padding, dilation, transposed, output_padding, a.get("groups", 1))
+    return x, how
+
+
 @final
 @dataclass(frozen=True)
 class Convolution(Piece):

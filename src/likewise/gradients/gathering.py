@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from likewise.data import Samples
-from likewise.gradients.norms import Instead
+from likewise.gradients.instead import Instead
 from likewise.gradients.pieces import Dense, Piece
 from likewise.gradients.rules import Call, pieces
 from likewise.gradients.sums import summed

@@ -18,8 +18,8 @@ from likewise.data import Samples
 from likewise.gradients.autograd import disagreement, full_float32
 from likewise.gradients.gathering import Chunk, gathered
 from likewise.gradients.grouping import group_sums, weighted_sums
+from likewise.gradients.instead import TWICE, Instead, Substituting
 from likewise.gradients.layers import Layers
-from likewise.gradients.norms import TWICE, Instead, Substituting
 from likewise.gradients.pieces import Dense, Factored, Piece
 from likewise.gradients.probe import refuse_dependent_samples
 from likewise.gradients.sums import Tied

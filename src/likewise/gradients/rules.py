@@ -16,8 +16,8 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_unflatten
 
 from likewise.gradients.base import is_out_of_memory
-from likewise.gradients.convolution import Convolution, Convolving
-from likewise.gradients.norms import Instead
+from likewise.gradients.convolution import Convolution, arguments_of, convolving
+from likewise.gradients.instead import Instead
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.trace import Step, outputs_of
 
@@ -177,11 +177,8 @@ def _prelu(call: Call) -> Pieces | None:
 
 
 def _convolution(dims: int, transposed: bool) -> Rule:
-    names = ["input", "weight", "bias", "stride", "padding"]
-    names += ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
-
     def rule(call: Call) -> Pieces | None:
-        a = call.bound(*names)
+        a = call.bound(*arguments_of(transposed))
         x, weight = a["input"], a["weight"]
         if call.batch_dimension(x) != 0 or len(x) != call.n or call.batch_dimension(weight) is not None:
             return None
@@ -189,7 +186,7 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         place, bias_place = call.place(weight), call.place(a.get("bias"))
         deltas = call.deltas[0].squeeze(2)
         if place is not None:
-            x, how = _convolving(call.raised(x), weight, a, dims, transposed)
+            x, how = convolving(call.raised(x), weight, a, dims, transposed)
             piece = Convolution(x, deltas, weight.detach(), how)
             found[place] = piece.differentiable() if call.live else piece
         if bias_place is not None:
@@ -197,27 +194,6 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         return found
 
     return rule
-
-
-def _convolving(
-    x: Tensor, weight: Tensor, a: dict[str, Any], dims: int, transposed: bool
-) -> tuple[Tensor, Convolving]:
-    """Return the inputs, padded where the padding is lopsided, and how the kernel is applied."""
-
-    def each(name: str, default: int) -> list[int]:
-        value = a.get(name, default)
-        value = [value] if isinstance(value, int) else list(value)
-        return value * dims if len(value) == 1 else value
-
-    dilation, padding = each("dilation", 1), [0] * dims
-    if a.get("padding") == "same":
-        reach = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
-        x = F.pad(x, [side for r in reversed(reach) for side in (r // 2, r - r // 2)])
-    elif a.get("padding") != "valid":
-        padding = each("padding", 0)
-    output_padding = each("output_padding", 0)
-    how = Convolving(each("stride", 1), padding, dilation, transposed, output_padding, a.get("groups", 1))
-    return x, how
 
 
 def _generic(call: Call) -> Pieces:

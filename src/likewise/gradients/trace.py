@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from likewise.data import Samples
-from likewise.gradients.norms import Instead
+from likewise.gradients.instead import Instead
 from likewise.network import Network, Parameters
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
+from likewise.gradients.instead import THRICE
 from likewise.gradients.live import live
-from likewise.gradients.norms import THRICE
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.sums import Tied
 from likewise.network import Network

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.data import Samples
-from likewise.gradients import Live, live, turning
+from likewise.gradients import TWICE, Live, Substituting, live, turning
 from likewise.linalg import wide
 from likewise.network import Inputs, Network
 from likewise.readouts import Readout, all_outputs
@@ -271,7 +271,8 @@ def _recorded_similarity(found: Live, groups: Tensor) -> Tensor:
 def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
     """Return the mean over a batch of each output's gradient, and what the model returned."""
     chosen, rest = _live_state(net)
-    returned = net.called({**rest, **chosen}, x)
+    with Substituting(TWICE):
+        returned = net.called({**rest, **chosen}, x)
     read = net.chosen(returned, x, labels, _numbers(x))
     values, found = list(chosen.values()), []
     for output in read.mean(0).unbind():
