@@ -7,13 +7,11 @@ import torch.nn.functional as F
 from likewise.gradients.instead import THRICE
 
 WEIGHT, BIAS = torch.randn(2, 3, dtype=torch.float64)
-LAYER, INSTANCE, BATCH = ((f, THRICE[f]) for f in (F.layer_norm, F.instance_norm, F.batch_norm))
+LAYER, INSTANCE = ((f, THRICE[f]) for f in (F.layer_norm, F.instance_norm))
 NORMS = {
     "layer": (LAYER, lambda f, x: f(x, (3,), WEIGHT, BIAS)),
     "layer of two": (LAYER, lambda f, x: f(x, (4, 3), eps=1e-3)),
     "instance": (INSTANCE, lambda f, x: f(x.mT, weight=WEIGHT, bias=BIAS)),
-    "batch": (BATCH, lambda f, x: f(x.mT, BIAS, WEIGHT.abs(), WEIGHT, BIAS)),
-    "batch, bare": (BATCH, lambda f, x: f(x.mT, BIAS, WEIGHT.abs(), eps=1e-3)),
     "with statistics": (INSTANCE, lambda f, x: f(x.mT, BIAS, WEIGHT.abs(), use_input_stats=False)),
 }
 

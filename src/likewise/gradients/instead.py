@@ -13,7 +13,6 @@ from likewise.gradients.convolved import CONVOLUTIONS
 Instead = dict[Callable[..., Any], Callable[..., Any]]
 TWICE: Instead = {  # for second derivatives, which are wrong under vmap where there is no rule
     F.instance_norm: norms.instance_norm,
-    F.batch_norm: norms.batch_norm,
     torch.instance_norm: norms.torch_instance_norm,
     torch.layer_norm: norms.torch_layer_norm,
     **CONVOLUTIONS,

@@ -1,8 +1,7 @@
-"""Norms whose higher derivatives are right, and quick.
+"""Norms whose higher derivatives are right.
 
 PyTorch's own third derivatives of layer_norm and instance_norm are wrong, and the second ones of
 instance_norm under vmap, without a word (torch 2.13; `tests/gradients/test_norms.py` tells when that ends).
-Its second ones of batch_norm with kept statistics take many passes over the inputs where one multiplies them.
 """
 
 from typing import Any
@@ -41,26 +40,6 @@ def instance_norm(
     hat, shape = _standardized(input, tuple(range(2, input.dim())), eps), (-1, *[1] * (input.dim() - 2))
     hat = hat if weight is None else hat * weight.view(shape)
     return hat if bias is None else hat + bias.view(shape)
-
-
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Return F.batch_norm; with kept statistics, inputs times a number and plus one, by channel."""
-    if training or running_mean is None or running_var is None:
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    scale = (running_var + eps).rsqrt()
-    scale = scale if weight is None else scale * weight
-    shift = -running_mean * scale if bias is None else bias - running_mean * scale
-    shape = (-1, *[1] * (input.dim() - 2))
-    return torch.addcmul(shift.view(shape), input, scale.view(shape))
 
 
 def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
