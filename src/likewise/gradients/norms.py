@@ -6,7 +6,6 @@ instance_norm under vmap, without a word (torch 2.13; `tests/gradients/test_norm
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
