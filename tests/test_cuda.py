@@ -102,6 +102,48 @@ def test_a_recorded_term_is_the_term(name, monkeypatch):
 
 
 def test_a_recorded_term_of_several_outputs_is_refused():
-    model = nn.Linear(3, 2).cuda()
+    model, x = nn.Linear(3, 2).cuda(), torch.randn(4, 3).cuda()
     with pytest.raises(ValueError, match="readout of one output"):
-        losses.captured(losses.group, model, torch.randn(4, 3).cuda())
+        losses.captured(losses.group, model, x)
+    for term, batch in ((losses.along, (x, torch.sin)), (losses.two_batches, (x[:2], x[2:]))):
+        found = losses.captured(term, model, *batch)(*batch)
+        assert (found - term(model, *batch)).abs() < 1e-5
+
+
+def played(recorded, *batch):
+    """Return the term and gradients by name, of a batch on the host."""
+    recorded._module.zero_grad()
+    value = recorded(*batch)
+    value.backward()
+    return value, {name: p.grad for name, p in recorded._module.named_parameters()}
+
+
+def test_a_recorded_term_follows_what_moves():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 1)
+    ).cuda()
+    model[0].bias.requires_grad_(False)
+    used = model[:4]
+    x = torch.randn(6, 3)
+    recorded = losses.captured(losses.group, used, x)
+    model[0].bias.data = torch.randn(4).cuda()  # frozen
+    assert (played(recorded, x)[0] - losses.group(used, x)).abs() < 1e-5
+    model[1].running_mean = torch.randn(4).cuda()
+    value, gradients = played(recorded, x)
+    assert (value - losses.group(used, x)).abs() < 1e-5
+    assert gradients["0.bias"] is None and gradients["0.weight"].any()
+    two = losses.captured(losses.group, model, x, parameters="3.*")  # a second one beside it
+    assert (played(two, x)[0] - losses.group(model, x, parameters="3.*")).abs() < 1e-5
+    assert (played(recorded, x)[0] - value).abs() < 1e-6
+    with pytest.warns(UserWarning, match="lie elsewhere at each step"):
+        for _ in range(4):
+            model[1].running_mean = torch.randn(4).cuda()
+            played(recorded, x)
+
+
+def test_a_term_that_cannot_be_recorded_says_so():
+    model, x = nn.Linear(3, 1).cuda(), torch.randn(4, 3).cuda()
+    weight = model.weight
+    with pytest.raises(RuntimeError, match="reaches parameters other than through the model"):
+        losses.captured(lambda model, x: model(x).sum() + weight.square().sum(), model, x)

@@ -1,10 +1,15 @@
 """Terms by operations that a GPU can record give what they give as they are; tests/test_cuda.py records."""
 
+import copy
+import warnings
+from collections import UserDict
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_terms import NETS, example
+from test_terms import NETS, example, similarities
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
@@ -26,10 +31,17 @@ def agrees(term, model, batch, options, named=None):
     """Assert that value and gradient by recordable operations are those of the term."""
     named = named or {}
     recorded = losses.captured(term, model, *batch, **named, **options)
-    value, gradient = recorded.once(*tree_flatten((batch, named)))
-    expected = recorded(*batch, **named)  # on a CPU: the term as it is
     parameters = list(model.parameters())
-    found = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    value, gradient, used = recorded.once(*tree_flatten((batch, named)))
+    expected = recorded(*batch, **named)  # on a CPU: the term as it is
+    every = torch.autograd.grad(expected, parameters, allow_unused=True)
+    found = [g for g in every if g is not None]
+    assert all(
+        p is q
+        for p, q in zip(
+            used, (p for p, g in zip(parameters, every, strict=True) if g is not None), strict=True
+        )
+    )
     assert (value - expected).abs() < 1e-10 * (1 + expected.abs())
     joined = torch.cat([part.flatten() for part in found])
     assert (gradient - joined).abs().max() < 1e-9 * (1 + joined.abs().max())
@@ -74,7 +86,7 @@ def test_only_the_largest_groups_count_where_there_is_room_for_few():
     model, x = example("mlp", 1)
     groups = torch.tensor([0, 0, 1, 1, 1, 5])
     few = losses.captured(losses.group, model, x, groups, most_groups=1)
-    value, _ = few.once(*tree_flatten(((x, groups), {})))
+    value, *_ = few.once(*tree_flatten(((x, groups), {})))
     assert (value - losses.group(model, x[2:5])).abs() < 1e-12
 
 
@@ -85,7 +97,7 @@ def test_a_sample_that_is_not_finite_makes_the_term_zero():
     for name, (term, batch, options) in TERMS.items():
         recorded = losses.captured(term, model, *batch(x), **options)
         assert recorded.once(*tree_flatten((batch(x), {})))[1].any(), name
-        value, gradient = recorded.once(*tree_flatten((batch(spoiled), {})))
+        value, gradient, _ = recorded.once(*tree_flatten((batch(spoiled), {})))
         assert value == 0 and not gradient.any(), name
 
 
@@ -95,6 +107,112 @@ def test_what_cannot_be_recorded_is_refused():
         losses.captured(losses.density, model, x, losses.RunningTotal(), 0.1)
     with pytest.raises(TypeError, match="returns no outputs"):
         losses.captured(losses.group, model, x, outputs=True)
+    with pytest.raises(TypeError, match="RunningTotal changes"):
+        losses.captured(losses.Density(total=losses.RunningTotal(), q=0.1), model, x)
+    with pytest.raises(TypeError, match="returns no outputs"):
+        losses.captured(losses.Group(outputs=True), model, x)
+    with pytest.raises(TypeError, match="Module or a Network is needed, found str"):
+        losses.captured(losses.group, "model", x)
+    with pytest.raises(ValueError, match="1 or more, found 0"):
+        losses.captured(losses.group, model, x, most_groups=0)
     term = losses.captured(losses.group, model, x, labels=torch.zeros(6))
     with pytest.raises(TypeError, match="every call gives labels"):
         term(x)
+    with pytest.raises(TypeError, match="one number that depends on trained parameters, found a tensor"):
+        losses.captured(lambda model, x: model(x), model, x)(x)
+    with pytest.raises(TypeError, match="depends on none"):
+        losses.captured(lambda model, x: x.sum(), model, x)(x)
+
+
+def test_batches_may_hold_mappings_arrays_and_lists():
+    model, x = example("mlp", 1)
+    groups = [0, 0, 1, 1, 1, 2]
+    expected = losses.group(model, x, torch.tensor(groups))
+    for some in (groups, np.array(groups), torch.tensor(groups)):
+        assert losses.captured(losses.group, model, x, some)(x, some) == expected
+        assert (
+            losses.captured(losses.Group(), model, x, groups=np.array(groups))(x, groups=np.array(groups))
+            == expected
+        )
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return self.inner(x)
+
+    inputs = UserDict(x=x)
+    assert losses.captured(losses.group, Named(), inputs, groups)(inputs, groups) == expected
+
+
+def test_a_term_with_its_model_can_be_copied():
+    model, x = example("mlp", 1)
+    term = losses.captured(losses.group, model, x)
+    assert copy.deepcopy(term)(x) == term(x)
+
+
+class Frames(nn.Module):
+    """Folds frames into the batch: a convolution whose batch is not that of the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.head(self.conv(x.flatten(0, 1)).tanh().mean((2, 3)).unflatten(0, x.shape[:2]).mean(1))
+
+
+class Positions(nn.Module):
+    """Takes samples for positions of one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(4, 1, 1)
+
+    def forward(self, x):
+        return self.conv(x.T[None]).tanh()[0].T
+
+
+class Mapped(nn.Module):
+    """Maps over samples inside forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 1, 3, 3))
+
+    def forward(self, x):
+        one = lambda image: nn.functional.conv2d(image[None], self.weight)[0].tanh().sum((1, 2))[:1]  # noqa: E731
+        return torch.vmap(one)(x)
+
+
+class Complex(nn.Module):
+    """Complex kernels made of real parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.real, self.imaginary = nn.Conv1d(1, 2, 2), nn.Conv1d(1, 2, 2)
+
+    def forward(self, x):
+        kernel = torch.complex(self.real.weight, self.imaginary.weight)
+        return nn.functional.conv1d(x.to(kernel.dtype), kernel).abs().mean((1, 2))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(Frames, (3, 1, 5, 5)), (Positions, (4,)), (Mapped, (1, 5, 5)), (Complex, (1, 6))],
+)
+def test_convolutions_that_no_rule_knows(make, shape):
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(6, *shape, dtype=torch.float64)
+    groups = torch.tensor([0, 0, 1, 1, 1, 2])
+    k = similarities(model, x)
+    inside = [k[:2, :2], k[2:5, 2:5]]
+    means = [(part.sum() - part.trace()) / (len(part) * (len(part) - 1)) for part in inside]
+    expected = 1 - sum(means) / 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert (losses.group(model, x, groups) - expected).abs() < 1e-10
+        agrees(losses.group, model, (x, groups), {})
+        agrees(losses.two_batches, model, (x[:3], x[3:]), {})

@@ -9,6 +9,7 @@ run can be repeated bit for bit.
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import index
 from typing import Any, NamedTuple, final
 
 import torch
@@ -93,7 +94,7 @@ def convolving(
 
     def each(name: str, default: int) -> list[int]:
         value = a.get(name, default)
-        value = [value] if isinstance(value, int) else list(value)
+        value = [index(v) for v in (value if isinstance(value, list | tuple) else [value])]
         return value * dims if len(value) == 1 else value
 
     dilation, padding = each("dilation", 1), [0] * dims

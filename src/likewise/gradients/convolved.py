@@ -84,13 +84,21 @@ def _convolved(dims: int, transposed: bool) -> Callable[..., Tensor]:
     def convolved(*args: Any, **kwargs: Any) -> Tensor:
         a = {**dict(zip(names, args, strict=False)), **kwargs}
         x, weight = a["input"], a["weight"]
-        if x.dim() != dims + 2:  # one sample alone
+        if x.dim() != dims + 2 or isinstance(a.get("padding"), str) or _is_special(x, weight):
             found: Tensor = original(*args, **kwargs)
             return found
         x, how = convolving(x, weight, a, dims, transposed)
         return _Outputs.apply(x, weight, a.get("bias"), how)
 
     return convolved
+
+
+def _is_special(x: Tensor, weight: Tensor) -> bool:
+    """Whether something stands between us and the numbers: vmap and its kin, autocast, complex numbers."""
+    transformed = torch._C._are_functorch_transforms_active()
+    return bool(
+        transformed or x.is_complex() or weight.is_complex() or torch.is_autocast_enabled(x.device.type)
+    )
 
 
 def _name(dims: int, transposed: bool) -> str:

@@ -7,6 +7,7 @@ formed only where that takes less.
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,8 +39,17 @@ class Live:
     chunk: Chunk
     parts: list[Piece]  # its pieces, small ones side by side
     own: Tensor  # (n, d, d) K(x, x), float64
-    root: Power  # K(x, x)^-½
     dtype: torch.dtype  # of the model
+
+    @cached_property
+    def root(self) -> Power:
+        """K(x, x)^-½."""
+        if is_recording() and self.own.device.type == "cuda" and self.d > 1:
+            raise ValueError(
+                f"The term of {self.d} outputs needs eigenvectors, which a GPU cannot record: take a readout "
+                "of one output, such as label_against_rest, or the term as it is."
+            )
+        return inverse_root(self.own, rank_floor(self.dtype))
 
     @property
     def d(self) -> int:
@@ -108,16 +118,11 @@ def live(net: Network, samples: Samples, instead: Instead = TWICE) -> Live:
         own = parts[0].own()
         for piece in parts[1:]:
             own = own + piece.own()
-        if is_recording() and own.device.type == "cuda" and own.shape[1] > 1:
-            raise ValueError(
-                f"The term of {own.shape[1]} outputs needs eigenvectors, which a GPU cannot record: take a "
-                "readout of one output, such as label_against_rest, or the term as it is."
-            )
         if not is_recording():
             finite = own.detach().flatten(1).sum(1).isfinite()
             if not finite.all():
                 return _without(net, samples, finite, instead)
-        return Live(chunk, parts, own, inverse_root(own, rank_floor(net.dtype)), net.dtype)
+        return Live(chunk, parts, own, net.dtype)
 
 
 def _finite_inputs(samples: Samples) -> Tensor:
@@ -154,13 +159,7 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -
 
     rows: dict[str, Piece] = {name: Dense(spread(piece.rows())) for name, piece in found.chunk.pieces.items()}
     chunk = Chunk(samples, found.d, rows, net.called(_live_parameters(net), samples.inputs))
-    return Live(
-        chunk,
-        _merged(list(rows.values())),
-        spread(found.own),
-        Power(spread(found.root.matrix), spread(found.root.rank)),
-        net.dtype,
-    )
+    return Live(chunk, _merged(list(rows.values())), spread(found.own), net.dtype)
 
 
 def _gathered(net: Network, samples: Samples, instead: Instead) -> Chunk:

@@ -20,6 +20,7 @@ from likewise.gradients.convolution import Convolution, arguments_of, convolving
 from likewise.gradients.instead import Instead
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
 from likewise.gradients.trace import Step, outputs_of
+from likewise.recording import is_recording
 
 Pieces = dict[int, Piece]  # by the place of the parameter among the leaves
 Rule = Callable[["Call"], Pieces | None]
@@ -182,6 +183,8 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         x, weight = a["input"], a["weight"]
         if call.batch_dimension(x) != 0 or len(x) != call.n or call.batch_dimension(weight) is not None:
             return None
+        if x.is_complex() or weight.is_complex():
+            return None
         found: Pieces = {}
         place, bias_place = call.place(weight), call.place(a.get("bias"))
         deltas = call.deltas[0].squeeze(2)
@@ -225,7 +228,7 @@ def _generic(call: Call) -> Pieces:
     try:
         found = vmap(one)(batched, call.deltas)
     except Exception as error:  # no batching rule: take the operation sample by sample
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_recording():
             raise
         reason = str(error).strip().splitlines()[0][:80]
         warnings.warn(f"{operation.name} is differentiated one sample at a time: {reason}", stacklevel=2)

@@ -230,6 +230,8 @@ def _joined(x: Inputs, other: Inputs) -> Inputs:
 def _similarity_inside(found: Live, groups: Tensor | None) -> Tensor:
     """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
     n, device = len(found.own), found.own.device
+    if groups is None and not is_recording():
+        return _mean_similarity(found, [torch.arange(n, device=device)] if n > 1 else [])
     groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
