@@ -7,7 +7,7 @@ batches where they were; what else a term looks at stays as it was.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -143,6 +143,11 @@ class Captured:
             )
         return found
 
+    @contextmanager
+    def _recordable(self, n: int) -> Iterator[None]:
+        with recording(self._most or n), _fresh_leaves(self._module):
+            yield
+
     def _record(self, leaves: list[Any], spec: TreeSpec, state: list[tuple[Tensor, Tensor]]) -> _Recorded:
         device = next(p.device for p in self._module.parameters() if p.requires_grad)
         own = [leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -172,7 +177,7 @@ class Captured:
         """Return the term, its gradient in the parameters that it depends on, joined, and these."""
         n = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
         trained: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
-        with recording(self._most or n) if recordable else torch.enable_grad(), _fresh_leaves(self._module):
+        with self._recordable(n) if recordable else nullcontext():
             value = self._called(leaves, spec)
             fresh = [p for p in self._module.parameters() if p.requires_grad]
             found = torch.autograd.grad(value, fresh, allow_unused=True)
