@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,17 +58,34 @@ def captured(
     return Captured(term, model, most_groups, (example, options))
 
 
+class _Place(NamedTuple):
+    """A parameter or buffer as it was at the time of recording."""
+
+    tensor: Tensor
+    memory: Tensor  # which is not given to others meanwhile
+    trained: bool
+
+    def holds(self, now: Tensor) -> bool:
+        unmoved = now is self.tensor and now.data_ptr() == self.memory.data_ptr()
+        return unmoved and now.requires_grad == self.trained
+
+
 @dataclass(frozen=True)
 class _Recorded:
     graph: Any
     leaves: list[Any]  # of the batch: tensors that are read at each play, and what stays
     spec: TreeSpec
-    state: list[tuple[Tensor, Tensor]]  # parameters and buffers, and the memory in which the graph reads them
+    places: list[_Place]  # where the graph reads parameters and buffers
     parameters: list[Tensor]  # those that have a gradient
     value: Tensor
     gradient: Tensor  # in these, joined
 
+    def reads(self, state: list[Tensor]) -> bool:
+        """Whether these are the parameters and buffers, where they were."""
+        return len(state) == len(self.places) and all(map(_Place.holds, self.places, state))
+
     def fits(self, leaves: list[Any], spec: TreeSpec) -> bool:
+        """Whether a batch can be played."""
         return spec == self.spec and all(map(_alike, leaves, self.leaves))
 
 
@@ -112,12 +129,12 @@ class Captured:
     def _ready(self) -> _Recorded | None:
         """Return a recording that reads the model where it is now; None where there can be none."""
         module = self._module
-        state = [(tensor, tensor.detach()) for tensor in (*module.parameters(), *module.buffers())]
+        state: list[Tensor] = [*module.parameters(), *module.buffers()]
         trained = [p for p in module.parameters() if p.requires_grad]
         if not trained or trained[0].device.type != "cuda" or self._recordings > RECORDINGS:
             return None
         known = self._recorded
-        if known is None or len(state) != len(known.state) or not all(map(_unmoved, state, known.state)):
+        if known is None or not known.reads(state):
             self._recorded = None  # its memory first
             self._recordings += 1
             if self._recordings > RECORDINGS:
@@ -148,7 +165,7 @@ class Captured:
         with recording(self._most or n), _fresh_leaves(self._module):
             yield
 
-    def _record(self, leaves: list[Any], spec: TreeSpec, state: list[tuple[Tensor, Tensor]]) -> _Recorded:
+    def _record(self, leaves: list[Any], spec: TreeSpec, state: list[Tensor]) -> _Recorded:
         device = next(p.device for p in self._module.parameters() if p.requires_grad)
         own = [leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
@@ -169,7 +186,8 @@ class Captured:
                 raise
             graph.replay()
             _refuse_difference(expected, value, gradient)
-        return _Recorded(graph, own, spec, state, parameters, value, gradient)
+        places = [_Place(tensor, tensor.detach(), tensor.requires_grad) for tensor in state]
+        return _Recorded(graph, own, spec, places, parameters, value, gradient)
 
     def once(
         self, leaves: list[Any], spec: TreeSpec, recordable: bool = True
@@ -252,10 +270,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(part) for name, part in value.items()}
     numbers = isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value)
     return torch.as_tensor(value) if numbers or isinstance(value, np.ndarray) else value
-
-
-def _unmoved(now: tuple[Tensor, Tensor], recorded: tuple[Tensor, Tensor]) -> bool:
-    return now[0] is recorded[0] and now[1].data_ptr() == recorded[1].data_ptr()
 
 
 def _holds_tensors(value: Any) -> bool:
