@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from patches import FARTHEST, REACH, Patches, Poses, Sites, drawn_poses, shown, turned
-from rounds import best_possible
+from rounds import best_possible, met
 from scipy import stats
 from torch import Tensor, nn
 
@@ -33,8 +33,8 @@ def matrix(
 ) -> lw.GramMatrix:
     """Return the kernel between patches, or of patches with others; their labels travel along."""
     device, room = patches.label.device, 2**33
-    if device.type == "cuda":  # a quarter: its allocator keeps more than is asked for
-        room = torch.cuda.get_device_properties(device).total_memory // 4
+    if device.type == "cuda":  # a third of what is free: its allocator keeps more than is asked for
+        room = torch.cuda.mem_get_info(device)[0] // 3
     columns = None if others is None else others.labeled
     return lw.GramMatrix(model, patches.labeled, columns, *kernel, max_memory=room, **options)
 
@@ -164,7 +164,7 @@ def answers(model: nn.Module, of: Sites, lacking: Tensor, bins: int = 24) -> dic
     patches = shown(of, lacking, poses)
     parts = [model(*patches.take(slice(i, i + 256)).inputs) for i in range(0, len(of), 256)]
     found, truth = of.scale * torch.cat(parts).cpu().double(), of.scale * patches.truth.cpu().double()
-    best = best_possible(truth, lacking.double(), REACH * of.scale)
+    best = best_possible(truth, met(lacking.double()), REACH * of.scale)
     edges = np.linspace(-FARTHEST, FARTHEST, bins + 1)
     place = np.digitize(truth.flatten().numpy(), edges[1:-1])
     counts = np.bincount(place, minlength=bins)

@@ -95,7 +95,7 @@ def _medians(found: Results, axis: Axes) -> None:
     runs = [r for r in by_kind(found).get("original", []) if "best possible" in r["errors"]]
     if runs:
         best = np.mean([[e["median"] for e in r["errors"]["best possible"]] for r in runs], 0)
-        axis.plot(best, ":", color="black", label="the best that these labels allow")
+        axis.plot(best, ":", color="black", label="the mean of the labels, answered")
         beyond = np.mean([[e["median"] for e in r["errors"]["held-out"]] for r in runs], 0)
         axis.plot(beyond, "--", color="tab:blue", alpha=0.6, label="held-out places (as the first)")
     axis.set(ylim=(0, 26), xlabel="round", ylabel="median error (pixels)", xticks=range(4))
@@ -105,14 +105,17 @@ def _medians(found: Results, axis: Axes) -> None:
 def _law(found: Results) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(12.5, 4.2), layout="constrained")
     rows = laws(found)
-    one = [r for r in rows if r["copies"] == 1]
-    top = 1.3 * max(r["left"] for r in one)
-    least = 0.7 * min(min(r["σ factor"], r["left"]) for r in one)
+    groups = {
+        "from scratch": ("o", [r for r in rows if not r["warm"] and r["copies"] == 1]),
+        "from a trained network": ("^", [r for r in rows if r["warm"] and r["copies"] == 1]),
+        "copies, from scratch": ("s", [r for r in rows if r["copies"] > 1]),
+    }
+    top = 1.3 * max(r["left"] for r in rows)
+    least = 0.7 * min(min(r["σ factor"], r["left"]) for r in rows)
     for axis, name, title in zip(
         axes, ("σ factor", "σ hat"), ("σ · factor (the paper's)", "σ · ‖row of H‖"), strict=False
     ):
-        for warm, marker, start in ((False, "o", "from scratch"), (True, "^", "from a trained network")):
-            here = [r for r in one if r["warm"] == warm]
+        for start, (marker, here) in groups.items():
             if here:
                 colors = np.log2([r["n"] for r in here])
                 dots = axis.scatter(

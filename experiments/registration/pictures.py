@@ -76,14 +76,14 @@ def density(found: Results, study: Any) -> Figure | None:
     if not looks(found):
         return None
     run = looks(found)[0]["looks"]
-    figure = plt.figure(figsize=(4.1 * len(run), 3.4), layout="constrained")
+    figure = plt.figure(figsize=(9.5, 3.6 * len(run)), layout="constrained")
     for turn, (look, part) in enumerate(
-        zip(run, figure.subfigures(1, len(run), squeeze=False)[0], strict=True)
+        zip(run, figure.subfigures(len(run), 1, squeeze=False)[:, 0], strict=True)
     ):
         soft = np.array(look["density"]["soft"])
         edges, which = representatives(look["density"]["soft"], len(look["lacking"]))
         patches = _patches(look, study)
-        grid = part.add_gridspec(2, len(which), height_ratios=[1, 4], wspace=0.05)
+        grid = part.add_gridspec(2, len(which), height_ratios=[1, 1.6], wspace=0.05)
         for i, patch in enumerate(which):
             _patch(part.add_subplot(grid[0, i]), patches, patch)
         axis = part.add_subplot(grid[1, :])

@@ -185,11 +185,20 @@ def best_possible(moved: Tensor, lacking: Tensor, reach: float) -> Tensor:
     return torch.where(total > 0, mean, moved.clamp(-reach, reach))
 
 
+def met(lacking: Tensor) -> Tensor:
+    """Return errors of annotations as networks meet them, (4n, 2): turned patches have them either way."""
+    along = lacking.flatten()
+    return torch.cat([along, -along])[:, None].expand(-1, 2)
+
+
 def best_chain(settings: Settings, lacking: Tensor) -> list[Tensor]:
-    """Return what annotations lack after each round if every network answered as well as can be."""
+    """Return what annotations lack after each round if each network gave the mean of its labels.
+
+    That is what least squares teach a network that can tell all displacements apart.
+    """
     found = [lacking]
     for _ in range(settings.rounds):
-        told, left = found[-1], found[0]
+        told, left = met(found[-1]), found[0]
         for scale in settings.scales:
             left = left - best_possible(left, told, REACH * scale)
         found.append(left)
