@@ -1,6 +1,7 @@
 """The registration experiment stands on signs and formulas of its own; here they meet drawn buildings."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,18 +12,18 @@ import torch
 import likewise as lw
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "registration"
-NAMES = ("tiles", "patches", "net", "rounds", "analysis", "law", "nairobi", "study", "summary")
+NAMES = ("tiles", "patches", "net", "rounds", "analysis", "law", "nairobi", "study", "spread", "summary")
 
 
 @pytest.fixture(scope="module")
 def parts():
     """The experiment's modules, by name; forgotten afterwards, for their names are short."""
     pytest.importorskip("scipy")
-    before = set(sys.modules)
-    sys.path.insert(0, str(FOLDER))
+    before, paths = set(sys.modules), list(sys.path)
+    sys.path[:] = [str(FOLDER), *paths, str(FOLDER.parent)]
     found = {name: __import__(name) for name in NAMES}
     yield type("Parts", (), found)
-    sys.path.remove(str(FOLDER))
+    sys.path[:] = paths
     for name in {n for n in set(sys.modules) - before if n in NAMES}:
         del sys.modules[name]
 
@@ -213,3 +214,86 @@ def test_missing_data_are_named(parts, tmp_path, monkeypatch):
         parts.tiles.folder(None)
     with pytest.raises(SystemExit, match="aerial-banepa"):
         parts.tiles.folder(tmp_path)
+
+
+@pytest.fixture
+def experiment(parts, tmp_path, monkeypatch):
+    """The experiment as it is started, with options; its data are empty, its results go to a folder."""
+    for name in ("aerial-5aoi", "aerial-banepa"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+    def started(*options):
+        places = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
+        monkeypatch.setattr(sys, "argv", ["registration", "--quick", *places, *options])
+        runpy.run_path(str(FOLDER / "__main__.py"), run_name="__main__")
+
+    return started
+
+
+def test_results_of_less_time_are_made_anew(parts, experiment, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(parts.study.Study, "law", lambda *_: made.append("law") or {})
+    for minutes, expected in (("1", 1), ("1", 0), ("0.5", 0), ("2", 1), ("inf", 1), ("1", 0), ("inf", 0)):
+        made.clear()
+        experiment("--only", "law-*-200-*", "--minutes", minutes)
+        assert len(made) == expected
+    (file,) = (tmp_path / "out").iterdir()
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert (found.pop("limit"), found.pop("device")) == (None, "cpu")
+    del found["plan"]["smaller"]["rounds"]  # older results lack what was no setting then
+    file.write_text(json.dumps(found), encoding="utf-8")
+    experiment("--only", "law-*-200-*")
+    assert not made
+
+
+def test_kept_results_are_known(parts):
+    known = runpy.run_path(str(FOLDER / "__main__.py"), run_name="registration")["known"]
+    kept = FOLDER.parent / "results" / "registration"
+    for folder, plan in ((kept, parts.study.full()), (kept / "small", parts.study.repeated())):
+        found = {file.name: known(file, plan) for file in folder.glob("*-[0-9]*.json")}
+        assert found and all(found.values())
+
+
+def test_no_time_is_refused(experiment, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        experiment("--minutes", "0")
+    assert "above 0" in capsys.readouterr().err
+
+
+def test_parts_are_named_where_none_is_meant(experiment):
+    with pytest.raises(SystemExit, match=r"'rounds-\*-7'.*rounds-original-0, rounds-true-labels-0, looks-0"):
+        experiment("--only", "law-*", "rounds-*-7")
+
+
+def test_nothing_to_draw_names_what_makes_it(experiment):
+    with pytest.raises(SystemExit, match="this makes them: python experiments/registration --quick"):
+        experiment("--draw")
+
+
+def test_a_file_that_is_no_result_is_named(experiment, tmp_path):
+    (tmp_path / "out").mkdir()
+    for text, options in (('{"seed": 0}', ["--only", "looks-0"]), ("[]", ["--draw"]), ("{", ["--draw"])):
+        (tmp_path / "out" / "looks-0.json").write_text(text, encoding="utf-8")
+        with pytest.raises(SystemExit, match=r"looks-0\.json is no result"):
+            experiment(*options)
+
+
+@pytest.fixture
+def study(parts, tmp_path):
+    return parts.study.Study(parts.study.quick(), tmp_path, "cpu", [0], 1.0)
+
+
+def test_missing_weights_are_named_once(study, capsys):
+    assert [study.weights(), study.weights()] == [None, None]
+    assert capsys.readouterr().err.count("no pretrained/squeezenet") == 1
+
+
+def test_only_networks_that_are_needed_again_are_kept(parts, study, monkeypatch):
+    made, lacking = [], {"train": [torch.ones(3, 2)]}
+    monkeypatch.setattr(parts.study.Study, "_chain", lambda _, *of: made.append(of) or (lacking, []))
+    for _ in range(2):
+        assert "best possible" in study.rounds("extra noise", 0)["errors"]
+        study.looks(0)
+    assert made == [("extra noise", 0), ("original", 0), ("extra noise", 0)]
+    assert list(lacking) == ["train"]

@@ -143,7 +143,6 @@ def _predicted(model: Alignment, patches: Patches, other: Patches, case: Case) -
         "σ factor": case.sigma * float(factor.median()),
         "σ hat": case.sigma * float(rows[: case.n].mean().sqrt()),
         "σ hat beside": case.sigma * float(rows[len(label) :].mean().sqrt()),
-        "degrees of freedom": float(hat[: label.numel()].trace()),
         **{f"error of {k}": float((v - truth)[: case.n].norm(dim=1).median()) for k, v in estimates.items()},
     }
 

@@ -1,5 +1,7 @@
 """The parts of the experiment, each with a name, its settings, and a result that is kept as one JSON file."""
 
+import math
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -77,8 +79,9 @@ class Study:
             for s in seeds
         }
         self.parts |= {f"looks-{s}": (self.looks, (s,)) for s in seeds}
-        self.chain, self.first = cache(self._chain), cache(self._first)
-        self.start = cache(self._start)
+        self.original = cache(lambda seed: self._chain("original", seed))
+        self.first, self.start = cache(self._first), cache(self._start)
+        self.weights = cache(self._weights)
         for c in plan.laws:
             start, noise = "warm" if c.warm else "cold", "fresh" if c.fresh else "same"
             name = f"law-{start}-{c.n}-{c.sigma:g}-{c.copies}-{noise}"
@@ -89,7 +92,10 @@ class Study:
         part, arguments = self.parts[name]
         start = time.perf_counter()
         found = part(*arguments)
-        return {"part": name, "plan": asdict(self.plan), "seconds": time.perf_counter() - start, **found}
+        seconds = time.perf_counter() - start
+        limit = self.seconds if math.isfinite(self.seconds) else None  # seconds for each network
+        made = {"plan": asdict(self.plan), "limit": limit, "device": self.device, "seconds": seconds}
+        return {"part": name, **made, **found}
 
     def views(self, role: str) -> Views:
         """Return the buildings of a role at each scale."""
@@ -99,9 +105,10 @@ class Study:
 
     def rounds(self, kind: str, seed: int) -> dict[str, Any]:
         """Return errors before and after each round; of the paper's own way also Nairobi."""
-        lacking, networks = self.chain(kind, seed)
+        lacking, networks = self.original(seed) if kind == "original" else self._chain(kind, seed)
         if kind in ("original", "extra noise"):
-            lacking["best possible"] = rounds.best_chain(self.plan.settings, lacking["train"][0])
+            best = rounds.best_chain(self.plan.settings, lacking["train"][0])
+            lacking = {**lacking, "best possible": best}
         errors = {role: [_summary(a, values[0]) for a in values] for role, values in lacking.items()}
         found: dict[str, Any] = {"kind": kind, "seed": seed, "errors": errors}
         found["seen"] = [{scale: model.seen for scale, model in models.items()} for models in networks]
@@ -112,7 +119,7 @@ class Study:
 
     def looks(self, seed: int) -> dict[str, Any]:
         """Return what the networks of each round are like, in the paper's own way."""
-        lacking, networks = self.chain("original", seed)
+        lacking, networks = self.original(seed)
         told = lacking["train"]
         return {
             "seed": seed,
@@ -165,10 +172,19 @@ class Study:
         found["denoising"] = analysis.self_denoising(model, patches, plan.scale)
         found["neighbors"] = analysis.neighborhoods(model, patches, queries, NEAREST + 1)
         found["rotations"] = analysis.rotations(model, patches, min(plan.pairs, 400))
-        weights = self.data / "pretrained" / "squeezenet1_1_imagenet_onnxzoo.npz"
-        if weights.exists():
+        weights = self.weights()
+        if weights is not None:
             found["neighbors"]["perceptual"] = analysis.perceived(patches, queries, NEAREST + 1, weights)
         return found
+
+    def _weights(self) -> Path | None:
+        """Return the file of SqueezeNet's weights; if there is none, say so."""
+        file = self.data / "pretrained" / "squeezenet1_1_imagenet_onnxzoo.npz"
+        if file.exists():
+            return file
+        lacks = f"{self.data} has no pretrained/{file.name}: results go without the perceptual similarity."
+        print(f"{lacks} To have it, put the file there and remove looks-*.json.", file=sys.stderr)
+        return None
 
     def _sites(self, role: str, scale: int, size: int) -> Sites:
         return sites(self.regions(), role, scale, size).to(self.device)

@@ -1,10 +1,9 @@
 """What the results say in numbers: means over repeats with 95 % intervals (Student's t)."""
 
-import math
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import spread
 
 Results = dict[str, dict[str, Any]]
 
@@ -31,9 +30,7 @@ def looks(found: Results) -> list[dict[str, Any]]:
 
 def interval(values: list[float]) -> tuple[float, float]:
     """Return the mean and half its 95 % interval; not a number for a single value."""
-    n = len(values)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-    return float(np.mean(values)), half
+    return float(np.mean(values)), spread.interval(values)
 
 
 def said(values: list[float], digits: int = 2) -> str:
