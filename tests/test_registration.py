@@ -127,6 +127,14 @@ def test_the_best_answer_to_noisy_labels_is_the_mean_of_what_they_may_mean(parts
     assert (best[here, 0] < seen[here, 0] - 0.5).all()  # too little, where annotations lie on the same side
 
 
+def test_turned_patches_leave_no_error_on_one_side(parts):
+    settings = parts.rounds.Settings((8, 4), 40, 8, 16, 1, 1, 1e-3, sigma=15.3, extra=0.0)
+    lacking = parts.patches.drawn_noise(300, settings.sigma, seed=0)
+    medians = [left.norm(dim=1).median() for left in parts.rounds.best_chain(settings, lacking)]
+    assert medians[0] > 15 and 1 < medians[1] < 5
+    assert medians[2] < 0.5 and medians[3] < 0.01  # nothing is diluted once errors are small
+
+
 def test_matches_are_products_at_each_displacement(parts):
     torch.manual_seed(0)
     image, drawn = torch.randn(2, 2, 3, 10, 10).unbind(0)
