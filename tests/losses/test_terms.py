@@ -428,3 +428,16 @@ def test_the_sampler_draws_sparse_regions_first():
     assert [int(b) for b in loader] == [1, 3, 2, 4, 0]
     with pytest.raises(ValueError, match="finite"):
         losses.DensitySampler(torch.tensor([1.0, float("nan")]))
+
+
+def test_batch_norms_in_training_are_warned_of_once():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), torch.randn(6, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses.group(model.eval(), x)
+    model.train()
+    with pytest.warns(UserWarning, match="update_bn"):
+        losses.group(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses.group(model, x)

@@ -147,6 +147,10 @@ def reproduce(
         said(f"{name}:")
         try:
             _run(known[name], folder, context.args)
+        except ModuleNotFoundError as missing:
+            raise Failed(
+                f"{missing}: experiments need matplotlib and more, pip install '.[figures]' in the clone."
+            ) from None
         except SystemExit as stopped:
             if stopped.code not in (None, 0):
                 failed.append(f"{name}: {stopped.code}")

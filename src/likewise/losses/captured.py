@@ -111,10 +111,10 @@ class Captured:
     def __call__(self, *batch: Any, **named: Any) -> Tensor:
         """Return the term of a batch, differentiable in the parameters."""
         if set(named) != set(self._names):
-            wanted = ", ".join(self._names) or "nothing"
+            wanted = ", ".join(f"{name}=..." for name in self._names) or "nothing by name"
             raise TypeError(
-                f"By name, every call gives {wanted}, the tensors of the example, and no option that is "
-                f"kept; found {', '.join(named) or 'nothing'}. A weight that changes can be a tensor."
+                f"Call it with the tensors that the example had: (batch, {wanted}); options are kept. "
+                f"Found by name: {', '.join(named) or 'nothing'}."
             )
         leaves, spec = _flattened(batch, {name: named[name] for name in self._names})
         recorded = self._ready()
@@ -122,6 +122,10 @@ class Captured:
         if recorded is None or wants_more or not recorded.fits(leaves, spec):
             return self._called(leaves, spec)
         return _Played.apply(recorded, leaves, *recorded.parameters)
+
+    def __repr__(self) -> str:
+        name = getattr(self._term, "__name__", type(self._term).__name__)
+        return f"Captured({name}, {'recorded' if self._recorded else 'not recorded'})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_recorded": None}  # a graph cannot be copied
@@ -154,7 +158,8 @@ class Captured:
     def _called(self, leaves: list[Any], spec: TreeSpec) -> Tensor:
         batch, named = tree_unflatten(leaves, spec)
         found = self._term(self._model, *batch, **named, **self._kept)
-        if not isinstance(found, Tensor) or found.dim() or not found.requires_grad:
+        lost = isinstance(found, Tensor) and torch.is_grad_enabled() and not found.requires_grad
+        if not isinstance(found, Tensor) or found.dim() or lost:
             raise TypeError(
                 f"A term is one number that depends on trained parameters, found {_described(found)}."
             )

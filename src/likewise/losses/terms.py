@@ -10,12 +10,15 @@ The similarity is k^C of the readout's outputs in the chosen parameters; of seve
 diagonal of K^C. Samples without a finite gradient count as similar to nothing.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.data import Samples
@@ -28,6 +31,7 @@ from likewise.recording import is_recording, most_groups
 Chosen = str | Sequence[str] | None  # which parameters
 Transform = Callable[[Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
+_warned: WeakSet[nn.Module] = WeakSet()
 
 
 def full_precision(term: Function) -> Function:
@@ -190,6 +194,7 @@ def along(
 
 def network_of(model: nn.Module | Network, readout: Readout, parameters: Chosen) -> Network:
     """Return the model with the choices made; a Network has made its own."""
+    _warn_of_running_statistics(model.model if isinstance(model, Network) else model)
     if not isinstance(model, Network):
         return Network(model, readout, parameters)
     if readout is not all_outputs or parameters is not None:
@@ -197,6 +202,19 @@ def network_of(model: nn.Module | Network, readout: Readout, parameters: Chosen)
             "A Network has its readout and parameters: choose them there, or give the bare model."
         )
     return model.exact()
+
+
+def _warn_of_running_statistics(model: nn.Module) -> None:
+    """Say once of a model that its BatchNorms are trained by other statistics than the term sees."""
+    if model in _warned or not any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
+        return
+    _warned.add(model)
+    warnings.warn(
+        "The term sees BatchNorm with its running statistics, training with those of the batch: the two can "
+        "drift apart until the model in evaluation mode is worthless. Take the statistics anew after "
+        "training (torch.optim.swa_utils.update_bn), or see docs/training.md for other ways.",
+        stacklevel=5,
+    )
 
 
 def live_batch(net: Network, x: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> Live:
