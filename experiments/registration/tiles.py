@@ -40,7 +40,8 @@ def folder(given: Path | None) -> Path:
     missing = [n for n in ("aerial-5aoi", "aerial-banepa") if not (Path(chosen) / n).is_dir()]
     if missing:
         raise SystemExit(
-            f"{chosen} has no {' and no '.join(missing)}: both folders of aerial tiles are needed."
+            f"{chosen} has no {' and no '.join(missing)}: docs/registration.md says where both come from "
+            "and how they are laid out."
         )
     return Path(chosen)
 
