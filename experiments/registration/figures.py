@@ -135,7 +135,7 @@ def _law(found: Results) -> Figure:
         axis.legend(frameon=False, loc="lower right", fontsize=8)
     bar = figure.colorbar(dots, ax=axes[1], ticks=[7, 8, 9, 10])
     bar.ax.set_yticklabels(["128", "256", "512", "1,024"])
-    bar.set_label("patches N")
+    bar.ax.set_title("N", fontsize=10)
     several = {(r["n"], r["sigma"], r["warm"]) for r in rows if r["copies"] > 1}
     for case in sorted(several)[:1]:
         _copies([r for r in rows if (r["n"], r["sigma"], r["warm"]) == case], axes[2])
@@ -236,10 +236,10 @@ def _answers(found: Results) -> Figure:
         axis.plot([-reach, reach], [-reach, reach], ":", color="gray", label="the truth")
         axis.set(
             xlabel="true displacement (pixels)",
-            title=f"scale {scale}, reach ± {reach}",
+            title=f"1/{scale}, displaced by up to ± {reach}",
             ylim=(-1.1 * reach, 1.1 * reach),
         )
-    axes[0, 0].plot([], [], "-", color="gray", lw=1, label="best for its labels")
+    axes[0, 0].plot([], [], "-", color="gray", lw=1, label="mean of its labels")
     axes[0, 0].set_ylabel("mean answer (pixels)")
     axes[0, 0].legend(frameon=False, fontsize=8)
     _bare(*axes[0])

@@ -88,7 +88,7 @@ def density(found: Results, study: Any) -> Figure | None:
             _patch(part.add_subplot(grid[0, i]), patches, patch)
         axis = part.add_subplot(grid[1, :])
         axis.hist(soft, edges, color="tab:gray", rwidth=0.9)
-        axis.set(xlabel=f"N_S of {len(soft):,} patches", title=f"round {turn + 1}")
+        axis.set(xlabel="N_S", ylabel=f"of {len(soft):,} patches", title=f"round {turn + 1}")
         axis.spines[["top", "right"]].set_visible(False)
     return figure
 
