@@ -50,7 +50,14 @@ def drawn(rows: list[dict[str, Any]], folder: Path) -> None:
 
 def _estimators(rows: list[dict[str, Any]], training: str, path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
-    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(ESTIMATORS)))
+    soft, hard = (
+        plt.get_cmap(name)(np.linspace(*ends, many))
+        for name, ends, many in (
+            ("Oranges", (0.45, 0.95), len(EXPONENTS)),
+            ("viridis", (0, 0.9), len(THRESHOLDS)),
+        )
+    )
+    colors = [np.array([0.0, 0.0, 0.0, 1.0]), *soft, *hard]  # N_S, N⁺ and N of thresholds: a family each
     for axis, centered in zip(axes, (False, True), strict=True):
         here = [r for r in rows if r["training"] == training and r["centered"] == centered]
         learned = [
@@ -64,8 +71,8 @@ def _estimators(rows: list[dict[str, Any]], training: str, path: Path) -> None:
             ]
             slope, spread = slopes(rows, training, centered, name)
             label = f"{name:8} f^{slope:.2f} ± {spread:.2f}" if math.isfinite(slope) else name
-            wide = 2.5 if name == "N_S" else 1.2
-            axis.plot(FREQUENCIES, middle, color=color, label=label, lw=wide)
+            wide, dash = 2.5 if name == "N_S" else 1.4, "-." if "⁺" in name else "-"
+            axis.plot(FREQUENCIES, middle, dash, color=color, label=label, lw=wide)
             for f, value, known in zip(FREQUENCIES, middle, learned, strict=True):
                 axis.plot(f, value, "o", color=color, ms=5, mfc=color if known else "white")
         top = max(r["estimates"]["N_S"] for r in rows if r["training"] == training)

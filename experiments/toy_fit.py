@@ -85,7 +85,8 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw the paper's two quantities, what is learned and supported, and the verdicts beside the truth."""
     figure, axes = plt.subplots(1, 4, figsize=(15, 3.9), layout="constrained")
     widths = sorted({row["width"] for row in rows})
-    for width, color in zip(widths, plt.get_cmap("viridis")(np.linspace(0, 0.9, len(widths))), strict=True):
+    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(widths)))
+    for place, (width, color) in enumerate(zip(widths, colors, strict=True)):
         here = [row for row in rows if row["width"] == width]
         for axis, name, dash in (
             (axes[0], "density", "-"),
@@ -97,14 +98,10 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
             moments = sorted({row["epochs"] for row in here})
             values = [[row[name] for row in here if row["epochs"] == e] for e in moments]
             label = f"width {width}" if dash == "-" else None
-            axis.errorbar(
-                moments,
-                [np.mean(v) for v in values],
-                [interval(v) for v in values],
-                color=color,
-                ls=dash,
-                label=label,
-            )
+            means, wide = np.array([np.mean(v) for v in values]), np.array([interval(v) for v in values])
+            inside = np.stack([np.minimum(wide, means), np.minimum(wide, 1 - means)]).clip(0)  # of a share
+            beside = np.array(moments) * 1.12**place  # so that none hides another
+            axis.errorbar(beside, means, inside, color=color, ls=dash, label=label, capsize=2)
     for row in rows:
         color = COLORS[row["verdict"]]
         axes[3].plot(row["told of new"], row["told"], "o", color=color, alpha=0.6, ms=5)
@@ -123,7 +120,7 @@ def drawn(rows: list[dict[str, Any]], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[:3]:
         axis.set(xscale="log", xlabel="epochs", ylim=(-0.05, 1.1))
-    axes[3].set(xlabel="R² on new points", ylabel="R² on training points")
+    axes[3].set(xlabel="R² on new points", ylabel="R² on training points", xlim=(-0.1, 1), ylim=(-0.1, 1))
     axes[1].legend(frameon=False, loc="lower left")
     axes[3].legend(frameon=False)
     figure.suptitle(f"From underfit to overfit: {SAMPLES} points of sin(4πα), noise {NOISE}")
