@@ -24,7 +24,7 @@ from likewise.network import Network
 from likewise.recording import recording
 
 WARM_UPS = 3  # calls before recording, in which operations are traced and libraries set up
-RECORDINGS = 3  # after so many, parameters or buffers seem to move at each step
+RECORDINGS = 3  # after so many in a row, parameters or buffers seem to move at each step
 
 
 def captured(
@@ -138,17 +138,19 @@ class Captured:
         if not trained or trained[0].device.type != "cuda" or self._recordings > RECORDINGS:
             return None
         known = self._recorded
-        if known is None or not known.reads(state):
-            self._recorded = None  # its memory first
-            self._recordings += 1
-            if self._recordings > RECORDINGS:
-                warnings.warn(
-                    "Parameters or buffers of the model lie elsewhere at each step: the term is no longer "
-                    "recorded. Write to them in place.",
-                    stacklevel=3,
-                )
-                return None
-            self._recorded = self._record(*self._example, state)
+        if known is not None and known.reads(state):
+            self._recordings = 1  # it serves: what moved before had a reason
+            return known
+        self._recorded = None  # its memory first
+        self._recordings += 1
+        if self._recordings > RECORDINGS:
+            warnings.warn(
+                "Parameters or buffers of the model lie elsewhere at each step: the term is no longer "
+                "recorded. Write to them in place.",
+                stacklevel=3,
+            )
+            return None
+        self._recorded = self._record(*self._example, state)
         return self._recorded
 
     @property
