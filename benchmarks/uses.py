@@ -2,15 +2,19 @@
 
 import re
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from records import FOLDER, lines
-from scipy.stats import spearmanr, t
+from scipy.stats import spearmanr
 
 from likewise.statistics.fit import verdict_of
+
+sys.path.append(str(Path(__file__).parent.parent / "experiments"))
+from spread import interval
 
 PAGE = Path(__file__).parent.parent / "docs" / "uses.md"
 Rows = list[dict[str, Any]]
@@ -37,13 +41,6 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], tuple[Any, ...]]) -> dict[
     for row in rows:
         found[key(row)].append(row)
     return dict(found)
-
-
-def interval(values: list[float]) -> float:
-    """Return half the width of the 95 % interval of a mean."""
-    if len(values) < 2:
-        return float("nan")
-    return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:

@@ -310,3 +310,13 @@ def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
     assert "broken: no images" in heard.err
     assert exit_code(["reproduce", "part", "--folder", str(tmp_path)]) == 2
     assert "there are: broken, one, two" in capsys.readouterr().err
+
+
+def test_a_module_that_is_missing_stops_one_experiment_and_says_what_to_install(tmp_path, capsys):
+    from likewise.cli import exit_code
+
+    (tmp_path / "first.py").write_text("import no_such_module\n\ndef main(): pass\n")
+    (tmp_path / "second.py").write_text("print('second ran')\n\ndef main(): pass\n")
+    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "second ran" in told.out and "no_such_module" in told.err and "[figures]" in told.err

@@ -1,0 +1,50 @@
+"""How alike samples are inside groups: counted as they come, or by operations that can be recorded."""
+
+import torch
+from torch import Tensor
+
+from likewise.gradients import Live
+from likewise.recording import is_recording, most_groups
+
+
+def similarity_inside(found: Live, groups: Tensor | None) -> Tensor:
+    """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
+    n, device = len(found.own), found.own.device
+    if groups is None and not is_recording():
+        return _mean_similarity(found, [torch.arange(n, device=device)] if n > 1 else [])
+    groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
+    if groups.shape != (n,):
+        raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
+    groups = groups.to(device)
+    return _recorded_similarity(found, groups) if is_recording() else _mean_similarity(found, _places(groups))
+
+
+def _places(groups: Tensor) -> list[Tensor]:
+    """Return the places of the samples of each group that has a pair, small groups first."""
+    counts = groups.unique(return_counts=True)[1].tolist()
+    found = groups.argsort(stable=True).split(counts)
+    return sorted((places for places in found if len(places) > 1), key=len)
+
+
+def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:
+    """Return the mean over groups of the mean k^C of different samples in each."""
+    if not groups:
+        return found.own.sum() * 0
+    ranks = found.root.rank
+    own = torch.stack([ranks[at].sum() for at in groups])
+    pairs = torch.tensor([len(at) * (len(at) - 1) for at in groups], device=own.device)
+    return ((found.sums(groups) - own) / found.d / pairs).mean()
+
+
+def _recorded_similarity(found: Live, groups: Tensor) -> Tensor:
+    """Return the same by operations that do not depend on how many groups there are, nor on their sizes."""
+    same = groups[:, None] == groups
+    sizes = same.sum(1)
+    leads = ~same.tril(-1).any(1)  # the first sample of each group stands for it
+    sizes, order = torch.where(leads, sizes, 0).sort(descending=True, stable=True)
+    most = max(1, min(len(groups) // 2, most_groups()))  # no more than half as many groups have a pair
+    members, sizes = same[order[:most]].to(found.own), sizes[:most].to(found.own)
+    several = sizes > 1
+    weights = several / (sizes * (sizes - 1)).clamp(min=1) / several.sum().clamp(min=1)
+    own = members @ found.root.rank.to(found.own)
+    return (found.weighted_sums(members, weights) - (weights * own).sum()) / found.d
