@@ -103,7 +103,7 @@ def test_a_recorded_term_is_the_term(name, monkeypatch):
 
 
 def test_a_recorded_term_of_several_outputs_is_refused():
-    model, x = nn.Linear(3, 2).cuda(), torch.randn(4, 3).cuda()
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).cuda(), torch.randn(4, 3).cuda()
     with pytest.raises(ValueError, match="readout of one output"):
         losses.captured(losses.group, model, x)
     for term, batch in ((losses.along, (x, torch.sin)), (losses.two_batches, (x[:2], x[2:]))):
