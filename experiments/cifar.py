@@ -3,7 +3,7 @@
 Paired runs as in experiments/mnist.py, mixed mini-batches of 16 a side; each term at a tenth of its
 usual weight and at a hundredth (at the usual one nothing is learned). The terms are taken in evaluation mode,
 with batch normalization's running statistics, the loss in training mode; accuracy with statistics taken anew.
-The results kept of ResNet-18 are older: of its running statistics, under a name that says so. For a GPU.
+For a GPU.
 
     likewise reproduce cifar --data DIR       results are added to experiments/results/cifar.jsonl
     likewise reproduce cifar --draw           the figure, from the results that are there
@@ -11,17 +11,18 @@ The results kept of ResNet-18 are older: of its running statistics, under a name
 
 import copy
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from mnist import Cell, Images, add, lines, options, order, read
+from mnist import Cell, Images, order, read
+from settings import lines, measure_all, options
 from stacks import TERMS, Residual, Term, label_against_mean
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
-from tqdm import tqdm
 
 from likewise import losses
 
@@ -144,15 +145,14 @@ def evaluated(model: nn.Module, given: Images) -> int:
     return int((found == given.truth).sum())
 
 
-def run(todo: list[Cell], file: Path, given: Images) -> None:
-    """Train what has no result in the file yet, and add it."""
-    done = [line["cell"] for line in lines(file)]
-    for cell in tqdm([c for c in todo if c._asdict() not in done], desc="settings", disable=None):
-        moments = np.unique(np.linspace(0, cell.steps, 11).round().astype(int)).tolist()
-        begun = time.perf_counter()
-        right = np.array([trained(cell, r, given, moments) for r in range(cell.runs)]).T.tolist()
-        seconds = round(time.perf_counter() - begun, 1)
-        add(file, cell, {"steps": moments, "right": right, "tests": len(given.test), "seconds": seconds})
+def measured(cell: Cell, folder: Path, device: str, tests: int) -> dict[str, Any]:
+    """Train one setting."""
+    given = read("cifar10", folder, device, tests, cell.samples)
+    moments = np.unique(np.linspace(0, cell.steps, 11).round().astype(int)).tolist()
+    begun = time.perf_counter()
+    right = np.array([trained(cell, r, given, moments) for r in range(cell.runs)]).T.tolist()
+    seconds = round(time.perf_counter() - begun, 1)
+    return {"steps": moments, "right": right, "tests": len(given.test), "seconds": seconds}
 
 
 def drawn(found: list[dict[str, Any]], folder: Path) -> None:
@@ -188,21 +188,19 @@ def main() -> None:
     file = out / "cifar.jsonl"
     if not given.draw:
         torch.set_num_threads(1)
-        first, every = (int(v) for v in given.part.split("/"))
         todo = cells(5, 200, given.samples)
         if given.quick:
             todo = [cell for cell in cells(2, 4, given.samples) if cell.net == "VGG"][:3]
         tests = 200 if given.quick else TESTS
-        data = read("cifar10", given.data, given.device, tests, given.samples)
-        run(todo[first - 1 :: every], file, data)
-    if given.part == "1/1":
-        import mnist_figures
+        measure = partial(measured, folder=given.data, device=given.device, tests=tests)
+        measure_all(todo, file, measure, given.processes)
+    import mnist_figures
 
-        if not lines(file):
-            raise SystemExit(f"There are no results in {out} to draw.")
-        drawn(lines(file), out)
-        mnist_figures.told(lines(file))
-        print(f"results and figures: {out}")
+    if not lines(file):
+        raise SystemExit(f"There are no results in {out} to draw.")
+    drawn(lines(file), out)
+    mnist_figures.told(lines(file))
+    print(f"results and figures: {out}")
 
 
 if __name__ == "__main__":

@@ -11,22 +11,22 @@ drawn. The figure is the mean test accuracy over the first 150 steps; all test i
     likewise reproduce mnist --draw                  figures from the results that are there
 
 Results are added to experiments/results/mnist.jsonl (`--out`), a line per setting: a run that was stopped
-goes on, and `--part i/k` shares the settings among processes.
+goes on, and `--processes 12` measures twelve at a time (on a GPU: start NVIDIA's MPS before, which lets
+processes share it; `nvidia-cuda-mps-control -d`).
 """
 
-import argparse
-import json
 import time
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from data import data_option, scaled
+from data import scaled
+from settings import lines, measure_all, options
 from stacks import TERMS, Residual, Stack, Term, label_against_mean, step_loss
 from torch import Tensor, nn
 from torch.func import functional_call
-from tqdm import tqdm
 
 import likewise as lw
 
@@ -125,6 +125,7 @@ class Images(NamedTuple):
     truth: Tensor
 
 
+@cache
 def read(name: str, folder: Path, device: str, tests: int | None, samples: int | None = None) -> Images:
     parts = [*scaled(name, folder, count=samples), *scaled(name, folder, "test", count=tests)]
     return Images(*(part.to(device) for part in parts))
@@ -212,48 +213,27 @@ def trained(cell: Cell, given: Images, points: int, followed: int = SIMILAR) -> 
     return {**found, "tests": len(given.test), "seconds": round(time.perf_counter() - begun, 1)}
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    """Return the results in a file, one a line; a last line that was not finished is none."""
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+def measured(cell: Cell, folder: Path, device: str, tests: int, points: int, followed: int) -> dict[str, Any]:
+    """Train one setting."""
+    found = read(cell.data, folder, device, tests)
+    return trained(cell, found, points, followed if cell.study == "main" else 0)
 
 
-def add(file: Path, cell: Cell, found: dict[str, Any]) -> None:
-    with file.open("a") as out:
-        out.write(json.dumps({"cell": cell._asdict(), **found}) + "\n")
-
-
-def run(todo: list[Cell], file: Path, folder: Path, device: str, quick: bool, tests: int = 10_000) -> None:
+def run(
+    todo: list[Cell],
+    file: Path,
+    folder: Path,
+    device: str,
+    quick: bool,
+    tests: int = 10_000,
+    processes: int = 1,
+) -> None:
     """Train what has no result in the file yet, and add it."""
-    done, every = [line["cell"] for line in lines(file)], len(todo)
-    todo = [cell for cell in todo if cell._asdict() not in done]
-    if len(todo) < every:
-        print(f"{every - len(todo)} of {every} settings are in {file} already")
-    known: dict[str, Images] = {}
     points, tests, followed = (10, 1000, 2) if quick else (30, tests, SIMILAR)
-    for cell in tqdm(todo, desc="settings", disable=None):
-        if cell.data not in known:
-            known[cell.data] = read(cell.data, folder, device, tests)
-        found = trained(cell, known[cell.data], points, followed if cell.study == "main" else 0)
-        add(file, cell, found)
-
-
-def options(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with what the experiments on images have in common."""
-    arguments = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    size = arguments.add_mutually_exclusive_group()
-    size.add_argument(
-        "--quick", action="store_true", help="small: does it work, and which way does it point?"
-    )
-    size.add_argument("--full", action="store_true", help="the same as without")
-    arguments.add_argument("--draw", action="store_true", help="draw figures again, train nothing")
-    arguments.add_argument("--part", default="1/1", help="i/k: every k-th setting from the i-th")
-    arguments.add_argument("--out", type=Path, default=None, help="where results and figures go")
-    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    data_option(arguments)
-    return arguments
+    how = {"folder": folder, "device": device, "tests": tests, "points": points, "followed": followed}
+    if processes > 1:  # the longest first
+        todo = sorted(todo, key=lambda cell: -cell.runs * cell.steps * cell.batch)
+    measure_all(todo, file, partial(measured, **how), processes)
 
 
 def main() -> None:
@@ -271,22 +251,20 @@ def main() -> None:
     file = out / "mnist.jsonl"
     if not given.draw:
         torch.set_num_threads(1)
-        first, every = (int(v) for v in given.part.split("/"))
         todo = [cell for cell in (quick_cells() if given.quick else cells()) if given.only in cell.study]
         if not todo:
             known = ", ".join(dict.fromkeys(cell.study for cell in cells()))
             raise SystemExit(f"There is no study {given.only!r}; there are: {known}.")
         if given.runs:
             todo = [cell._replace(runs=given.runs) for cell in todo]
-        run(todo[first - 1 :: every], file, given.data, given.device, given.quick, given.tests)
-    if given.part == "1/1":
-        import mnist_figures
+        run(todo, file, given.data, given.device, given.quick, given.tests, given.processes)
+    import mnist_figures
 
-        if not lines(file):
-            raise SystemExit(f"There are no results in {out} to draw.")
-        mnist_figures.drawn(lines(file), out)
-        mnist_figures.told(lines(file))
-        print(f"results and figures: {out}")
+    if not lines(file):
+        raise SystemExit(f"There are no results in {out} to draw.")
+    mnist_figures.drawn(lines(file), out)
+    mnist_figures.told(lines(file))
+    print(f"results and figures: {out}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ gradients of the samples: what the training terms of the paper compare.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,13 +85,41 @@ def _run(net: nn.Sequential, parameters: Iterator[Tensor], x: Tensor) -> Tensor:
 
 
 def _convolved(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the convolution, stride 1, by shifted images: F.unfold would start a kernel for each image."""
+    """Return the convolution, stride 1, as a product with patches: each network has its kernel."""
     pad, side = int(layer.padding[0]), layer.kernel_size[0]
     x = F.pad(x, [pad] * 4)
     size = x.shape[-1] - side + 1
-    shifted = [x[..., i : i + size, j : j + size] for i in range(side) for j in range(side)]
-    patches = torch.stack(shifted, 3).flatten(4).flatten(2, 3)
-    return (_times(weight.flatten(3), patches) + bias[..., None]).unflatten(-1, (size, size))
+    found = _times(weight.flatten(3), _Patches.apply(x, side)) + bias[..., None]
+    return found.unflatten(-1, (size, size))
+
+
+class _Patches(torch.autograd.Function):
+    """Square patches of images (r, b, c, h, h) as columns (r, b, c · side², p); by one copy.
+
+    F.unfold would start a kernel for each image, and its derivative another.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, side: int) -> Tensor:
+        ctx.sizes = (x.shape[-1], side)
+        return x.unfold(3, side, 1).unfold(4, side, 1).permute(0, 1, 2, 5, 6, 3, 4).flatten(5).flatten(2, 4)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None]:
+        return _Folded.apply(given[0], *ctx.sizes), None
+
+
+class _Folded(torch.autograd.Function):
+    """The derivative of `_Patches`: columns are added up where they came from."""
+
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, size: int, side: int) -> Tensor:
+        ctx.side = side
+        return F.fold(columns.flatten(0, 1), size, side).unflatten(0, columns.shape[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None, None]:
+        return _Patches.apply(given[0], ctx.side), None, None
 
 
 def _times(weight: Tensor, columns: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -226,9 +227,10 @@ def test_every_figure_is_drawn_whatever_the_order_of_results(mnist, tmp_path, ca
     )
 
 
-def test_cifar_terms_and_figure(experiments, tmp_path):
+def test_cifar_terms_and_figure(experiments, tmp_path, monkeypatch):
     import cifar
-    from mnist import Images, lines
+    from mnist import Images
+    from settings import lines, measure_all
 
     torch.manual_seed(0)
     x, y = torch.randn(40, 3, 32, 32), torch.arange(40) % 10
@@ -237,7 +239,10 @@ def test_cifar_terms_and_figure(experiments, tmp_path):
     one = cifar.term_of(model, "-cos", x[:8], y[:8]) + cifar.term_of(model, "+cos", x[:8], y[:8])
     assert abs(float(one.detach())) < 1e-6  # one attracts as the other repels
     todo = [cell._replace(net="VGG", batch=2) for cell in cifar.cells(2, 1, 40)[:2]]
-    cifar.run(todo, tmp_path / "cifar.jsonl", given)
+    monkeypatch.setattr(cifar, "read", lambda *_: given)
+    measure_all(
+        todo, tmp_path / "cifar.jsonl", partial(cifar.measured, folder=tmp_path, device="cpu", tests=10)
+    )
     found = lines(tmp_path / "cifar.jsonl")
     assert [line["steps"] for line in found] == [[0, 1]] * 2 and np.shape(found[0]["right"]) == (2, 2)
     cifar.drawn(found, tmp_path)
