@@ -31,6 +31,7 @@ from torch.func import functional_call
 import likewise as lw
 
 EARLY = 150  # steps, over which accuracy is averaged
+POINTS = 15  # moments after the beginning, at which accuracy is looked at
 SIMILAR = 8  # runs whose similarities are followed
 AT_ONCE = 20  # runs, where every sample has its copy of the parameters
 
@@ -226,10 +227,11 @@ def run(
     device: str,
     quick: bool,
     tests: int = 10_000,
+    points: int = POINTS,
     processes: int = 1,
 ) -> None:
     """Train what has no result in the file yet, and add it."""
-    points, tests, followed = (10, 1000, 2) if quick else (30, tests, SIMILAR)
+    points, tests, followed = (10, 1000, 2) if quick else (points, tests, SIMILAR)
     how = {"folder": folder, "device": device, "tests": tests, "points": points, "followed": followed}
     if processes > 1:  # the longest first
         todo = sorted(todo, key=lambda cell: -cell.runs * cell.steps * cell.batch)
@@ -245,6 +247,9 @@ def main() -> None:
         "--runs", type=int, default=None, help="of each setting, instead of its own number"
     )
     arguments.add_argument("--tests", type=int, default=10_000, help="the first so many test images")
+    arguments.add_argument(
+        "--points", type=int, default=POINTS, help="moments at which accuracy is taken; kept results: 30"
+    )
     given = arguments.parse_args()
     out = given.out or Path("out/mnist-quick" if given.quick else "experiments/results")
     out.mkdir(parents=True, exist_ok=True)
@@ -257,7 +262,8 @@ def main() -> None:
             raise SystemExit(f"There is no study {given.only!r}; there are: {known}.")
         if given.runs:
             todo = [cell._replace(runs=given.runs) for cell in todo]
-        run(todo, file, given.data, given.device, given.quick, given.tests, given.processes)
+        how = (given.tests, given.points, given.processes)
+        run(todo, file, given.data, given.device, given.quick, *how)
     import mnist_figures
 
     if not lines(file):
