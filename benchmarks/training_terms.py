@@ -1,9 +1,10 @@
 """What does a training step cost with each term, in plain steps?
 
 A plain step is forward, cross entropy, backward and SGD. A step with a term adds it to the loss, from the
-same forward pass where the term can share it; on a GPU also as `losses.captured` plays it, beside a main loss
-that is called as usual or played too. Beside it the naive way: each sample's gradient by vmap(grad),
-kept in the graph. Random images; the paper's net for MNIST, and a ResNet-18 for 32 × 32.
+same forward pass where the term can share it; on a GPU also as `losses.captured` plays it: beside a main loss
+that is called as usual, beside one that is played too, or both as one. Beside it the naive way: each sample's
+gradient by vmap(grad), kept in the graph. Random images; the paper's net for MNIST, and a ResNet-18 for
+32 × 32.
 
     python benchmarks/training_terms.py                    one CPU thread, about 5 minutes
     python benchmarks/training_terms.py --device cuda
@@ -61,22 +62,17 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
 
         return run
 
-    def shared(term: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], Tensor]:
-        def loss() -> Tensor:
-            value, logits = term()
-            return (
-                F.cross_entropy(torch.cat(logits) if isinstance(logits, tuple) else logits, y) + 0.1 * value
-            )
+    def with_group(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        value, logits = losses.group(model, x, y, y, outputs=True, **chosen)
+        return F.cross_entropy(logits, y) + 0.1 * value
 
-        return loss
+    def with_halves(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        halves = x[:half], x[half:], y[:half], y[half:]
+        value, logits = losses.two_batches(model, *halves, outputs=True, **chosen)
+        return F.cross_entropy(torch.cat(logits), y) + 0.1 * value
 
     def apart(term: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return lambda: F.cross_entropy(model(x), y) + 0.1 * term()
-
-    def halves(**options: str) -> tuple[Tensor, Tensor]:
-        return losses.two_batches(
-            model, x[:half], x[half:], y[:half], y[half:], outputs=True, **options, **chosen
-        )
 
     def recorded(term: Callable[..., Tensor], *batch: Tensor, **named: Tensor) -> Callable[[], Tensor]:
         played = losses.captured(term, model, *batch, **named, most_groups=5, **chosen)
@@ -84,10 +80,10 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
 
     found = {
         "plain": step(lambda: F.cross_entropy(model(x), y)),
-        "group": step(shared(lambda: losses.group(model, x, y, y, outputs=True, **chosen))),
+        "group": step(lambda: with_group(model, x, y)),
         "group, forward of its own": step(apart(lambda: losses.group(model, x, y, y, **chosen))),
         "naive group": step(apart(lambda: naive_group(model, x, y))),
-        "two_batches": step(shared(halves)),
+        "two_batches": step(lambda: with_halves(model, x, y)),
         "pair": step(apart(lambda: losses.pair(model, x[:half], x[half:], y[:half], y[half:], **chosen))),
         "orbit": step(
             apart(lambda: losses.orbit(model, x[:half], [lambda x: x.flip(3)], y[:half], **chosen))
@@ -99,6 +95,7 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
         return found
     plain = losses.captured(lambda model, x, y: F.cross_entropy(model(x), y), model, x, y)
     group = recorded(losses.group, x, y, labels=y)
+    as_one = [losses.captured(loss, model, x, y, most_groups=5) for loss in (with_group, with_halves)]
     two = recorded(losses.two_batches, x[:half], x[half:], labels_a=y[:half], labels_b=y[half:])
     return {
         **found,
@@ -107,6 +104,8 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
         "two_batches, recorded": step(apart(two)),
         "plain and group, recorded": step(lambda: plain(x, y) + 0.1 * group()),
         "plain and two_batches, recorded": step(lambda: plain(x, y) + 0.1 * two()),
+        "plain and group, recorded as one": step(lambda: as_one[0](x, y)),
+        "plain and two_batches, recorded as one": step(lambda: as_one[1](x, y)),
     }
 
 

@@ -250,7 +250,10 @@ def main() -> None:
     arguments.add_argument(
         "--points", type=int, default=POINTS, help="moments at which accuracy is taken; kept results: 30"
     )
+    arguments.add_argument("--against", type=Path, help="a file of other results, to compare with")
     given = arguments.parse_args()
+    if given.against and not lines(given.against):
+        raise SystemExit(f"There are no results in {given.against} to compare with.")
     out = given.out or Path("out/mnist-quick" if given.quick else "experiments/results")
     out.mkdir(parents=True, exist_ok=True)
     file = out / "mnist.jsonl"
@@ -270,6 +273,8 @@ def main() -> None:
         raise SystemExit(f"There are no results in {out} to draw.")
     mnist_figures.drawn(lines(file), out)
     mnist_figures.told(lines(file))
+    if given.against:
+        mnist_figures.compared(lines(file), lines(given.against))
     print(f"results and figures: {out}")
 
 

@@ -255,6 +255,25 @@ def _long(lines: list[Line], path: Path) -> None:
     finish(figure, path)
 
 
+def compared(lines: list[Line], others: list[Line]) -> None:
+    """Print how far what the terms add agrees with other results of the same settings."""
+    agreeing, apart = 0, []
+    for line in sorted_lines(lines):
+        cell = line["cell"]
+        of = final if cell["study"] == "long" else areas
+        pair = [gains(one, all_, of) for all_ in (lines, others) for one in found(all_, **cell)]
+        if cell["term"] == "none" or len(pair) != 2 or pair[0] is None or pair[1] is None:
+            continue
+        (mine, wide), (theirs, other) = ((float(gain.mean()), interval(gain)) for gain in pair)
+        is_near = abs(mine - theirs) <= np.hypot(wide, other)
+        agreeing += bool(is_near)
+        if not is_near or (abs(mine) > wide) != (abs(theirs) > other):
+            about = f"{cell['study']} {shape(cell)} {cell['term']} × {cell['weight']:g}"
+            apart.append(f"{about}: {mine:+.2f} ± {wide:.2f}, there {theirs:+.2f} ± {other:.2f}")
+    print(f"{agreeing} effects agree within the joint interval; further apart, or told from zero only once:")
+    print("\n".join(apart) or "none")
+
+
 def told(lines: list[Line]) -> None:
     """Print what each term adds in each setting."""
     print("mean test accuracy over the steps (study long: at the end), %, and what the term adds, points")

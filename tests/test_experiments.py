@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,33 @@ def test_gains_are_paired(mnist):
     np.testing.assert_allclose(figures.areas(none), [15, 40])
     np.testing.assert_allclose(figures.gains(term, [none, term]), [2, 1])
     assert figures.gains(term, [term]) is None
+
+
+def test_two_runs_of_the_same_settings_are_compared(mnist, capsys):
+    import mnist_figures as figures
+
+    def results(**added):
+        found = []
+        for term, points in {"none": 0, **added}.items():
+            cell = mnist.Cell("main", term, runs=4, steps=2)._asdict()
+            right = [[10, 11, 12, 13], [20 + points + i % 2 for i in range(4)]]
+            found.append({"cell": cell, "steps": [0, 2], "right": right, "tests": 100})
+        found[0]["right"][1] = [20, 20, 20, 20]
+        return found
+
+    figures.compared(results(ratio=5, group=9), results(ratio=5, group=-9))
+    said = capsys.readouterr().out
+    assert said.startswith("1 effects agree") and said.count(", there ") == 1 and "group × 1: +4.75" in said
+
+
+def test_settings_are_measured_side_by_side(mnist, tmp_path):
+    import settings
+
+    todo = [mnist.Cell("s", "none", samples=n) for n in (3, 1, 2)]
+    settings.measure_all(todo, tmp_path / "f.jsonl", methodcaller("_asdict"), processes=2)
+    found = settings.lines(tmp_path / "f.jsonl")
+    assert sorted(line["samples"] for line in found) == [1, 2, 3]
+    assert all(line["cell"]["samples"] == line["samples"] for line in found)
 
 
 def test_data_that_is_not_there_or_not_the_same_is_refused(experiments, tmp_path):
