@@ -1,12 +1,12 @@
 """The paper's training term on CIFAR-10: VGG and ResNet-18, with and without, by likewise's own losses.
 
 Paired runs as in experiments/mnist.py, mixed mini-batches of 16 a side; each term at a tenth of its
-usual weight and at a hundredth (at the usual one nothing is learned). The terms are taken in evaluation mode,
+usual weight and at a hundredth. The terms are taken in evaluation mode,
 with batch normalization's running statistics, the loss in training mode; accuracy with statistics taken anew.
-For a GPU.
+For a GPU. The third part of the figure is of earlier runs of ResNet-18, judged with running statistics.
 
-    likewise reproduce cifar --data DIR       results are added to experiments/results/cifar.jsonl
-    likewise reproduce cifar --draw           the figure, from the results that are there
+    likewise reproduce cifar --data DIR --out out/cifar --processes 12
+    likewise reproduce cifar --draw           the figure, from the results that are kept
 """
 
 import copy
@@ -26,7 +26,7 @@ from torch.optim.swa_utils import update_bn
 
 from likewise import losses
 
-WEIGHTS = (0.01, 0.1)  # in units of the usual one of MNIST, at which nothing is learned here
+WEIGHTS = (0.01, 0.1)  # in units of the usual one of MNIST
 SAMPLES, TESTS = 3000, 1500  # 200 steps draw 6,400 images
 RATE = {"VGG": 3e-4, "ResNet-18": 1e-3}
 
@@ -83,7 +83,7 @@ def resnet18() -> nn.Sequential:
 
 
 NETS = {"VGG": vgg, "ResNet-18": resnet18}
-FORMER = "ResNet-18, running statistics"  # as results are kept: a term leaves these behind
+FORMER = "ResNet-18, running statistics"  # earlier results, which a term spoils: no longer measured
 
 
 def cells(runs: int, steps: int, samples: int) -> list[Cell]:
@@ -194,12 +194,12 @@ def main() -> None:
         tests = 200 if given.quick else TESTS
         measure = partial(measured, folder=given.data, device=given.device, tests=tests)
         measure_all(todo, file, measure, given.processes)
-    import mnist_figures
+    import mnist_words
 
     if not lines(file):
         raise SystemExit(f"There are no results in {out} to draw.")
     drawn(lines(file), out)
-    mnist_figures.told(lines(file))
+    mnist_words.told(lines(file))
     print(f"results and figures: {out}")
 
 

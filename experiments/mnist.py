@@ -7,12 +7,13 @@ drawn. The figure is the mean test accuracy over the first 150 steps; all test i
 
     likewise reproduce mnist --quick --data DIR      two minutes on a laptop: six runs of 50 steps, batches of
                                                      1, accuracy on 1,000 test images
-    likewise reproduce mnist --data DIR              everything, on a GPU; an hour or more of one process
-    likewise reproduce mnist --draw                  figures from the results that are there
+    likewise reproduce mnist --data DIR --out out/mnist --processes 14
+                                                     everything, on a GPU: about ten minutes of an H200
+    likewise reproduce mnist --draw                  figures from the results that are kept
 
-Results are added to experiments/results/mnist.jsonl (`--out`), a line per setting: a run that was stopped
-goes on, and `--processes 12` measures twelve at a time (on a GPU: start NVIDIA's MPS before, which lets
-processes share it; `nvidia-cuda-mps-control -d`).
+Results are added to mnist.jsonl in `--out`, a line per setting: a run that was stopped goes on. Without
+`--out` that is experiments/results, where nothing is missing. Processes share a GPU well if NVIDIA's MPS was
+started before (`nvidia-cuda-mps-control -d`); each takes up to 8 GB of its memory.
 """
 
 import time
@@ -31,7 +32,7 @@ from torch.func import functional_call
 import likewise as lw
 
 EARLY = 150  # steps, over which accuracy is averaged
-POINTS = 15  # moments after the beginning, at which accuracy is looked at
+POINTS = 30  # moments after the beginning, at which accuracy is looked at
 SIMILAR = 8  # runs whose similarities are followed
 AT_ONCE = 20  # runs, where every sample has its copy of the parameters
 
@@ -186,7 +187,10 @@ def scores(name: str) -> Any:
 
 
 def trained(cell: Cell, given: Images, points: int, followed: int = SIMILAR) -> dict[str, Any]:
-    """Return the accuracy of every run at `points` moments, and similarities of some at five."""
+    """Return the accuracy of every run, before the first step and at `points` moments after.
+
+    And the similarities of the first `followed` runs, at six of these.
+    """
     device = str(given.x.device)
     stack = Stack.made(NETS[cell.net], list(range(cell.runs)), device)
     orders = [order(cell, run, given.y.cpu().numpy()) for run in range(cell.runs)]
@@ -216,8 +220,8 @@ def trained(cell: Cell, given: Images, points: int, followed: int = SIMILAR) -> 
 
 def measured(cell: Cell, folder: Path, device: str, tests: int, points: int, followed: int) -> dict[str, Any]:
     """Train one setting."""
-    found = read(cell.data, folder, device, tests)
-    return trained(cell, found, points, followed if cell.study == "main" else 0)
+    given = read(cell.data, folder, device, tests)
+    return trained(cell, given, points, followed if cell.study == "main" else 0)
 
 
 def run(
@@ -226,16 +230,16 @@ def run(
     folder: Path,
     device: str,
     quick: bool,
-    tests: int = 10_000,
-    points: int = POINTS,
+    tests: int | None = None,
+    points: int | None = None,
     processes: int = 1,
 ) -> None:
     """Train what has no result in the file yet, and add it."""
-    points, tests, followed = (10, 1000, 2) if quick else (points, tests, SIMILAR)
-    how = {"folder": folder, "device": device, "tests": tests, "points": points, "followed": followed}
+    usual = (10, 1000, 2) if quick else (POINTS, 10_000, SIMILAR)
+    how = {"folder": folder, "device": device, "tests": tests or usual[1], "points": points or usual[0]}
     if processes > 1:  # the longest first
         todo = sorted(todo, key=lambda cell: -cell.runs * cell.steps * cell.batch)
-    measure_all(todo, file, partial(measured, **how), processes)
+    measure_all(todo, file, partial(measured, followed=usual[2], **how), processes)
 
 
 def main() -> None:
@@ -246,10 +250,8 @@ def main() -> None:
     arguments.add_argument(
         "--runs", type=int, default=None, help="of each setting, instead of its own number"
     )
-    arguments.add_argument("--tests", type=int, default=10_000, help="the first so many test images")
-    arguments.add_argument(
-        "--points", type=int, default=POINTS, help="moments at which accuracy is taken; kept results: 30"
-    )
+    arguments.add_argument("--tests", type=int, help="the first so many test images, instead of all")
+    arguments.add_argument("--points", type=int, help=f"moments at which accuracy is taken, usually {POINTS}")
     arguments.add_argument("--against", type=Path, help="a file of other results, to compare with")
     given = arguments.parse_args()
     if given.against and not lines(given.against):
@@ -265,16 +267,17 @@ def main() -> None:
             raise SystemExit(f"There is no study {given.only!r}; there are: {known}.")
         if given.runs:
             todo = [cell._replace(runs=given.runs) for cell in todo]
-        how = (given.tests, given.points, given.processes)
-        run(todo, file, given.data, given.device, given.quick, *how)
+        chosen = (given.quick, given.tests, given.points, given.processes)
+        run(todo, file, given.data, given.device, *chosen)
     import mnist_figures
+    import mnist_words
 
     if not lines(file):
         raise SystemExit(f"There are no results in {out} to draw.")
     mnist_figures.drawn(lines(file), out)
-    mnist_figures.told(lines(file))
+    mnist_words.told(lines(file))
     if given.against:
-        mnist_figures.compared(lines(file), lines(given.against))
+        mnist_words.compared(lines(file), lines(given.against))
     print(f"results and figures: {out}")
 
 

@@ -1,4 +1,4 @@
-"""Figures and figures in words of experiments/mnist.py, from its results."""
+"""Figures of experiments/mnist.py, from its results."""
 
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def plain(line: Line, lines: list[Line]) -> Line | None:
             for k in ("batch", "mixed", "data", "net", "samples", "noise", "steps")
         )
         and other["cell"]["runs"] >= line["cell"]["runs"]
+        and (other["steps"], other["tests"]) == (line["steps"], line["tests"])
     ]
     return pairs[0] if pairs else None
 
@@ -170,7 +171,7 @@ def _legend(figure: Any, axes: Any) -> None:
     figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=3, frameon=False)
 
 
-def settings(lines: list[Line]) -> dict[str, list[Line]]:
+def by_setting(lines: list[Line]) -> dict[str, list[Line]]:
     """Return the lines with weight 1 by name of the setting, those of no term left out."""
     rows: dict[str, list[Line]] = {}
     for line in lines:
@@ -187,7 +188,7 @@ def settings(lines: list[Line]) -> dict[str, list[Line]]:
 
 
 def _forest(lines: list[Line], path: Path) -> None:
-    rows = settings(lines)
+    rows = by_setting(lines)
     figure, axis = plt.subplots(figsize=(8.5, 0.48 * len(rows) + 1.6), layout="constrained")
     for place, here in enumerate(rows.values()):
         for line in here:
@@ -253,38 +254,3 @@ def _long(lines: list[Line], path: Path) -> None:
     steps, runs = here[0]["cell"]["steps"], here[0]["cell"]["runs"]
     figure.suptitle(f"After {steps:,} steps of mixed batches of 16, {runs} runs, 95 % intervals")
     finish(figure, path)
-
-
-def compared(lines: list[Line], others: list[Line]) -> None:
-    """Print how far what the terms add agrees with other results of the same settings."""
-    agreeing, apart = 0, []
-    for line in sorted_lines(lines):
-        cell = line["cell"]
-        of = final if cell["study"] == "long" else areas
-        pair = [gains(one, all_, of) for all_ in (lines, others) for one in found(all_, **cell)]
-        if cell["term"] == "none" or len(pair) != 2 or pair[0] is None or pair[1] is None:
-            continue
-        (mine, wide), (theirs, other) = ((float(gain.mean()), interval(gain)) for gain in pair)
-        is_near = abs(mine - theirs) <= np.hypot(wide, other)
-        agreeing += bool(is_near)
-        if not is_near or (abs(mine) > wide) != (abs(theirs) > other):
-            about = f"{cell['study']} {shape(cell)} {cell['term']} × {cell['weight']:g}"
-            apart.append(f"{about}: {mine:+.2f} ± {wide:.2f}, there {theirs:+.2f} ± {other:.2f}")
-    print(f"{agreeing} effects agree within the joint interval; further apart, or told from zero only once:")
-    print("\n".join(apart) or "none")
-
-
-def told(lines: list[Line]) -> None:
-    """Print what each term adds in each setting."""
-    print("mean test accuracy over the steps (study long: at the end), %, and what the term adds, points")
-    print(
-        "ratio: the paper's term as written; +cos: as in the published code; × weight, 1 being the usual one"
-    )
-    for line in sorted_lines(lines):
-        cell = line["cell"]
-        about = f"{cell['study']:8} {cell['data']:13} {cell['net']:18} {shape(cell):20}"
-        extra = f" n {cell['samples']} noise {cell['noise']}" if cell["study"] == "long" else ""
-        values, of = (final(line), final) if cell["study"] == "long" else (areas(line), areas)
-        gain = None if cell["term"] == "none" else gains(line, lines, of)
-        adds = "" if gain is None else f"  adds {gain.mean():+.2f} ± {interval(gain):.2f}"
-        print(f"{about} {cell['term']:5} × {cell['weight']:<5g}{extra} {values.mean():.2f}{adds}")

@@ -24,31 +24,59 @@ Measure = Callable[[Any], Found]
 
 
 def lines(file: Path) -> list[Found]:
-    """Return the results in a file, one a line; a last line that was not finished is none."""
+    """Return the results in a file, the last of each setting; a line that was not finished is none."""
     text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return list({json.dumps(line["cell"]): line for line in found}.values())
 
 
 def measure_all(todo: Sequence[Setting], file: Path, measure: Measure, processes: int = 1) -> None:
-    """Add to the file what is found of every setting that has no result in it yet."""
+    """Add to the file what is found of every setting that has no result in it yet.
+
+    If some fail, what is found of the others is added before that is said.
+    """
+    _drop_half_line(file)
     done = [line["cell"] for line in lines(file)]
     left = [setting for setting in todo if setting._asdict() not in done]
     if len(left) < len(todo):
         print(f"{len(todo) - len(left)} of {len(todo)} settings are in {file} already")
     results = _side_by_side(left, measure, processes) if processes > 1 else ((s, measure(s)) for s in left)
+    failed = []
     for setting, found in tqdm(results, desc="settings", total=len(left), disable=None):
+        if isinstance(found, Exception):
+            failed.append(f"{setting}: {type(found).__name__}: {found}")
+            continue
         with file.open("a") as out:
             out.write(json.dumps({"cell": setting._asdict(), **found}) + "\n")
+    if failed:
+        raise SystemExit(
+            f"{len(failed)} of {len(left)} settings failed, the others are in {file}. First: {failed[0]}\n"
+            "Start it again, with fewer --processes if memory was the reason."
+        )
 
 
-def _side_by_side(todo: list[Any], measure: Measure, processes: int) -> Iterator[tuple[Any, Found]]:
+def _side_by_side(
+    todo: list[Any], measure: Measure, processes: int
+) -> Iterator[tuple[Any, Found | Exception]]:
+    """Give settings with what was found, or what went wrong, as they end."""
     pool = ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,))
     try:
         waiting = {pool.submit(measure, setting): setting for setting in todo}
         for ended in as_completed(waiting):
-            yield waiting[ended], ended.result()
+            problem = ended.exception()
+            if problem is not None and not isinstance(problem, Exception):  # said by the program to all
+                raise problem
+            yield waiting[ended], problem or ended.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _drop_half_line(file: Path) -> None:
+    """Leave out what a run that was stopped began to write."""
+    if file.exists():
+        text = file.read_text()
+        if not text.endswith("\n"):
+            file.write_text(text[: text.rfind("\n") + 1])
 
 
 def options(description: str | None) -> argparse.ArgumentParser:

@@ -174,14 +174,13 @@ def step_loss(
 ) -> Tensor:
     """Return cross-entropy plus the weighted term, (r,), of samples (r, 2b, ...): two mini-batches of b."""
     copies = stack.copies(x.shape[1] if term == "group" else 1)
-    halves = [half.chunk(2, 1) if term not in ("none", "group") else (half,) for half in (x, labels)]
-    outputs = [stack.outputs(half, copies) for half in halves[0]]  # apart: their gradients are taken apart
-    joined = torch.cat(outputs, 1)
-    loss = F.cross_entropy(joined.flatten(0, 1), labels.flatten(), reduction="none")
+    parts = 1 if term in ("none", "group") else 2  # mini-batches whose gradients are taken apart
+    outputs = [stack.outputs(part, copies) for part in x.chunk(parts, 1)]
+    loss = F.cross_entropy(torch.cat(outputs, 1).flatten(0, 1), labels.flatten(), reduction="none")
     loss = loss.unflatten(0, labels.shape).mean(1)
     if term == "none":
         return loss
-    scores = [score(*half) for half in zip(outputs, halves[1], strict=True)]
+    scores = [score(*part) for part in zip(outputs, labels.chunk(parts, 1), strict=True)]
     if term == "group":
         return loss + weight * group_term(stack, copies, scores[0], labels)
     return loss + weight * mean_terms(term, stack, scores)

@@ -102,6 +102,25 @@ def test_a_recorded_term_is_the_term(name, monkeypatch):
     assert len(plays) == 8  # twice at each step but that of another shape, and once after each recording
 
 
+def test_a_loss_and_its_term_are_recorded_as_one():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4)).cuda()
+
+    def loss(model, x, y):
+        term, outputs = losses.group(model, x, y, y, readout=lw.label_against_rest, outputs=True)
+        return nn.functional.cross_entropy(outputs, y) + 0.1 * term
+
+    x, y = torch.randn(6, 1, 4, 4).cuda(), torch.tensor([0, 1, 0, 1, 2, 2]).cuda()
+    recorded = losses.captured(loss, model, x, y)
+    assert "not recorded" not in repr(recorded)
+    for batch in ((x, y), (x.flip(0), y.flip(0)), (x + 1, y.roll(1))):
+        mine, theirs = recorded(*batch), loss(model, *batch)
+        found, wanted = (torch.autograd.grad(one, list(model.parameters())) for one in (mine, theirs))
+        assert (mine - theirs).abs() < 1e-4
+        for one, other in zip(found, wanted, strict=True):
+            assert (one - other).abs().max() < 1e-3 * (1e-3 + other.abs().max())
+
+
 def test_a_recorded_term_of_several_outputs_is_refused():
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).cuda(), torch.randn(4, 3).cuda()
     with pytest.raises(ValueError, match="readout of one output"):

@@ -205,6 +205,7 @@ def test_a_short_run_goes_on_and_is_drawn(mnist, tmp_path, monkeypatch):
 
 def test_every_figure_is_drawn_whatever_the_order_of_results(mnist, tmp_path, capsys):
     import mnist_figures as figures
+    from mnist_words import told
 
     chance = np.random.default_rng(0)
     found = []
@@ -222,7 +223,7 @@ def test_every_figure_is_drawn_whatever_the_order_of_results(mnist, tmp_path, ca
         "mnist-final",
     }
     assert figures.sorted_lines(found[::-1]) == figures.sorted_lines(found)
-    figures.told(found)
+    told(found)
     assert capsys.readouterr().out.count("  adds ") == sum(
         line["cell"]["term"] != "none" for line in found if figures.plain(line, found)
     )
@@ -265,31 +266,86 @@ def test_gains_are_paired(mnist):
     assert figures.gains(term, [term]) is None
 
 
-def test_two_runs_of_the_same_settings_are_compared(mnist, capsys):
+def test_results_at_other_moments_are_no_pair(mnist):
     import mnist_figures as figures
 
-    def results(**added):
+    def line(term, steps, tests=100):
+        cell = mnist.Cell("main", term, runs=2, steps=4)._asdict()
+        return {"cell": cell, "steps": steps, "right": [[10, 30]] * len(steps), "tests": tests}
+
+    ratio = line("ratio", [0, 2, 4])
+    assert figures.plain(ratio, [line("none", [0, 4]), line("none", [0, 2, 4], 50)]) is None
+    assert figures.plain(ratio, [line("none", [0, 2, 4])]) is not None
+
+
+def test_two_runs_of_the_same_settings_are_compared_at_common_moments(mnist, capsys):
+    from mnist_words import compared
+
+    def results(added, middle):
         found = []
-        for term, points in {"none": 0, **added}.items():
+        for term, points in {"none": [0] * 4, **added}.items():
             cell = mnist.Cell("main", term, runs=4, steps=2)._asdict()
-            right = [[10, 11, 12, 13], [20 + points + i % 2 for i in range(4)]]
-            found.append({"cell": cell, "steps": [0, 2], "right": right, "tests": 100})
-        found[0]["right"][1] = [20, 20, 20, 20]
+            right = [[10, 11, 12, 13], [20 + p for p in points]]
+            steps = [0, 1, 2] if middle else [0, 2]
+            right = [right[0], [90] * 4, right[1]] if middle else right
+            found.append({"cell": cell, "steps": steps, "right": right, "tests": 100})
         return found
 
-    figures.compared(results(ratio=5, group=9), results(ratio=5, group=-9))
+    mine = results({"ratio": [1, 2, 3, 4], "group": [8, 9, 8, 9]}, middle=True)
+    compared(mine, results({"group": [2, 3, 1, 3], "ratio": [2, 1, 3, 4]}, middle=False))
     said = capsys.readouterr().out
-    assert said.startswith("1 effects agree") and said.count(", there ") == 1 and "group × 1: +4.75" in said
+    assert said.startswith(
+        "2 effects are in both, at the same moments; they differ by 1.562 in the median, 3.125"
+    )
+    assert "\n1 by more" in said and "group × 1: +4.250, there +1.125" in said and "ratio" not in said
+    compared(mine, [])
+    assert capsys.readouterr().out == "no effect is in both\n"
 
 
 def test_settings_are_measured_side_by_side(mnist, tmp_path):
-    import settings
+    from settings import lines, measure_all
 
+    file = tmp_path / "f.jsonl"
     todo = [mnist.Cell("s", "none", samples=n) for n in (3, 1, 2)]
-    settings.measure_all(todo, tmp_path / "f.jsonl", methodcaller("_asdict"), processes=2)
-    found = settings.lines(tmp_path / "f.jsonl")
-    assert sorted(line["samples"] for line in found) == [1, 2, 3]
-    assert all(line["cell"]["samples"] == line["samples"] for line in found)
+    measure_all(todo, file, methodcaller("_asdict"), processes=2)
+    assert sorted(line["samples"] for line in lines(file)) == [1, 2, 3]
+    assert all(line["cell"]["samples"] == line["samples"] for line in lines(file))
+    measure_all([*todo, mnist.Cell("s", "none", samples=4)], file, methodcaller("_asdict"), processes=2)
+    assert len(file.read_text().splitlines()) == 4  # what is there is not measured again
+
+
+def test_a_setting_that_fails_does_not_cost_the_others(mnist, tmp_path):
+    from settings import lines, measure_all
+
+    wrong = mnist.Cell("s", "none", samples="?")
+    todo = [wrong, *(mnist.Cell("s", "none", samples=n) for n in (1, 2))]
+    with pytest.raises(SystemExit, match=r"1 of 3 settings failed.*ValueError"):
+        measure_all(todo, tmp_path / "f.jsonl", numbered, processes=2)
+    assert sorted(line["found"] for line in lines(tmp_path / "f.jsonl")) == [1, 2]
+
+
+def numbered(cell):
+    return {"found": int(cell.samples)}
+
+
+def test_a_line_that_was_not_finished_is_left_out(mnist, tmp_path):
+    from settings import lines, measure_all
+
+    file = tmp_path / "f.jsonl"
+    todo = [mnist.Cell("s", "none", samples=n) for n in (1, 2)]
+    measure_all(todo[:1], file, numbered)
+    with file.open("a") as out:
+        out.write('{"cell": {"stu')
+    measure_all(todo, file, numbered)
+    assert [line["found"] for line in lines(file)] == [1, 2]
+
+
+def test_patches_can_be_differentiated_twice(experiments):
+    from stacks import _Patches
+
+    x = torch.randn(2, 1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: _Patches.apply(x, 3), x)
+    assert torch.autograd.gradgradcheck(lambda x: _Patches.apply(x, 3).square(), x)
 
 
 def test_data_that_is_not_there_or_not_the_same_is_refused(experiments, tmp_path):

@@ -1,0 +1,119 @@
+"""Findings on scikit-learn's digits, of ten networks that learned 5 % wrong labels by heart.
+
+Which readouts make neighbors that know of wrong labels? Does N_S tell who stands alone? How tight is the
+bound on the shift? Means over networks (each its own seed, split of the digits and wrong labels), ± half of
+the 95 % interval.
+
+    python benchmarks/digits.py            about ten minutes of one thread
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from scipy.stats import spearmanr
+from sklearn.datasets import load_digits
+from sklearn.metrics import average_precision_score
+from torch import Tensor, nn
+from tqdm import trange
+
+import likewise as lw
+from likewise.demo import DigitNet
+
+sys.path.append(str(Path(__file__).parent.parent / "experiments"))
+from spread import interval
+
+NETWORKS, SAMPLES, WRONG = 10, 1500, 0.05
+READOUTS = {
+    "all_outputs": lw.all_outputs,
+    "log_probabilities": lw.log_probabilities,
+    "sum of the outputs": lambda outputs, labels: outputs.sum(1, keepdim=True),
+    "label_against_rest": lw.label_against_rest,
+}
+
+
+def digits(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, labels of which some are wrong, and which."""
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    chance = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x), generator=chance)[:SAMPLES]
+    x, y = x[order].float().view(-1, 1, 8, 8) / 16, y[order]
+    wrong = torch.rand(len(y), generator=chance) < WRONG
+    other = (y + torch.randint(1, 10, (len(y),), generator=chance)) % 10
+    return x, torch.where(wrong, other, y), wrong
+
+
+def trained(x: Tensor, y: Tensor, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = DigitNet()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        for batch in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def likeness(k: Tensor) -> Tensor:
+    """Return similarities less what all samples share: a cosine again."""
+    means = k.mean(1)
+    left = k - means[:, None] - means + means.mean()
+    scale = left.diagonal().clamp(min=1e-12).rsqrt()
+    return left * scale[:, None] * scale
+
+
+def suspicion(similar: Tensor, y: Tensor, exponent: int) -> Tensor:
+    """Return how much votes speak against each label: (1 − share of the label + largest other share) / 2."""
+    votes = similar.clamp(min=0).pow(exponent).fill_diagonal_(0) @ nn.functional.one_hot(y).to(similar)
+    shares = votes / votes.sum(1, keepdim=True).clamp(min=1e-300)
+    mine = shares.gather(1, y[:, None])[:, 0]
+    return (1 - mine + shares.scatter(1, y[:, None], -1).amax(1)) / 2
+
+
+def alone(density: Tensor, distance: Tensor) -> Iterator[tuple[str, float]]:
+    """Give how far the nearest is from the tenth with the least density, and from the others."""
+    least = density <= density.quantile(0.1)
+    yield "distance to the nearest, tenth with least", float(distance[least].mean())
+    yield "distance to the nearest, others", float(distance[~least].mean())
+    yield "rank correlation with that distance", float(spearmanr(density, distance).statistic)
+
+
+def measured(seed: int) -> Iterator[tuple[str, float]]:
+    x, y, wrong = digits(seed)
+    model = trained(x, y, seed)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(x), y, reduction="none")
+    yield "labels learned by heart", float((model(x).argmax(1) == y).float().mean())
+    yield "precision of the loss", average_precision_score(wrong, loss)
+    for name, readout in READOUTS.items():
+        k = lw.GramMatrix(lw.Network(model, readout), (x, y)).dense().double()
+        for kind, similar in (("plain", k), ("centered", likeness(k))):
+            for exponent in (4, 8, 16):
+                found = suspicion(similar, y, exponent)
+                yield f"precision, {name}, {kind}, {exponent}", average_precision_score(wrong, found)
+        if name == "all_outputs":
+            near = likeness(k).fill_diagonal_(-1)
+            local = near.clamp(min=0).pow(4).sum(1)
+            for what, density in (("N_S", k.sum(1)), ("local density", local)):
+                for about, value in alone(density, 1 - near.amax(1)):
+                    yield f"{what}: {about}", value
+    found = lw.denoising(lw.GramMatrix(model, x), exact=True)
+    yield "largest shift", float(found.shift.norm(dim=1).max())
+    yield "smallest bound", float(found.bound.min())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    every = defaultdict(list)
+    for seed in trange(NETWORKS, desc="networks", disable=None):
+        for name, value in measured(seed):
+            every[name].append(value)
+    for name, values in every.items():
+        print(f"{name:60} {sum(values) / len(values):10.3f} ± {interval(values):.3f}")
+
+
+if __name__ == "__main__":
+    main()
