@@ -3,8 +3,9 @@
 A network learns sin(2πfα) from points of a circle, (cos 2πα, sin 2πα). The higher the frequency, the more
 it must tell points apart. `likewise reproduce toy --quick` takes about a minute on one core; without it,
 five repeats of each training; with `--full` twenty of the short ones, on a GPU of all: twenty minutes of two
-cores (`--out` for a run of your own, or only what is missing from the kept results is measured). Networks of all frequencies and repeats are trained as one stack. Results are kept in
-experiments/results/toy.json (`--out`), figures beside it; `--draw` draws them again.
+cores. Networks of all frequencies and repeats are trained as one stack. Results are kept in toy.json in
+experiments/results, where none is missing (`--out` for a run of your own), figures beside it; `--draw` draws
+them again.
 
 As written in the paper: 5 hidden layers, 80 epochs. As in the authors' code: 6 hidden layers, 5,000 epochs,
 mean absolute error. Every repeat draws its own points.
