@@ -149,6 +149,14 @@ case("tied weights")(
         lambda m, x: m.h(torch.tanh(F.linear(torch.tanh(m.a(x)), m.a.weight.T))), a=nn.Linear(6, 4), h=head(6)
     )
 )
+case("two layers added")(
+    lambda: Lambda(
+        lambda m, x: m.head(torch.tanh(m.one(x) + m.other(x * x))),
+        one=nn.Linear(6, 4),
+        other=nn.Linear(6, 4),
+        head=nn.Linear(4, 2),
+    )
+)
 case("a module called twice")(
     lambda: Lambda(lambda m, x: m.h(torch.tanh(m.a(torch.tanh(m.a(x))))), a=nn.Linear(6, 6), h=head(6))
 )

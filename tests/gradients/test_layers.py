@@ -55,6 +55,20 @@ def test_the_reference_is_exact(name):
     assert errors(name, "autograd")[0] < 1e-9
 
 
+@pytest.mark.parametrize("name", models.CASES)
+@pytest.mark.filterwarnings("ignore:.* reference engine", "ignore:torch.func.vmap cannot")
+def test_similarities_of_one_output_are_exact(name):
+    def summed(outputs, labels):  # its gradient is one number for all: a tensor that lies in one place
+        return outputs.flatten(1).sum(1, keepdim=True)
+
+    model, x = models.of(name)
+    rows = oracle.jacobians(model, x, summed)[:, 0]
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    gram = lw.GramMatrix(lw.Network(model, summed), lw.batches(x, 3))
+    torch.testing.assert_close(gram.dense(), rows @ rows.T, rtol=0, atol=1e-9)
+    torch.testing.assert_close(lw.soft_neighbors(gram), (rows @ rows.T).sum(1), rtol=0, atol=1e-9)
+
+
 def test_a_single_sample_is_traced_too(recwarn):
     model, x = models.of("Linear on tokens")
     assert lw.similarity(model, x[:1]).shape == (1, 1)

@@ -96,7 +96,7 @@ class Layers(Gradients):
             inputs, deltas = piece.inputs[:, 0].to(rows.dtype), piece.deltas[:, :, 0].to(rows.dtype)
             self._doubts.note(inputs, chunk.samples)
             self._doubts.note(deltas, chunk.samples)
-            factors.append((inputs, deltas if own is None else normalized_rows(deltas, own)))
+            factors.append((inputs, deltas if own is None else normalized_rows(deltas.clone(), own)))
         if own is None:
             return Features(rows, tuple(factors), None)
         return Features(normalized_rows(rows, own), tuple(factors), own.rank)
