@@ -184,7 +184,6 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=SAMPLES, help="the first so many training images")
     given = arguments.parse_args()
     out = given.out or Path("out/cifar-quick" if given.quick else "experiments/results")
-    out.mkdir(parents=True, exist_ok=True)
     file = out / "cifar.jsonl"
     if not given.draw:
         torch.set_num_threads(1)

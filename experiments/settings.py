@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,14 +38,14 @@ def measure_all(todo: Sequence[Setting], file: Path, measure: Measure, processes
     _drop_half_line(file)
     done = [line["cell"] for line in lines(file)]
     left = [setting for setting in todo if setting._asdict() not in done]
-    if len(left) < len(todo):
-        print(f"{len(todo) - len(left)} of {len(todo)} settings are in {file} already")
+    print(f"{len(left)} settings to measure, {len(todo) - len(left)} are in {file} already", flush=True)
     results = _side_by_side(left, measure, processes) if processes > 1 else ((s, measure(s)) for s in left)
     failed = []
     for setting, found in tqdm(results, desc="settings", total=len(left), disable=None):
         if isinstance(found, Exception):
             failed.append(f"{setting}: {type(found).__name__}: {found}")
             continue
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as out:
             out.write(json.dumps({"cell": setting._asdict(), **found}) + "\n")
     if failed:
@@ -67,6 +67,10 @@ def _side_by_side(
             if problem is not None and not isinstance(problem, Exception):  # said by the program to all
                 raise problem
             yield waiting[ended], problem or ended.result()
+    except BaseException:  # interrupted: nobody waits for what has begun
+        for child in active_children():
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -393,7 +393,7 @@ def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
     (tmp_path / "broken.py").write_text(
         "def other(): pass\ndef main(): pass\nraise SystemExit('no images')\n"
     )
-    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 1
+    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 2
     heard = capsys.readouterr()
     assert "[]" in heard.out and "second" in heard.out  # one that fails does not stop the others
     assert "broken: no images" in heard.err
@@ -406,6 +406,6 @@ def test_a_module_that_is_missing_stops_one_experiment_and_says_what_to_install(
 
     (tmp_path / "first.py").write_text("import no_such_module\n\ndef main(): pass\n")
     (tmp_path / "second.py").write_text("print('second ran')\n\ndef main(): pass\n")
-    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 1
+    assert exit_code(["reproduce", "all", "--folder", str(tmp_path)]) == 2
     told = capsys.readouterr()
     assert "second ran" in told.out and "no_such_module" in told.err and "[figures]" in told.err

@@ -1,6 +1,7 @@
 """Sixty seconds from nothing to a report: digits, some labels made wrong, a network that learns them all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,9 +82,20 @@ class DigitNet(nn.Sequential):
         )
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Operations so small are slower on several threads, by far where other programs use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def trained(x: Tensor, y: Tensor, epochs: int = 50) -> nn.Module:
     """Return a small convolutional network that has learned all labels, right or wrong."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _one_thread():
         torch.manual_seed(SEED)
         model = DigitNet()
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

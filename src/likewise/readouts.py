@@ -119,7 +119,10 @@ def _scores(outputs: Outputs) -> Tensor:
 def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
     scores = _scores(outputs)
     if labels is None:
-        raise ValueError(f"{name} needs labels: give the data as (X, y), or batches(X, labels=y).")
+        raise ValueError(
+            f"{name} needs labels: give the data as (X, y) or batches(X, labels=y), or a training term "
+            "labels=y (two_batches: labels_a and labels_b)."
+        )
     if labels.is_floating_point() or scores.dim() != 2 or labels.numel() != len(scores):
         raise ValueError(
             f"{name} needs one class number a sample and (n, classes) outputs, found labels of "

@@ -217,3 +217,44 @@ def test_soft_labels_go_through_an_orbit():
     soft = torch.rand(6, 2, dtype=DOUBLE)
     found = losses.orbit(model, x, [torch.neg], soft, readout=lambda out, y: (out * y).sum(1, keepdim=True))
     assert found.isfinite()
+
+
+def test_samples_that_are_left_out_do_not_count():
+    model, x = mlp(), points(8)
+    bad = x.clone()
+    bad[[1, 5], 0] = torch.nan
+    groups, kept = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), torch.tensor([0, 2, 3, 4, 6, 7])
+    expected = losses.group(model, x[kept], groups[kept]), losses.group(model, x[kept])
+    with pytest.warns(UserWarning, match="leaves them out"):
+        found = losses.group(model, bad, groups), losses.group(model, bad)
+        pairs = losses.pair(model, bad[:4], x[4:])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(pairs, losses.pair(model, x[[0, 2, 3]], x[[4, 6, 7]]))
+    with pytest.warns(UserWarning, match="leaves them out"):
+        assert losses.pair(model, bad[1:2], x[:1]) == 0  # no pair is left
+
+
+def test_labels_may_be_an_array_and_are_asked_for_by_their_name_here():
+    model, x, y = mlp(3), points(6), torch.arange(6) % 3
+    options = {"readout": lw.label_against_rest}
+    for term, batch in (
+        (losses.group, (x, y)),
+        (losses.pair, (x, x.flip(0))),
+        (losses.orbit, (x, torch.sin)),
+    ):
+        given = {"labels": y.numpy(), **options}
+        torch.testing.assert_close(term(model, *batch, **given), term(model, *batch, labels=y, **options))
+    two = losses.two_batches(model, x[:3], x[3:], y[:3].numpy(), y[3:].numpy(), **options)
+    torch.testing.assert_close(two, losses.two_batches(model, x[:3], x[3:], y[:3], y[3:], **options))
+    with pytest.raises(ValueError, match="labels_a and labels_b"):
+        losses.two_batches(model, x[:3], x[3:], **options)
+
+
+def test_no_warning_of_running_statistics_where_the_loss_sees_the_same_call(recwarn):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double().train()
+    x = points(6)
+    losses.group(model, x, outputs=True)
+    losses.two_batches(model, x[:3], x[3:], outputs=True)
+    assert not [str(w.message) for w in recwarn]
+    with pytest.warns(UserWarning, match="running statistics"):
+        losses.group(model, x)

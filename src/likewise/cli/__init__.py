@@ -50,7 +50,8 @@ for command in (
     beginning.doctor,
 ):
     app.command()(command)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(beginning.reproduce)
+PASSING_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=PASSING_ON)(beginning.reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -88,7 +89,7 @@ def exit_code(given: list[str]) -> int:
 
 def _interrupted(given: list[str]) -> int:
     warned("Interrupted.")
-    if given[:1] == ["analyze"]:
+    if given[:1] in (["analyze"], ["reproduce"]):
         warned(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
     return 130
 

@@ -12,7 +12,7 @@ import typer
 
 from likewise.cli.opening import opened
 from likewise.cli.options import Form, Quiet, Weights
-from likewise.cli.speaking import Failed, Format, be_quiet, gigabytes, said, told
+from likewise.cli.speaking import Format, be_quiet, gigabytes, said, told
 
 
 def demo(
@@ -133,9 +133,12 @@ def reproduce(
     """Run an experiment of the paper from a clone: toy, mnist, cifar, registration, or all of them.
 
     Options are passed on to it: --quick (small), --full (the paper's size), --data DIR (images), --out DIR,
-    --draw (figures again from results); `python experiments/mnist.py --help` tells all. Example:
+    --draw (figures again from results); `likewise reproduce mnist --help` tells all of that one. Example:
     `likewise reproduce toy --quick`
     """
+    if figure in ("-h", "--help"):
+        typer.echo(context.get_help())
+        return
     known = _experiments(folder)
     if figure != "all" and figure not in known:
         there = (
@@ -153,7 +156,7 @@ def reproduce(
             if stopped.code not in (None, 0):
                 failed.append(f"{name}: {stopped.code}")
     if failed:
-        raise Failed("\n".join(failed))
+        raise ValueError("\n".join(failed))
 
 
 def _run(experiment: Path, folder: Path, arguments: list[str]) -> None:

@@ -40,6 +40,7 @@ class Live:
     parts: list[Piece]  # its pieces, small ones side by side
     own: Tensor  # (n, d, d) K(x, x), float64
     dtype: torch.dtype  # of the model
+    finite: Tensor | None = None  # (n,) which samples have a finite gradient, if not all do
 
     @cached_property
     def root(self) -> Power:
@@ -137,7 +138,7 @@ def _finite_inputs(samples: Samples) -> Tensor:
 
 
 def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -> Live:
-    """Return those of the finite samples; the others have no gradient."""
+    """Return those of the finite samples; the others have no gradient, and are not to be counted."""
     warnings.warn(
         f"The gradients of {int((~finite).sum())} of {len(finite)} samples are not finite (overflow, or NaN "
         "in an input): the training term leaves them out.",
@@ -159,7 +160,8 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -
 
     rows: dict[str, Piece] = {name: Dense(spread(piece.rows())) for name, piece in found.chunk.pieces.items()}
     chunk = Chunk(samples, found.d, rows, net.called(_live_parameters(net), samples.inputs))
-    return Live(chunk, _merged(list(rows.values())), spread(found.own), net.dtype)
+    known = finite.to(where.device)
+    return Live(chunk, _merged(list(rows.values())), spread(found.own), net.dtype, known)
 
 
 def _gathered(net: Network, samples: Samples, instead: Instead) -> Chunk:

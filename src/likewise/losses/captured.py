@@ -111,10 +111,10 @@ class Captured:
     def __call__(self, *batch: Any, **named: Any) -> Tensor:
         """Return the term of a batch, differentiable in the parameters."""
         if set(named) != set(self._names):
-            wanted = ", ".join(f"{name}=..." for name in self._names) or "nothing by name"
+            wanted = ", ".join(f"{name}=..." for name in self._names) or "nothing"
             raise TypeError(
-                f"Call it with the tensors that the example had: (batch, {wanted}); options are kept. "
-                f"Found by name: {', '.join(named) or 'nothing'}."
+                f"Call it as the example was given: as much by place, and by name {wanted}. Other options "
+                f"were fixed then, such as weight. Found by name: {', '.join(named) or 'nothing'}."
             )
         leaves, spec = _flattened(batch, {name: named[name] for name in self._names})
         recorded = self._ready()

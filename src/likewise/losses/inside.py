@@ -11,19 +11,27 @@ def similarity_inside(found: Live, groups: Tensor | None) -> Tensor:
     """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
     n, device = len(found.own), found.own.device
     if groups is None and not is_recording():
-        return _mean_similarity(found, [torch.arange(n, device=device)] if n > 1 else [])
+        return _mean_similarity(found, _counted(found, [torch.arange(n, device=device)]))
     groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
     groups = groups.to(device)
-    return _recorded_similarity(found, groups) if is_recording() else _mean_similarity(found, _places(groups))
+    if is_recording():
+        return _recorded_similarity(found, groups)
+    return _mean_similarity(found, _counted(found, _places(groups)))
 
 
 def _places(groups: Tensor) -> list[Tensor]:
-    """Return the places of the samples of each group that has a pair, small groups first."""
+    """Return the places of the samples of each group."""
     counts = groups.unique(return_counts=True)[1].tolist()
-    found = groups.argsort(stable=True).split(counts)
-    return sorted((places for places in found if len(places) > 1), key=len)
+    return list(groups.argsort(stable=True).split(counts))
+
+
+def _counted(found: Live, groups: list[Tensor]) -> list[Tensor]:
+    """Return the groups that have a pair, small ones first, without samples that are left out."""
+    if found.finite is not None:
+        groups = [places[found.finite[places]] for places in groups]
+    return sorted((places for places in groups if len(places) > 1), key=len)
 
 
 def _mean_similarity(found: Live, groups: list[Tensor]) -> Tensor:

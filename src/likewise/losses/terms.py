@@ -64,9 +64,15 @@ def pair(
     if _count(other) != n:
         raise ValueError(f"Inputs are matched one by one, found {n} and {_count(other)} of them.")
     both = _joined(x, other)
-    given = None if labels is None else torch.cat([labels, labels if other_labels is None else other_labels])
+    given = None
+    if labels is not None:
+        second = labels if other_labels is None else other_labels
+        given = torch.cat([torch.as_tensor(labels), torch.as_tensor(second)])
     found = live_batch(network_of(model, readout, parameters), both, given, _numbers(x).repeat(2))
-    return -weight * found.pairs().mean().to(found.dtype)
+    similar = found.pairs()
+    if found.finite is not None:  # pairs of which none is left out
+        similar = similar[found.finite[:n] & found.finite[n:]]
+    return -weight * (similar.sum() / max(1, len(similar))).to(found.dtype)
 
 
 @full_precision
@@ -89,7 +95,7 @@ def group(
     sample, at the cost of one more backward pass rather than of all pairs. `ids`: the samples' numbers, for
     readouts that use them.
     """
-    found = live_batch(network_of(model, readout, parameters), x, labels, ids)
+    found = live_batch(network_of(model, readout, parameters, outputs), x, labels, ids)
     similarity = similarity_inside(found, groups)
     term = weight * (1 - similarity).to(found.dtype)
     return (term, found.returned) if outputs else term
@@ -114,7 +120,7 @@ def orbit(
     every = copies[0]
     for copy in copies[1:]:
         every = _joined(every, copy)
-    given = None if labels is None else torch.cat([labels] * len(copies))
+    given = None if labels is None else torch.cat([torch.as_tensor(labels)] * len(copies))
     groups = _numbers(x).repeat(len(copies))
     return group(
         model, every, groups, given, readout=readout, parameters=parameters, weight=weight, ids=groups
@@ -142,7 +148,7 @@ def two_batches(
     """
     if form not in ("ratio", "cosine"):
         raise ValueError(f'form is "ratio" or "cosine", found {form!r}.')
-    net = network_of(model, readout, parameters)
+    net = network_of(model, readout, parameters, outputs)
     with net.evaluating(), torch.enable_grad():
         first, returned_a = _mean_gradient(net, a, labels_a)
         second, returned_b = _mean_gradient(net, b, labels_b)
@@ -189,13 +195,16 @@ def along(
         raise ValueError(
             f"A direction has the shape of the inputs, {tuple(x.shape)}: found {tuple(moving.shape)}."
         )
-    turned = turning(net, Samples(x, labels, _numbers(x)), moving)
+    turned = turning(net, Samples(x, _given(labels), _numbers(x)), moving)
     return weight * turned.mean().to(net.dtype)
 
 
-def network_of(model: nn.Module | Network, readout: Readout, parameters: Chosen) -> Network:
-    """Return the model with the choices made; a Network has made its own."""
-    _warn_of_running_statistics(model.model if isinstance(model, Network) else model)
+def network_of(
+    model: nn.Module | Network, readout: Readout, parameters: Chosen, shared: bool = False
+) -> Network:
+    """Return the model with the choices made; a Network has made its own. `shared`: with the main loss."""
+    if not shared:
+        _warn_of_running_statistics(model.model if isinstance(model, Network) else model)
     if not isinstance(model, Network):
         return Network(model, readout, parameters)
     if readout is not all_outputs or parameters is not None:
@@ -222,7 +231,11 @@ def live_batch(net: Network, x: Inputs, labels: Tensor | None, ids: Tensor | Non
     """Return the differentiable gradients of a batch."""
     numbers = _numbers(x) if ids is None else ids
     x = dict(x) if isinstance(x, Mapping) else x
-    return live(net, Samples(x, labels, numbers))
+    return live(net, Samples(x, _given(labels), numbers))
+
+
+def _given(labels: Any) -> Tensor | None:
+    return None if labels is None else torch.as_tensor(labels)
 
 
 def _count(x: Inputs) -> int:
@@ -251,7 +264,7 @@ def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tens
     chosen, rest = _live_state(net)
     with Substituting(TWICE):
         returned = net.called({**rest, **chosen}, x)
-    read = net.chosen(returned, x, labels, _numbers(x))
+    read = net.chosen(returned, x, _given(labels), _numbers(x))
     values, found = list(chosen.values()), []
     for output in read.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)
