@@ -174,7 +174,7 @@ def drawn(found: list[dict[str, Any]], folder: Path) -> None:
                     wide, color = figures.interval(gain), figures.COLORS[term]
                     axis.errorbar(gain.mean(), place, xerr=wide, fmt="o", color=color)
         axis.axvline(0, color="0.35", lw=1)
-        axis.set(title=net, xlabel="accuracy less that without a term, points")
+        axis.set(title=net, xlabel="what the term adds to accuracy, points")
     axes[0, 0].set_yticks(list(places.values()), [f"{figures.NAMES[t]} × {w:g}" for t, w in places])
     figures.finish(figure, folder / "cifar-gains.png")
 

@@ -201,7 +201,7 @@ def _forest(lines: list[Line], path: Path) -> None:
     axis.axvline(0, color=COLORS["none"], lw=1)
     axis.set_yticks([-i for i in range(len(rows))], list(rows))
     steps = next(iter(rows.values()))[0]["cell"]["steps"]
-    axis.set_xlabel(f"accuracy over the first {steps} steps less that without a term, points")
+    axis.set_xlabel(f"what the term adds to accuracy over the first {steps} steps, points")
     _legend(figure, [axis])
     finish(figure, path)
 
@@ -228,7 +228,7 @@ def _weights(lines: list[Line], path: Path) -> None:
         axis.set(xscale="log", xlabel="weight of the term, in units of its usual one", title=shape(of))
         axis.set_yscale("symlog", linthresh=5)
         axis.set_yticks(ticks := [-50, -20, -10, -5, -2, 0, 2, 5], [str(v) for v in ticks])
-    axes[0, 0].set_ylabel("accuracy over the first steps\nless that without a term, points")
+    axes[0, 0].set_ylabel("what the term adds to accuracy\nover the first steps, points")
     _legend(figure, axes[0])
     figure.suptitle("Every term at several weights, 20 paired runs, 95 % intervals")
     finish(figure, path)

@@ -4,7 +4,8 @@ A readout is any function (outputs, labels) -> (n, d); those below serve common 
 third argument named `ids` also gets the samples' numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +56,9 @@ def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
     scores, target = _scores_and_labels(outputs, labels, "label_against_rest")
     if scores.shape[1] == 1:
         return scores * (2 * target - 1)
-    others = scores.scatter(1, target, -torch.inf).logsumexp(1, keepdim=True)
-    return scores.gather(1, target) - others
+    with _labels_are_classes(scores.shape[1]):
+        others = scores.scatter(1, target, -torch.inf).logsumexp(1, keepdim=True)
+        return scores.gather(1, target) - others
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class _LabelAgainstRandom:
             return label_against_rest(outputs, labels)
         shift = 1 + _scrambled(ids, self.seed).remainder(scores.shape[1] - 1).unsqueeze(1)
         rival = (target + shift).remainder(scores.shape[1])
-        return scores.gather(1, target) - scores.gather(1, rival)
+        with _labels_are_classes(scores.shape[1]):
+            return scores.gather(1, target) - scores.gather(1, rival)
 
 
 def label_against_random(seed: int = 0) -> Readout:
@@ -130,6 +133,19 @@ def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tu
             "classes: labels.long(); one-hot: labels.argmax(1)."
         )
     return scores, labels.reshape(-1, 1).long()
+
+
+@contextmanager
+def _labels_are_classes(classes: int) -> Iterator[None]:
+    """Say it in these words if a label is none of the classes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise ValueError(
+            f"A label is none of the {classes} classes that the model tells, 0 to {classes - 1} ({error})."
+        ) from error
 
 
 def _scrambled(ids: Tensor, seed: int) -> Tensor:
