@@ -104,6 +104,13 @@ def agrees(model, x):
             (pairs.blocks(pairs), torch.einsum("ndp,mep->nmde", expected, expected)),
         ]:
             torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9 * float(right.abs().max()))
+        lengths = expected.norm(dim=2, keepdim=True)
+        if expected.shape[1] == 1 and lengths.min() > 1e-6:
+            right = expected / lengths
+            pairs = gradients.features(samples, -0.5)
+            close = {"rtol": 0, "atol": 1e-8}
+            torch.testing.assert_close(pairs.blocks(pairs), right[:, None] @ right.mT[None], **close)
+            torch.testing.assert_close(gradients.rows(samples, -0.5).rows, right, **close)
 
 
 @FEW
@@ -120,6 +127,42 @@ def test_other_layers(drawn, d, seed):
     torch.manual_seed(seed)
     for model in (found := models_of(*drawn, d))[0]:
         agrees(model, found[1])
+
+
+class _Added(nn.Module):
+    """Layers that get the same output gradient."""
+
+    def __init__(self, layers, bends):
+        super().__init__()
+        self.layers, self.bends = nn.ModuleList(layers), bends
+
+    def forward(self, x):
+        found = sum(layer(x + i) for i, layer in enumerate(self.layers))
+        return found.tanh() if self.bends else found
+
+
+@FEW
+@given(
+    st.integers(2, 4),
+    st.integers(2, 5),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_layers_that_are_added(count, width, d, bends, summed, seed):
+    torch.manual_seed(seed)
+    added = _Added([nn.Linear(width, 4, bias=bool(i % 2)) for i in range(count)], bends)
+    model = nn.Sequential(added, nn.Linear(4, d), _Added([nn.Linear(d, d), nn.Identity()], False))
+    x = torch.randn(3, width, dtype=torch.float64)
+    agrees(model.double(), x)
+    if summed:
+        agrees(nn.Sequential(model, _Sum()), x)
+
+
+class _Sum(nn.Module):
+    def forward(self, x):
+        return x.sum(1, keepdim=True)
 
 
 @FEW
