@@ -42,6 +42,18 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(x)[0][:, -1])
 
 
+class Added(nn.Module):
+    """Layers that get the same output gradient, and an output that is read twice."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.one, self.other, self.skip = nn.Linear(3, 5), nn.Linear(3, 5), nn.Linear(3, d)
+        self.out = nn.Linear(5, d)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.one(x) + self.other(x * x))) + self.skip(x)
+
+
 def mlp(d):
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, d))
 
@@ -64,6 +76,7 @@ SHAPES = {
     Tied: (4,),
     SmallTransformer: (3, 4),
     Recurrent: (4, 3),
+    Added: (3,),
 }
 
 
