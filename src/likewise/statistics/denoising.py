@@ -54,11 +54,13 @@ def denoising(
     found = given_labels(gram, labels)
     means = _Means(inner, None if found is None else numeric(found, gram.d))
     unit = means.unit
-    squares = _exact_squares(inner, unit) if exact else row_squares(inner, unit, draws, seed)
+    pairs = _from_pairs(inner, unit, None if exact else draws, seed)
+    squares = Squares(pairs.squares, torch.zeros_like(pairs.squares))
+    if not exact:
+        squares = row_squares(inner, unit, draws, seed)
     alone = squares.sums <= 0
     factor = torch.where(alone, 1, (squares.sums / means.rank.clamp(min=1)).sqrt())
     shift = torch.where(alone[:, None], 0, means.shift)
-    negative, bound = _signs_and_bound(inner, unit, None if exact else draws, seed)
     error = squares.error / (2 * means.rank.clamp(min=1) * factor)
     smoothed_label = means.labels_where(alone)
     return Denoising(
@@ -68,8 +70,8 @@ def denoising(
         shift=shift.to(gram.dtype),
         smoothed_prediction=(means.outputs - shift).to(gram.dtype),
         smoothed_label=None if smoothed_label is None else smoothed_label.to(gram.dtype),
-        negative_share=negative.to(gram.dtype),
-        bound=torch.where(alone, 0, bound).to(gram.dtype),
+        negative_share=pairs.negative.to(gram.dtype),
+        bound=torch.where(alone, 0, pairs.bound).to(gram.dtype),
         factor_error=torch.where(alone, 0, error).to(gram.dtype),
         unreliable=alone | ~(factor <= 1 + 1e-6),
     )
@@ -132,21 +134,16 @@ def _spread(values: Tensor, d: int) -> Tensor:
     return torch.einsum("nq,de->ndeq", values, torch.eye(d).to(values)).flatten(2)
 
 
-def _exact_squares(inner: GramMatrix, unit: Tensor) -> Squares:
-    left = unit @ inner.self_kernel()
+class _Pairs(NamedTuple):
+    """What is found of each row by looking at its pairs."""
 
-    def squares(where: range, blocks: Tensor) -> Tensor:
-        weights = torch.einsum("nde,nmef->nmdf", left[where.start : where.stop], blocks.to(left))
-        return weights.square().sum((1, 2, 3))
-
-    sums = inner.with_kernel(RELATIVE).map_strips(squares)
-    return Squares(sums, torch.zeros_like(sums))
+    negative: Tensor  # (n,) the share of the weights' mass that is negative
+    bound: Tensor  # (n,)
+    squares: Tensor  # (n,) Σ ‖W_ij‖² over the columns that were looked at
 
 
-def _signs_and_bound(
-    inner: GramMatrix, unit: Tensor, columns: int | None, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Return the negative share and the bound, over all columns or a sample of them."""
+def _from_pairs(inner: GramMatrix, unit: Tensor, columns: int | None, seed: int) -> _Pairs:
+    """Return what all columns tell, or so many of them, drawn."""
     m = inner.shape[1]
     if columns is not None and columns < m:
         chosen = torch.randperm(m, generator=torch.Generator().manual_seed(seed))[:columns].sort().values
@@ -160,12 +157,11 @@ def _signs_and_bound(
         mass = weights.diagonal(dim1=2, dim2=3).mean(-1)
         size = mass.abs().sum(1)
         negative = torch.where(size > 0, (-mass).clamp(min=0).sum(1) / size, 0)
-        norms = weights.square().sum((2, 3)).sqrt()
-        apart = torch.where(norms > 0, norms * bounds.of(where, blocks), 0).sum(1) * scale
-        return torch.stack([negative, apart], 1)
+        squares = weights.square().sum((2, 3))
+        apart = torch.where(squares > 0, squares.sqrt() * bounds.of(where, blocks), 0).sum(1) * scale
+        return torch.stack([negative, apart, squares.sum(1)], 1)
 
-    negative, bound = inner.with_kernel(RELATIVE).map_strips(read).unbind(1)
-    return negative, bound
+    return _Pairs(*inner.with_kernel(RELATIVE).map_strips(read).unbind(1))
 
 
 class _Bounds:
