@@ -3,7 +3,6 @@
 import json
 import sys
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -302,26 +301,18 @@ def test_two_runs_of_the_same_settings_are_compared_at_common_moments(mnist, cap
     assert capsys.readouterr().out == "no effect is in both\n"
 
 
-def test_settings_are_measured_side_by_side(mnist, tmp_path):
+def test_settings_side_by_side_of_which_one_fails(mnist, tmp_path):
     from settings import lines, measure_all
 
     file = tmp_path / "f.jsonl"
-    todo = [mnist.Cell("s", "none", samples=n) for n in (3, 1, 2)]
-    measure_all(todo, file, methodcaller("_asdict"), processes=2)
-    assert sorted(line["samples"] for line in lines(file)) == [1, 2, 3]
-    assert all(line["cell"]["samples"] == line["samples"] for line in lines(file))
-    measure_all([*todo, mnist.Cell("s", "none", samples=4)], file, methodcaller("_asdict"), processes=2)
-    assert len(file.read_text().splitlines()) == 4  # what is there is not measured again
-
-
-def test_a_setting_that_fails_does_not_cost_the_others(mnist, tmp_path):
-    from settings import lines, measure_all
-
     wrong = mnist.Cell("s", "none", samples="?")
-    todo = [wrong, *(mnist.Cell("s", "none", samples=n) for n in (1, 2))]
+    todo = [mnist.Cell("s", "none", samples=n) for n in (3, 1, 2)]
+    measure_all(todo[:1], file, numbered)
     with pytest.raises(SystemExit, match=r"1 of 3 settings failed.*ValueError"):
-        measure_all(todo, tmp_path / "f.jsonl", numbered, processes=2)
-    assert sorted(line["found"] for line in lines(tmp_path / "f.jsonl")) == [1, 2]
+        measure_all([wrong, *todo], file, numbered, processes=2)
+    assert file.read_text().startswith(json.dumps({"cell": todo[0]._asdict(), "found": 3}))
+    assert sorted(line["found"] for line in lines(file)) == [1, 2, 3]  # what is there is not measured again
+    assert all(line["cell"]["samples"] == line["found"] for line in lines(file))
 
 
 def numbered(cell):
