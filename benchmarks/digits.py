@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from tqdm import trange
 
 import likewise as lw
-from likewise.demo import DigitNet
+from likewise.demo import trained
+from likewise.statistics.labels import judged
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 from spread import interval
@@ -45,18 +46,6 @@ def digits(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.where(wrong, other, y), wrong
 
 
-def trained(x: Tensor, y: Tensor, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    model = DigitNet()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        for batch in torch.randperm(len(x)).split(64):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-            optimizer.step()
-    return model.eval()
-
-
 def likeness(k: Tensor) -> Tensor:
     """Return similarities less what all samples share: a cosine again."""
     means = k.mean(1)
@@ -66,11 +55,9 @@ def likeness(k: Tensor) -> Tensor:
 
 
 def suspicion(similar: Tensor, y: Tensor, exponent: int) -> Tensor:
-    """Return how much votes speak against each label: (1 − share of the label + largest other share) / 2."""
+    """Return how much votes by these similarities speak against each label."""
     votes = similar.clamp(min=0).pow(exponent).fill_diagonal_(0) @ nn.functional.one_hot(y).to(similar)
-    shares = votes / votes.sum(1, keepdim=True).clamp(min=1e-300)
-    mine = shares.gather(1, y[:, None])[:, 0]
-    return (1 - mine + shares.scatter(1, y[:, None], -1).amax(1)) / 2
+    return judged(votes, y, dtype=torch.float64).suspicion
 
 
 def alone(density: Tensor, distance: Tensor) -> Iterator[tuple[str, float]]:
@@ -83,7 +70,7 @@ def alone(density: Tensor, distance: Tensor) -> Iterator[tuple[str, float]]:
 
 def measured(seed: int) -> Iterator[tuple[str, float]]:
     x, y, wrong = digits(seed)
-    model = trained(x, y, seed)
+    model = trained(x, y, epochs=60, seed=seed)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(x), y, reduction="none")
     yield "labels learned by heart", float((model(x).argmax(1) == y).float().mean())

@@ -206,14 +206,18 @@ def normalized_outputs(outputs: Tensor, own: Power | None) -> Pushed:
     return Pushed(own.matrix.to(outputs) @ outputs, own.rank)
 
 
-def normalized_rows(rows: Tensor, own: Power) -> Tensor:
-    """Return K(x, x)ᵉ J(x), also where powers are beyond the range of float32; `rows` may be overwritten."""
-    if rows.shape[1] == 1 and rows.device.type != "cpu":  # of a gradient out of this range little is left
-        return rows.mul_(own.matrix.clamp(max=torch.finfo(rows.dtype).max).to(rows.dtype))
-    if rows.shape[1] == 1:  # twice by the root, which is within the range
-        root = own.matrix.sqrt().to(rows.dtype)
-        return rows.mul_(root).mul_(root)
-    return (own.matrix @ rows.to(own.matrix)).to(rows.dtype)
+def normalized_rows(rows: Tensor, own: Power, overwrite: bool = False) -> Tensor:
+    """Return K(x, x)ᵉ J(x), also where powers are beyond the range of float32.
+
+    `overwrite`: the rows are nobody else's, and their memory may be used.
+    """
+    if rows.shape[1] > 1:
+        return (own.matrix @ rows.to(own.matrix)).to(rows.dtype)
+    if rows.device.type != "cpu":  # of a gradient out of this range little is left
+        factor = own.matrix.clamp(max=torch.finfo(rows.dtype).max).to(rows.dtype)
+        return rows.mul_(factor) if overwrite else rows * factor
+    root = own.matrix.sqrt().to(rows.dtype)  # twice by the root, which is within the range
+    return (rows.mul_(root) if overwrite else rows * root).mul_(root)
 
 
 def refuse_not_finite(rows: Tensor, samples: Samples) -> None:

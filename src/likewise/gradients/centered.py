@@ -53,7 +53,7 @@ class Centered(Gradients):
         if not exponent:
             return Rows(rows, None)
         own = self.self_kernel(samples, exponent)
-        return Rows(normalized_rows(rows, own), own.rank)
+        return Rows(normalized_rows(rows, own, overwrite=True), own.rank)
 
     def features(self, samples: Samples, exponent: float) -> Features:
         """Return S(x), all of it explicit."""

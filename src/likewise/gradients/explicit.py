@@ -61,7 +61,7 @@ class Explicit(Gradients):
             rows = self._shifted(raw[0])
             if exponent:
                 owns.append(self._own(*raw, exponent))
-                rows = normalized_rows(rows, owns[-1])
+                rows = normalized_rows(rows, owns[-1], overwrite=True)
             parts.append(rows)
         own = joined_powers(owns)
         return Rows(torch.cat(parts), None if own is None else own.rank)

@@ -64,7 +64,7 @@ class Layers(Gradients):
             self._doubts.note(rows, chunk.samples)
             if exponent:
                 own = self._own(chunk, exponent)
-                rows = normalized_rows(rows, own)
+                rows = normalized_rows(rows, own, overwrite=True)
                 ranks.append(own.rank)
             parts.append(rows)
         return Rows(torch.cat(parts), torch.cat(ranks) if ranks else None)
@@ -96,10 +96,10 @@ class Layers(Gradients):
             inputs, deltas = piece.inputs[:, 0].to(rows.dtype), piece.deltas[:, :, 0].to(rows.dtype)
             self._doubts.note(inputs, chunk.samples)
             self._doubts.note(deltas, chunk.samples)
-            factors.append((inputs, deltas if own is None else normalized_rows(deltas.clone(), own)))
+            factors.append((inputs, deltas if own is None else normalized_rows(deltas, own)))
         if own is None:
             return Features(rows, tuple(factors), None)
-        return Features(normalized_rows(rows, own), tuple(factors), own.rank)
+        return Features(normalized_rows(rows, own, overwrite=True), tuple(factors), own.rank)
 
     def parts(self, samples: Samples) -> Iterator[Parts]:
         """Yield J(x) in parts, each explicit one formed when it is asked for and dropped after."""

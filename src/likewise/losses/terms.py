@@ -7,7 +7,8 @@ and the autocast around the call. `outputs=True` also returns what the model ret
 the main loss need not call it again.
 
 The similarity is k^C of the readout's outputs in the chosen parameters; of several outputs the mean of the
-diagonal of K^C. Samples without a finite gradient count as similar to nothing.
+diagonal of K^C. A sample without a gradient is similar to nothing; one whose gradient is not finite is left
+out.
 """
 
 import warnings
