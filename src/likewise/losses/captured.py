@@ -113,8 +113,8 @@ class Captured:
         if set(named) != set(self._names):
             wanted = ", ".join(f"{name}=..." for name in self._names) or "nothing"
             raise TypeError(
-                f"Call it as the example was given: as much by place, and by name {wanted}. What is no tensor "
-                f"was fixed then, a weight for example. Found by name: {', '.join(named) or 'nothing'}."
+                f"Call it as the example was given: as much by place, and by name {wanted}. What is no "
+                f"tensor was fixed then, like a weight. Found by name: {', '.join(named) or 'nothing'}."
             )
         leaves, spec = _flattened(batch, {name: named[name] for name in self._names})
         recorded = self._ready()
