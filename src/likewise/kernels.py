@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from likewise.checks import check_function, check_number
+
 Reduction = Callable[[Tensor], Tensor]
 
 
@@ -68,6 +70,12 @@ class Kernel:
     row: float
     column: float
     reduce: Reduction = mean_diagonal
+
+    def __post_init__(self) -> None:
+        for name in ("row", "column"):
+            advice = "an exponent such as 0, -0.5 or -1"
+            object.__setattr__(self, name, check_number(name, getattr(self, name), advice=advice))
+        check_function("reduce", self.reduce, "of blocks (..., d, d)", "such as likewise.mean_diagonal")
 
     def __repr__(self) -> str:
         return f"Kernel({self.row:g}, {self.column:g}, {getattr(self.reduce, '__name__', self.reduce)})"
