@@ -23,7 +23,7 @@ def check_integer(
     if isinstance(value, Tensor) and value.dim() == 0 and _is_integral(value) and not value.is_meta:
         value = value.item()
     expected = "an integer" + _range(least, most)
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if not _is_a(numbers.Integral, value):
         raise TypeError(_message(name, expected, value, advice))
     if (least is not None and value < least) or (most is not None and value > most):
         raise ValueError(_message(name, expected, value, advice))
@@ -49,7 +49,7 @@ def check_number(
         value = value.item()
     value = value.item() if isinstance(value, np.number) else value
     expected = "a finite number" + _range(least, most, above, below)
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if not _is_a(numbers.Real, value):
         raise TypeError(_message(name, expected, value, advice))
     outside = (
         (least is not None and value < least)
@@ -90,7 +90,7 @@ def check_function(name: str, value: Any, signature: str, advice: str = "") -> C
     """Return something that can be called; a class cannot stand for one of its instances."""
     if not callable(value) or isinstance(value, type):
         raise TypeError(_message(name, f"a function {signature}", value, advice))
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def check_names(name: str, value: Any, advice: str = "") -> list[str]:
@@ -180,3 +180,7 @@ def _range(
 
 def _is_integral(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
