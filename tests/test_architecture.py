@@ -14,6 +14,7 @@ LEVELS = {
     "linalg": 0,
     "intervals": 0,
     "kernels": 0,
+    "model_state": 0,
     "parallel": 0,
     "readouts": 0,
     "recording": 0,

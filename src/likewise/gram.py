@@ -8,7 +8,6 @@ every pair and keeps one strip of the matrix. Nothing is computed before one of 
 import copy
 import warnings
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from likewise.gradients import (
 )
 from likewise.kernels import CORRELATION, INNER_PRODUCT, Kernel, mean_diagonal, whole_block
 from likewise.linalg import wide
+from likewise.model_state import exclusive
 from likewise.network import Network
 from likewise.pairs import Pairs
 from likewise.parallel import FailedElsewhere, join_over
@@ -63,6 +63,8 @@ class GramMatrix:
         self.of_network = not isinstance(engine, Gradients)  # else rows may be anything
         self._engine = _known(engine)
         self._mean: _Mean | None = None
+        self._selected_engine: Gradients | None = None
+        self._known_shape: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
         centered = ", centered" if self.centered else ""
@@ -88,7 +90,7 @@ class GramMatrix:
         """The number of outputs whose gradients are compared."""
         return self._row_shape[0]
 
-    @cached_property
+    @property
     def dtype(self) -> torch.dtype:
         """The type of results: the model's, at least float32. Sums are kept in float64."""
         return torch.promote_types(self.net.dtype, torch.float32)
@@ -256,7 +258,8 @@ class GramMatrix:
 
     def _mean_now(self) -> "_Mean":
         """Return the mean gradient of the columns, anew if the model has changed since."""
-        state = tuple((p.data_ptr(), p._version) for p in self.net.model.parameters())
+        with exclusive:
+            state = tuple((p.data_ptr(), p._version) for p in self.net.model.parameters())
         if self._mean is None or self._mean.state != state:
             eye = torch.eye(self.d, dtype=torch.float64) / self.columns.n
             plain = self._passes(self._probed, INNER_PRODUCT)
@@ -281,9 +284,16 @@ class GramMatrix:
             self._probed.settle()
             return joined
 
-    @cached_property
+    # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
+    @property
     def _probed(self) -> Gradients:
         """The engine, once the model was seen to be deterministic and its samples independent."""
+        with exclusive:
+            if self._selected_engine is None:
+                self._selected_engine = self._probe()
+            return self._selected_engine
+
+    def _probe(self) -> Gradients:
         with self.net.evaluating():
             few = self.data.samples(range(min(3, self.data.n)))
             refuse_dependent_samples(self.net.exact(), few)
@@ -291,8 +301,15 @@ class GramMatrix:
                 return self._engine
             return chosen(self.net, few, self._engine, self.max_memory // 2)
 
-    @cached_property
+    @property
     def _row_shape(self) -> tuple[int, int]:
+        """The number of outputs and of parameters."""
+        with exclusive:
+            if self._known_shape is None:
+                self._known_shape = self._measure_row()
+            return self._known_shape
+
+    def _measure_row(self) -> tuple[int, int]:
         engine, first = self._probed, self.data.samples(range(1))
         with self.net.evaluating():
             if not self.of_network:

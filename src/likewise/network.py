@@ -4,26 +4,23 @@ A readout (readouts.py) turns whatever the model returns into the (n, d) outputs
 compared.
 
 Nothing here changes the model: inside `Network.evaluating` it is in evaluation mode, and afterwards
-its attributes, mode and every random generator are what they were.
+its attributes, mode and every random generator are what they were (model_state.py).
 """
 
 import inspect
-import random
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
+from likewise.model_state import evaluation, exclusive, preserve_attributes
 from likewise.readouts import Readout, all_outputs, label_against_random, one_output
 from likewise.recording import is_recording
 
@@ -68,7 +65,8 @@ class Network:
         self.model = _unwrapped(model)
         self.readout = readout
         self.autocast = autocast
-        self.names = _selected(self.model, parameters)
+        with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
+            self.names = _selected(self.model, parameters)
         self._wants_ids = "ids" in inspect.signature(readout).parameters
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
@@ -81,19 +79,22 @@ class Network:
     @property
     def parameters(self) -> Parameters:
         """Copies of the chosen parameters' present values, by name: forward may write to them."""
-        every = dict(self.model.named_parameters())
-        return {name: self._copied(name, every[name]) for name in self.names}
+        with exclusive:
+            every = dict(self.model.named_parameters())
+            return {name: self._copied(name, every[name]) for name in self.names}
 
     @property
     def dtype(self) -> torch.dtype:
         """The widest type among the chosen parameters."""
-        every = dict(self.model.named_parameters())
+        with exclusive:
+            every = dict(self.model.named_parameters())
         return reduce(torch.promote_types, [every[name].dtype for name in self.names])
 
     @property
     def numels(self) -> dict[str, int]:
         """How many numbers each chosen parameter has."""
-        every = dict(self.model.named_parameters())
+        with exclusive:
+            every = dict(self.model.named_parameters())
         return {name: every[name].numel() for name in self.names}
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
@@ -127,7 +128,7 @@ class Network:
             others = {k: self._copied(k, value) for k, value in state.items() if k not in parameters}
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
-        with _attributes_restored(self.model), cast:
+        with preserve_attributes(self.model), cast:
             return functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
 
     def chosen(self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None) -> Tensor:
@@ -146,26 +147,17 @@ class Network:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode, no gradients unless enabled inside; on leaving, all is as before."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap's own business
-            stack.enter_context(_generators_restored())
-            stack.enter_context(_attributes_restored(self.model))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(_exact_layers(self.model))
-            device = next(self.model.parameters()).device.type
-            stack.enter_context(torch.autocast(device, enabled=False))
-            for module in self.model.modules():  # not model.eval(): what overrides it may merge weights
-                module.training = False
-            stack.callback(self._copies.clear)
+        """Evaluation mode, no gradients unless enabled inside; on leaving, all is as before.
+
+        One thread at a time is inside, of all networks: others wait for their turn.
+        """
+        with evaluation(self.model, torch_generators=not is_recording()):
             self._evaluating += 1
             try:
                 yield
             finally:
                 self._evaluating -= 1
+                self._copies.clear()
 
     def _copied(self, name: str, value: Tensor) -> Tensor:
         """Return a copy for forward to write to if it likes; one that it did not write to serves again."""
@@ -264,49 +256,3 @@ def _checked(outputs: Tensor, n: int) -> Tensor:
 
 def _outside_inference(value: Tensor) -> Tensor:
     return value.clone() if value.is_inference() else value
-
-
-@contextmanager
-def _generators_restored() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(enabled=not is_recording()):  # a GPU's state cannot be read while it records
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
-@contextmanager
-def _attributes_restored(model: nn.Module) -> Iterator[None]:
-    """Put back every module's mode and attributes, also what forward adds to its lists and dicts."""
-    modules = [(module, dict(vars(module))) for module in model.modules()]
-    held = [value for _, attributes in modules for value in attributes.values()]
-    containers = [(value, value.copy()) for value in held if isinstance(value, dict | list | set)]
-    try:
-        yield
-    finally:
-        for module, attributes in modules:
-            vars(module).clear()
-            vars(module).update(attributes)
-        for container, content in containers:
-            container.clear()
-            container.extend(content) if isinstance(container, list) else container.update(content)
-
-
-@contextmanager
-def _exact_layers(model: nn.Module) -> Iterator[None]:
-    """Turn off kernels that cannot be differentiated in evaluation mode."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    backends: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
-    enabled = [backend.enabled for backend in backends]
-    torch.backends.mha.set_fastpath_enabled(False)
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        for backend in backends:
-            backend.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for backend, was in zip(backends, enabled, strict=True):
-            backend.enabled = was

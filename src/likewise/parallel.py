@@ -7,6 +7,7 @@ make the same calls in the same order; an error in one is raised in all.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -25,18 +26,20 @@ class Pass(NamedTuple):
     cost: float
 
 
-_records: list[tuple[Clock, list[Pass]]] = []
+# Of each thread: which clocks run, and whether a pass is under way.
+_records: ContextVar[tuple[tuple[Clock, list[Pass]], ...]] = ContextVar("records", default=())
+_inside: ContextVar[bool] = ContextVar("inside a pass", default=False)
 
 
 @contextmanager
 def recorded(clock: Clock) -> Iterator[list[Pass]]:
     """Collect the passes made inside, each with what it took."""
     passes: list[Pass] = []
-    _records.append((clock, passes))
+    before = _records.set((*_records.get(), (clock, passes)))
     try:
         yield passes
     finally:
-        _records.pop()
+        _records.reset(before)
 
 
 class FailedElsewhere(RuntimeError):
@@ -88,9 +91,10 @@ def sum_over(function: Callable[[range], Tensor], spans: list[range], what: str)
 
 @contextmanager
 def _noted(what: str) -> Iterator[None]:
-    starts = [clock() for clock, _ in _records]
+    records = _records.get()
+    starts = [clock() for clock, _ in records]
     yield
-    for (clock, passes), start in zip(_records, starts, strict=True):
+    for (clock, passes), start in zip(records, starts, strict=True):
         passes.append(Pass(what, clock() - start))
 
 
@@ -104,15 +108,13 @@ def _shared(spans: list[range], what: str) -> Iterator[range]:
 class _together:
     """Raise in all processes what was raised in one, so that none waits for ever."""
 
-    inside = False
-
     def __enter__(self) -> None:
-        if _together.inside:
+        if _inside.get():
             raise RuntimeError("A pass over the data was asked for inside another: take it before.")
-        _together.inside = True
+        self._before = _inside.set(True)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        _together.inside = False
+        _inside.reset(self._before)
         if processes() == 1:
             return
         everyone: list[Any] = [None] * processes()

@@ -20,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from likewise.losses.density import RunningTotal
 from likewise.losses.modules import Term
+from likewise.model_state import exclusive
 from likewise.network import Network
 from likewise.recording import recording
 
@@ -106,7 +107,8 @@ class Captured:
         self._example = _flattened(example[0], named)
         self._recorded: _Recorded | None = None
         self._recordings = 0
-        self._ready()
+        with exclusive:
+            self._ready()
 
     def __call__(self, *batch: Any, **named: Any) -> Tensor:
         """Return the term of a batch, differentiable in the parameters."""
@@ -117,7 +119,8 @@ class Captured:
                 f"tensor was fixed then, like a weight. Found by name: {', '.join(named) or 'nothing'}."
             )
         leaves, spec = _flattened(batch, {name: named[name] for name in self._names})
-        recorded = self._ready()
+        with exclusive:  # recording swaps the model's parameters
+            recorded = self._ready()
         wants_more = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
         if recorded is None or wants_more or not recorded.fits(leaves, spec):
             return self._called(leaves, spec)

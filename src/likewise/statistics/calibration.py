@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from likewise.intervals import wilson
+from likewise.model_state import preserve_generators
 from likewise.statistics.reliability import Reliability
 
 FEWEST = 50
@@ -42,6 +43,7 @@ class Calibration:
         return score.sigmoid() if self._factor is None else self._factor * score.exp()
 
 
+@preserve_generators()  # importing scikit-learn draws from Python's
 def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
     """Return a Calibration from predictions whose true labels are known and were not trained on.
 

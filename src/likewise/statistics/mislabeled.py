@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from likewise.model_state import preserve_generators
+
 BINS = 401  # of vote shares, so that many classes cost little
 STEPS = 10  # of taking q apart
 FEWEST = 100  # samples to look for groups in
@@ -46,6 +48,7 @@ class Mislabeled(NamedTuple):
     both: tuple[Tensor, Tensor]  # the chances counted and grouped
 
 
+@preserve_generators()  # importing scikit-learn and fitting draw from Python's and NumPy's
 def mislabeled(shares: Tensor, given: Tensor) -> Mislabeled:
     """Return chances and number of wrong labels, from each class's share of the votes, (n, c) in float64."""
     if shares.shape[1] > MOST_CLASSES:  # tables of classes × classes would not fit

@@ -1,0 +1,117 @@
+"""The state that a call may change for a time: of the model, of random generators, of PyTorch's switches.
+
+A model's parameters, mode and attributes can be swapped for one thread only, and random generators, the
+choice of attention kernels and `torch.backends` belong to the whole process. So one lock serves every model:
+calls from several threads take turns, and each finds and leaves everything as it was.
+"""
+
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+exclusive = threading.RLock()  # held by the thread whose call changes or reads a model's state
+
+
+@contextmanager
+def evaluation(model: nn.Module, torch_generators: bool = True) -> Iterator[None]:
+    """Put the model into evaluation mode, exact kernels, no gradients; restore everything on leaving.
+
+    Other threads that want the same, for this model or another, wait until this one has left. Nested calls
+    in one thread are fine.
+
+    Args:
+        model: Every module of it is put into evaluation mode.
+        torch_generators: Restore PyTorch's random generators too; a GPU's cannot be read while a CUDA graph
+            is recorded.
+
+    """
+    with exclusive, ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "There is a performance drop")  # of vmap's fallbacks
+        stack.enter_context(preserve_generators(torch_generators))
+        stack.enter_context(preserve_attributes(model))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_select_exact_kernels(model))
+        device = next(model.parameters()).device.type
+        stack.enter_context(torch.autocast(device, enabled=False))
+        for module in model.modules():  # not model.eval(): what overrides it may merge weights
+            module.training = False
+        yield
+
+
+@contextmanager
+def preserve_attributes(model: nn.Module) -> Iterator[None]:
+    """Restore every module's mode and attributes, also what forward adds to its lists and dicts."""
+    modules = [(module, dict(vars(module))) for module in model.modules()]
+    held = [value for _, attributes in modules for value in attributes.values()]
+    containers = [(value, value.copy()) for value in held if isinstance(value, dict | list | set)]
+
+    def restore() -> None:
+        for module, attributes in modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+        for container, content in containers:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+
+    try:
+        yield
+    finally:
+        _complete(restore)
+
+
+@contextmanager
+def preserve_generators(torch_generators: bool = True) -> Iterator[None]:
+    """Restore the random generators of Python, NumPy and PyTorch."""
+    python, numpy = random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    with torch.random.fork_rng(enabled=torch_generators):
+        try:
+            yield
+        finally:
+            _complete(restore)
+
+
+@contextmanager
+def _select_exact_kernels(model: nn.Module) -> Iterator[None]:
+    """Turn off kernels that cannot be differentiated in evaluation mode."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    backends: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
+    enabled = [backend.enabled for backend in backends]
+
+    def restore() -> None:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for backend, was in zip(backends, enabled, strict=True):
+            backend.enabled = was
+
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            for backend in backends:
+                backend.enabled = False
+        yield
+    finally:
+        _complete(restore)
+
+
+def _complete(restore: Callable[[], None]) -> None:
+    """Restore to the end, also if Ctrl-C comes in the middle."""
+    try:
+        restore()
+    except BaseException:
+        restore()
+        raise
