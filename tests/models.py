@@ -257,6 +257,51 @@ case("parameter behind no_grad")(
     lambda: Lambda(lambda m, x: m.a(x) + m.b(x).detach(), a=nn.Linear(6, 2), b=nn.Linear(6, 2))
 )
 
+
+def added_in_place(m, x):
+    h = m.a(x)
+    h += m.b
+    h *= m.s
+    return m.h(h.tanh())
+
+
+def written_into_views(m, x):
+    h = torch.zeros(len(x), 2, 6, dtype=x.dtype)
+    h[:, 0] = x
+    h[:, 1] = m.row
+    h[:, 1, :3] -= m.part
+    first = h[:, 0]
+    first.mul_(m.s)  # not used again, but its base is
+    return m.h(h.tanh())
+
+
+def bias_with_a_fixed_part(m, x):
+    bias = m.b.clone()
+    bias[2:4].zero_()
+    bias[:2] *= 3
+    return m.h(F.linear(x, m.w, bias).tanh())
+
+
+def data_added_to_a_parameter(m, x):
+    h = m.p.expand(len(x), -1).clone()
+    h += x
+    h[:, 2] = x[:, 0] * m.s
+    return m.h((h * m.p).tanh())
+
+
+case("h += parameter")(
+    lambda: Lambda(added_in_place, a=nn.Linear(6, 4), b=parameter(4), s=parameter(1, 4), h=head(4))
+)
+case("parameters written into views")(
+    lambda: Lambda(written_into_views, row=parameter(6), part=parameter(3), s=parameter(6), h=head(12))
+)
+case("a bias of which a part is overwritten")(
+    lambda: Lambda(bias_with_a_fixed_part, w=parameter(4, 6), b=parameter(4), h=head(4))
+)
+case("data written into a parameter's copy")(
+    lambda: Lambda(data_added_to_a_parameter, p=parameter(6), s=parameter(1), h=head(6))
+)
+
 # Ways to run
 case("in-place activations", (2, 5, 5))(
     lambda: nn.Sequential(
@@ -397,5 +442,39 @@ case("Llama", (5,), 20)(
 case("ViT", (3, 8, 8))(
     hugging_face(
         lambda t: Logits(t.ViTForImageClassification(t.ViTConfig(image_size=8, patch_size=4, **SMALL)))
+    )
+)
+case("FNet", (5,), 20)(
+    hugging_face(
+        lambda t: Logits(
+            t.FNetForSequenceClassification(t.FNetConfig(vocab_size=20, max_position_embeddings=8, **SMALL))
+        )
+    )
+)
+case("Swin v2", (3, 8, 8))(
+    hugging_face(
+        lambda t: Logits(
+            t.Swinv2ForImageClassification(
+                t.Swinv2Config(
+                    image_size=8, patch_size=2, embed_dim=4, depths=[2], num_heads=[2], window_size=2
+                )
+            )
+        )
+    )
+)
+case("DeBERTa", (5,), 20)(
+    hugging_face(
+        lambda t: Logits(
+            t.DebertaForSequenceClassification(
+                t.DebertaConfig(
+                    vocab_size=20,
+                    max_position_embeddings=8,
+                    relative_attention=True,
+                    pos_att_type=["c2p", "p2c"],
+                    pooler_hidden_size=8,
+                    **SMALL,
+                )
+            )
+        )
     )
 )

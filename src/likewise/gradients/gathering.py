@@ -1,18 +1,18 @@
 """The gradients of some samples, parameter by parameter: one forward pass, a backward for each output."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
 
 from likewise.data import Samples
 from likewise.gradients.instead import Instead
 from likewise.gradients.pieces import Dense, Piece
 from likewise.gradients.rules import Call, pieces
 from likewise.gradients.sums import summed
-from likewise.gradients.trace import Recorder, Source, Step, Trace, Untraceable
+from likewise.gradients.trace import Recorder, Step, Trace, Untraceable
 from likewise.linalg import wide
 from likewise.network import Network, Parameters
 
@@ -55,8 +55,8 @@ def gathered(
             raise Untraceable(f"the inputs of {step.operation.name} were overwritten in place")
         if deltas:
             for place, piece in pieces(Call(step, deltas, len(samples), instead)).items():
-                source = step.operation.sources[place]
-                for name, part in _chained(source, piece, recorder.parameters).items():
+                chained = _chained(step, place, piece, recorder.parameters, live is not None)
+                for name, part in chained.items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: summed(uses[name]) for name in net.names if name in uses}
     return Chunk(samples, outputs.shape[1], ordered, recorder.returned if live else None)
@@ -93,17 +93,26 @@ def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
     return torch.stack([torch.zeros_like(known[0]) if delta is None else delta for delta in column])
 
 
-def _chained(source: Source, piece: Piece, parameters: Parameters) -> dict[str, Piece]:
-    """Return the pieces of the parameters that a derived tensor was computed from."""
+def _chained(step: Step, place: int, piece: Piece, parameters: Parameters, live: bool) -> dict[str, Piece]:
+    """Return the pieces of the parameters that the tensor at this place was computed from."""
+    source = step.operation.sources[place]
     if isinstance(source, str):
         return {source: piece}
-    rows = piece.rows()
-    values = {name: parameters[name] for name in sorted(source.names())}
-    derived, pullback, *_ = vjp(source.value, values)
-    flat = rows.reshape(-1, *derived.shape).to(derived.dtype)
+    tensor, names = step.operation.leaves[place], sorted(source.names)
+    rows, values = piece.rows(), [parameters[name] for name in names]
+    flat = rows.reshape(-1, *tensor.shape).to(tensor.dtype)
+    chain = partial(
+        torch.autograd.grad,
+        step.operation.edges[place],
+        values,
+        retain_graph=True,
+        create_graph=live,
+        allow_unused=True,
+        materialize_grads=True,
+    )
     try:
-        found = vmap(lambda row: pullback(row)[0])(flat)
+        found = chain(grad_outputs=flat, is_grads_batched=True)
     except RuntimeError:  # no batching rule for one of the operations
-        each = [pullback(row)[0] for row in flat]
-        found = {name: torch.stack([one[name] for one in each]) for name in values}
-    return {name: Dense(value.reshape(*rows.shape[:2], -1)) for name, value in found.items()}
+        each = [chain(grad_outputs=row) for row in flat]
+        found = tuple(torch.stack(column) for column in zip(*each, strict=True))
+    return {name: Dense(value.reshape(*rows.shape[:2], -1)) for name, value in zip(names, found, strict=True)}

@@ -6,7 +6,7 @@ differentiated by vmap of its own vjp, and where that fails, one sample at a tim
 
 import warnings
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -211,19 +211,42 @@ def _generic(call: Call) -> Pieces:
     if not call.live:
         tracked = {place: value.detach() for place, value in tracked.items()}
 
-    def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
-        def apply(parameters: dict[int, Tensor]) -> dict[int, Tensor]:
-            leaves = list(operation.leaves)
-            for place, value in (*own.items(), *counts.items(), *parameters.items()):
-                leaves[place] = value
-            args, kwargs = tree_unflatten(leaves, operation.spec)
-            outputs = outputs_of(call.function(*args, **kwargs))
-            return {place: outputs[place] for place in deltas}
+    def apply(own: dict[int, Tensor], parameters: dict[int, Tensor]) -> dict[int, Tensor]:
+        leaves = list(operation.leaves)
+        for place, value in (*own.items(), *counts.items(), *parameters.items()):
+            leaves[place] = value
+        args, kwargs = tree_unflatten(leaves, operation.spec)
+        outputs = outputs_of(call.function(*args, **kwargs))
+        return {place: outputs[place] for place in call.deltas}
 
-        _, pullback, *_ = vjp(apply, tracked)
+    def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+        _, pullback, *_ = vjp(partial(apply, own), tracked)
         d = len(next(iter(deltas.values())))
         rows = [pullback({place: delta[i] for place, delta in deltas.items()})[0] for i in range(d)]
         return {place: torch.stack([row[place].flatten() for row in rows]) for place in tracked}
+
+    def plainly(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The same without torch.func, which refuses some functions."""
+        with torch.enable_grad():
+            uses = {place: value.requires_grad_().view_as(value) for place, value in tracked.items()}
+            outputs = list(apply(own, uses).values())
+        rows = [
+            torch.autograd.grad(
+                outputs,
+                list(uses.values()),
+                [delta[i] for delta in deltas.values()],
+                retain_graph=True,
+                create_graph=call.live,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for i in range(len(next(iter(deltas.values()))))
+        ]
+        columns = zip(*rows, strict=True)
+        return {
+            place: torch.stack([value.flatten() for value in column])
+            for place, column in zip(tracked, columns, strict=True)
+        }
 
     try:
         found = vmap(one)(batched, call.deltas)
@@ -233,7 +256,7 @@ def _generic(call: Call) -> Pieces:
         reason = str(error).strip().splitlines()[0][:80]
         warnings.warn(f"{operation.name} is differentiated one sample at a time: {reason}", stacklevel=2)
         each = [
-            one({k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()})
+            plainly({k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()})
             for i in range(call.n)
         ]
         found = {place: torch.stack([row[place] for row in each]) for place in tracked}

@@ -8,7 +8,8 @@ in it are chained on. A pass whose operations, or parameters in them, are not th
 noticed: the model branches on its data, and another trace may fit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,23 +34,7 @@ class Derived:
 
     place: int  # of the operation in the sequence of all
     which: int  # of its outputs
-    function: Callable[..., Any]
-    leaves: tuple[Any, ...]
-    spec: TreeSpec
-    sources: dict[int, "str | Derived"]  # which leaves are parameters or derived
-
-    def value(self, parameters: Parameters) -> Tensor:
-        """Return it, differentiable in the parameters."""
-        leaves = list(self.leaves)
-        for place, source in self.sources.items():
-            leaves[place] = parameters[source] if isinstance(source, str) else source.value(parameters)
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        return outputs_of(self.function(*args, **kwargs))[self.which]
-
-    def names(self) -> set[str]:
-        """Return the parameters that it depends on."""
-        parts = [{s} if isinstance(s, str) else s.names() for s in self.sources.values()]
-        return set[str]().union(*parts)
+    names: frozenset[str]  # the parameters that it depends on
 
 
 Source = str | Derived
@@ -62,7 +47,8 @@ class Operation:
     function: Callable[..., Any]
     leaves: list[Any]
     spec: TreeSpec
-    sources: dict[int, Source]
+    sources: dict[int, Source]  # which leaves are parameters or derived
+    edges: dict[int, GradientEdge]  # of the derived ones, as they were when the operation took place
     outputs: list[Tensor]
 
     @property
@@ -126,6 +112,23 @@ def traced(net: Network, samples: Samples) -> Trace:
         derived |= new
 
 
+@dataclass(frozen=True)
+class Write:
+    """Where the result of an operation in place goes."""
+
+    target: Tensor
+    index: Any = ...
+
+    def apply(self, result: Tensor) -> None:
+        """Write it."""
+        self.target[self.index] = result
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What changed: the target, and what it is a view of."""
+        return [self.target] if self.target._base is None else [self.target, self.target._base]
+
+
 class Watch(TorchFunctionMode):
     """Sees the operations on parameters, and on what is known to be derived from them."""
 
@@ -144,30 +147,87 @@ class Watch(TorchFunctionMode):
     def run(self, net: Network, samples: Samples) -> "Watch":
         """Return itself, after a call of the network on these samples."""
         inputs, labels, ids = net.placed((samples.inputs, samples.labels, samples.ids))
-        with torch.enable_grad(), self:
+        with torch.enable_grad(), _custom_functions_seen_by(self), self:
             self.returned = net.called(self.parameters, inputs)
             self.outputs = net.chosen(self.returned, inputs, labels, ids)
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, self.calls = self.calls, self.calls + 1
-        result = self.instead.get(func, func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         if not self._touched((args, kwargs)):
+            result = self.instead.get(func, func)(*args, **kwargs)
+            self.passed(func, (args, kwargs), result)
             return result
-        leaves, spec = tree_flatten((args, kwargs or {}))
+        func, args, write = self._out_of_place(func, args)
+        leaves, spec = tree_flatten((args, kwargs))
         sources = {i: self._known[id(v)] for i, v in enumerate(leaves) if id(v) in self._known}
-        if not sources:
-            return result
+        edges = {
+            i: get_gradient_edge(leaves[i])
+            for i, source in sources.items()
+            if isinstance(source, Derived) and leaves[i].requires_grad
+        }
+        if write is not None and func not in _VALUE_FREE:  # what it was before it is written to
+            leaves[0] = leaves[0].clone()
+            args, kwargs = tree_unflatten(leaves, spec)
+        result = self.instead.get(func, func)(*args, **kwargs)
         outputs = outputs_of(result)
-        if not any(out.requires_grad for out in outputs) or all(id(o) in self._known for o in outputs):
-            return result
-        self.seen[place] = Operation(func, leaves, spec, sources, outputs)
-        self.noticed(place, self.seen[place])
-        if place in self.derived:
-            self._alive += outputs
-            for which, out in enumerate(outputs):
-                self._known[id(out)] = Derived(place, which, func, tuple(leaves), spec, sources)
-        return result
+        seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
+        if write is not None:
+            write.apply(result)
+            if func in _VALUE_FREE:
+                leaves[0] = result.detach()  # of the same shape, and not written to
+        if sources and seen:
+            operation = Operation(func, leaves, spec, sources, edges, outputs)
+            self.seen[place] = operation
+            self.noticed(place, operation)
+            written = [] if write is None else write.tensors
+            if self.derives(place, operation):
+                self._derive(place, operation, written)
+            else:
+                for tensor in written:
+                    self._known.pop(id(tensor), None)
+                self.passed(func, leaves, [*outputs, *written])
+        return result if write is None else write.target
+
+    def derives(self, place: int, operation: Operation) -> bool:
+        """Whether the outputs are computed from parameters alone."""
+        return place in self.derived
+
+    def passed(self, func: Any, leaves: Any, results: Any) -> None:
+        """Do something with an operation whose results are not derived from parameters."""
+
+    def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
+        """Remember outputs, and what they were written to, as derived from parameters."""
+        names = frozenset[str]().union(*(_names(source) for source in operation.sources.values()))
+        for which, out in enumerate(operation.outputs):
+            self._known[id(out)] = Derived(place, which, names)
+        for tensor in written:
+            before = self._known.get(id(tensor))
+            old = frozenset[str]() if before is None else _names(before)
+            self._known[id(tensor)] = Derived(place, 0, names | old)
+        self._alive += [*operation.outputs, *written]
+
+    def _out_of_place(self, func: Any, args: Any) -> "tuple[Any, Any, Write | None]":
+        """Return a function that writes nowhere, its arguments, and where its result is to be written.
+
+        So the result has a gradient of its own, also where a view is written to and its base used later.
+        """
+        name = getattr(func, "__name__", "")
+        if func is torch.Tensor.__setitem__:
+            target, index, value = args
+            if id(target) in self._known:
+                return _with_item, args, Write(target)
+            with torch.no_grad():
+                shape = target[index].shape
+            return torch.Tensor.expand, (value, *shape), Write(target, index)
+        if name == "copy_" and id(args[0]) not in self._known:
+            return torch.Tensor.expand, (args[1], *args[0].shape), Write(args[0])
+        is_in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
+        plain = getattr(torch.Tensor, name[:-1], None) if is_in_place else None
+        if plain is None or isinstance(self._known.get(id(args[0])), str):
+            return func, args, None
+        return plain, args, Write(args[0])
 
     def _touched(self, value: Any) -> bool:
         """Whether a parameter is among the arguments: a quick look, since most operations have none."""
@@ -212,6 +272,39 @@ class Recorder(Watch):
         if self.seen.keys() != self._trace.keys():
             raise Untraceable(f"{len(self.seen)} operations on parameters instead of {len(self._trace)}")
         return self.outputs
+
+
+# In place, and yet nothing that depends on a parameter is written.
+_NO_WRITES = ("requires_grad_", "detach_", "zero_", "fill_", "copy_")
+# Gradients in the second argument do not depend on the value of the first.
+_VALUE_FREE = (torch.Tensor.add, torch.Tensor.sub, torch.Tensor.expand)
+
+
+def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
+    result = target.clone()
+    result[index] = value
+    return result
+
+
+def _names(source: Source) -> frozenset[str]:
+    return frozenset([source]) if isinstance(source, str) else source.names
+
+
+@contextmanager
+def _custom_functions_seen_by(watch: Watch) -> Iterator[None]:
+    """Show calls of an autograd.Function, which a TorchFunctionMode does not see."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # what happens inside is its own business
+            return watch.__torch_function__(original.__get__(None, cls), (), args, kwargs)
+
+    holder: Any = torch.autograd.Function
+    holder.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        holder.apply = original
 
 
 def _versions(operation: Operation) -> list[int]:
