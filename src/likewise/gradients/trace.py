@@ -167,7 +167,8 @@ class Watch(TorchFunctionMode):
             for i, source in sources.items()
             if isinstance(source, Derived) and leaves[i].requires_grad
         }
-        if write is not None and func not in _VALUE_FREE:  # what it was before it is written to
+        overwritten = write is not None and leaves[0] is write.target
+        if overwritten and func not in _VALUE_FREE:
             leaves[0] = leaves[0].clone()
             args, kwargs = tree_unflatten(leaves, spec)
         result = self.instead.get(func, func)(*args, **kwargs)
@@ -175,8 +176,8 @@ class Watch(TorchFunctionMode):
         seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
         if write is not None:
             write.apply(result)
-            if func in _VALUE_FREE:
-                leaves[0] = result.detach()  # of the same shape, and not written to
+        if overwritten and func in _VALUE_FREE:
+            leaves[0] = result.detach()  # of the same shape
         if sources and seen:
             operation = Operation(func, leaves, spec, sources, edges, outputs)
             self.seen[place] = operation
@@ -277,7 +278,7 @@ class Recorder(Watch):
 # In place, and yet nothing that depends on a parameter is written.
 _NO_WRITES = ("requires_grad_", "detach_", "zero_", "fill_", "copy_")
 # Gradients in the second argument do not depend on the value of the first.
-_VALUE_FREE = (torch.Tensor.add, torch.Tensor.sub, torch.Tensor.expand)
+_VALUE_FREE = (torch.Tensor.add, torch.Tensor.sub)
 
 
 def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
