@@ -22,9 +22,12 @@ LEVELS = {
     "figures": 0,
     "pictures": 0,
     "reading": 0,
-    "report": 0,  # knows only its folder
+    "files": 0,
+    "locks": 0,
     "data": 1,
+    "manifest": 1,
     "network": 1,  # knows the readouts
+    "report": 2,  # knows only its folder
     "gradients": 2,
     "head": 3,
     "losses": 3,
@@ -43,7 +46,7 @@ LEVELS = {
     "cli": 10,
     "__main__": 11,
 }
-WRITERS = {"runs", "report"}
+WRITERS = {"files", "manifest", "runs", "report"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

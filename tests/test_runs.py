@@ -373,9 +373,15 @@ from test_runs import example
 import likewise as lw
 from likewise.runs.exporting import knn_graph
 model, x, y = example(400)
-from likewise.runs import folder, sketching
-plain = folder.replaced
-folder.replaced = lambda path, write: (time.sleep(0.03), plain(path, write), time.sleep(0.03))
+from likewise import files
+from likewise.runs import sketching
+plain = files.write_atomically
+def slow(*given):
+    time.sleep(0.03)
+    digest = plain(*given)
+    time.sleep(0.03)
+    return digest
+files.write_atomically = slow
 sketching.SHARD = 100
 lw.analyze(model, (x, y), out=sys.argv[1], sketch=sys.argv[3] if sys.argv[3] == "never" else int(sys.argv[3]))
 """

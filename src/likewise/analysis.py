@@ -1,6 +1,7 @@
 """What a run found, read from its folder: a table, neighbors, a summary, the report. No model is needed."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from likewise.intervals import wilson
+from likewise.locks import lock_folder
+from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
 
 if TYPE_CHECKING:
     import pandas
@@ -45,17 +48,27 @@ class Precision(NamedTuple):
 
 
 class Analysis:
-    """The results in a run folder."""
+    """The results in a run folder, whose files are checked against their checksums when it is opened.
+
+    Raises:
+        FileNotFoundError: There is no run in the folder.
+        DamagedRunError: Files of the run are missing or not as they were written.
+        ValueError: The run is not finished, or of another version of likewise.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        manifest = self.folder / "manifest.json"
-        if not manifest.exists():
-            raise FileNotFoundError(f"{self.folder} holds no run: there is no manifest.json in it.")
-        self.manifest: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
+        self.manifest: dict[str, Any] = read_manifest(self.folder)
         if not self.manifest["finished"]:
             raise ValueError(
                 f"The run in {self.folder} is not finished: call likewise.analyze again to go on."
+            )
+        damaged = check_integrity(self.folder).damaged
+        if any(name != REPORT for name in damaged):
+            raise DamagedRunError(self.folder, damaged)
+        if damaged.get(REPORT, MISSING) != MISSING:  # no result is read from it
+            warnings.warn(
+                f"{self.folder / REPORT} is damaged: likewise report {self.folder} rewrites it.", stacklevel=2
             )
 
     @cached_property
@@ -146,10 +159,11 @@ class Analysis:
         return Precision(wrong, right, len(verdicts) - wrong - right, *wilson(wrong, right))
 
     def report(self) -> Path:
-        """Write report.html anew, and return where it is."""
+        """Rewrite report.html, and return where it is."""
         from likewise.report import write_report
 
-        return write_report(self.folder)
+        with lock_folder(self.folder):
+            return write_report(self.folder)
 
     def __repr__(self) -> str:
         s = self.summary

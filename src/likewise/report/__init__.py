@@ -5,9 +5,10 @@ Everything of the user's is written by Jinja with autoescape, or set as text by 
 """
 
 import base64
-import os
 from pathlib import Path
 
+from likewise import files
+from likewise.manifest import REPORT, report_ending
 from likewise.report.cards import cards
 from likewise.report.payload import packed
 from likewise.report.reading import Run, read_run
@@ -34,10 +35,8 @@ SCRIPTS = (
 
 def write_report(folder: str | Path) -> Path:
     """Write report.html into a run folder, whole or not at all, and return where it is."""
-    path = Path(folder) / "report.html"
-    part = path.with_name("report.part.html")
-    part.write_text(page(read_run(Path(folder))), encoding="utf-8")
-    os.replace(part, path)
+    path = Path(folder) / REPORT
+    files.write_text(path, files.seal(page(read_run(Path(folder))), report_ending(Path(folder))))
     return path
 
 

@@ -1,10 +1,11 @@
 """What a run folder holds, as arrays."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from likewise.manifest import read_manifest
 
 
 class Picture(NamedTuple):
@@ -50,10 +51,7 @@ def read_run(folder: Path) -> Run:
     """Return a finished run, or say what is missing."""
     import pyarrow.parquet
 
-    manifest = folder / "manifest.json"
-    if not manifest.exists():
-        raise FileNotFoundError(f"{folder} holds no run: there is no manifest.json in it.")
-    known = json.loads(manifest.read_text(encoding="utf-8"))
+    known = read_manifest(folder)
     if not (folder / "samples.parquet").exists():
         raise ValueError(
             f"The run in {folder} is not finished: start it again to go on, then write its report."

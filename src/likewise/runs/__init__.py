@@ -9,18 +9,19 @@
           report.html         all of it, in one file that needs no network
           stages/             what each stage found, until all are done
 
-A run that is killed goes on after the last stage that was noted; a folder of another model, data set or
-options is refused. Nothing of the data is copied but pictures, capped, and no pickle is written or read.
+A run that is killed goes on after the last stage that was noted; a folder of another model, data set,
+readout, precision, options or versions is refused. One process at a time writes into a folder. Damaged files
+are rebuilt. Nothing of the data is copied but pictures, capped, and no pickle is written or read.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from likewise.analysis import Analysis
 from likewise.data import Batches, batches
@@ -29,8 +30,8 @@ from likewise.network import Network
 from likewise.parallel import processes
 from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
-from likewise.runs import results
-from likewise.runs.folder import Folder, bytes_of
+from likewise.runs import identity, results
+from likewise.runs.folder import open_folder
 from likewise.runs.stages import on_an_edge
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def analyze(
     extra: Mapping[str, Any] | None = None,
     settings: "Settings | None" = None,
     max_memory: int = 2**31,
+    wait: float = math.inf,
 ) -> Analysis:
     """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
 
@@ -66,13 +68,17 @@ def analyze(
     with the error measured. `layout`: how the map is drawn. `classes`: their names; `names`: of the samples;
     `show`: what a person should see of sample i (image, text, dict, array), a function or a sequence;
     `extra`: columns of your own for the table. `settings`: what a command was told.
+    `wait`: for how many seconds, if another process is writing into the folder.
+
+    The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
+    readout, precision and options are those of the run in it; another run is refused.
     """
     if processes() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     net = model if isinstance(model, Network) else Network(model, readout, parameters)
     data = dataset if isinstance(dataset, Batches) else batches(dataset, labels=labels)
     gram = GramMatrix(net, data, max_memory=max_memory)
-    data_print, given = _read(data)
+    data_print, given = identity.read_data(data)
     options = {
         "readout": getattr(net.readout, "__name__", repr(net.readout)),
         "parameters": list(net.names),
@@ -84,15 +90,24 @@ def analyze(
     if layout not in ("pca", "umap"):
         raise ValueError(f"layout is 'pca' or 'umap', found {layout!r}.")
     shown = results.Shown(classes, names, show, extra or {})
-    identity = {"model": _model_print(net), "data": data_print, "options": options, "naming": _naming(shown)}
-    folder = Folder(Path(out), identity)
-    if not folder.finished:
-        folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
-        folder.state["about"] = _about(net, data)
-        results.write(folder, gram, given, shown)
-        folder.finish()
-    if not (folder.path / "report.html").exists():
-        write_report(folder.path)
+    found = {
+        "model": identity.fingerprint_model(net),
+        "data": data_print,
+        "readout": identity.fingerprint_readout(net, data),
+        "precision": identity.precision_settings(net),
+        "options": options,
+        "naming": _naming(shown),
+        "behavior": identity.measure_behavior(net, data),
+    }
+    with open_folder(Path(out), found, wait) as folder:
+        if folder.needs("settings.toml"):
+            folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
+        if not folder.finished:
+            folder.state["about"] = _about(net, data)
+            results.write(folder, gram, given, shown)
+            folder.finish()
+        if folder.needs("report.html"):
+            write_report(folder.path)
     return Analysis(folder.path)
 
 
@@ -114,18 +129,6 @@ def _about(net: Network, data: Batches) -> Mapping[str, Any]:
     }
 
 
-def _model_print(net: Network) -> str:
-    """Return the fingerprint of a model: its modules as they print themselves, and its state."""
-    digest = hashlib.sha256(repr(net.model).encode())
-    for name, value in net.model.state_dict().items():
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(bytes_of(value))
-        else:
-            digest.update(f"{name} {value!r}".encode())
-    return digest.hexdigest()
-
-
 def _naming(shown: "results.Shown") -> str:
     """Return the fingerprint of what samples, classes and columns are called."""
     own = {
@@ -135,16 +138,14 @@ def _naming(shown: "results.Shown") -> str:
     parts = [
         None if given is None else [str(name) for name in given] for given in (shown.classes, shown.names)
     ]
-    return hashlib.sha256(repr((parts, own)).encode("utf-8", "replace")).hexdigest()
+    show = identity.fingerprint_code(shown.show) if callable(shown.show) else _texts(shown.show)
+    return hashlib.sha256(repr((parts, own, show)).encode("utf-8", "replace")).hexdigest()
 
 
-def _read(data: Batches) -> tuple[str, Tensor | None]:
-    """Return the fingerprint of a data set and its labels, from one reading."""
-    digest, labels = hashlib.sha256(str(data.n).encode()), list[Tensor | None]()
-    for batch in data:
-        for value in tree_leaves((batch.inputs, batch.labels)):
-            if isinstance(value, Tensor):
-                digest.update(bytes_of(value))
-        labels.append(None if batch.labels is None else batch.labels.cpu())
-    known = [part for part in labels if part is not None]
-    return digest.hexdigest(), torch.cat(known) if len(known) == len(labels) else None
+def _texts(show: Any) -> list[str]:
+    """Return what is to be seen of samples, as far as it is text or numbers."""
+    return (
+        [str(value) for value in show if isinstance(value, str | int | float)]
+        if isinstance(show, list)
+        else []
+    )

@@ -1,126 +1,220 @@
-"""A run folder: written stage by stage, whole or not at all, and refused to another model or data set.
+"""A run folder: written stage by stage, by one process at a time, and refused to another run.
 
-Each file is written under another name, seen to the disk and renamed, then noted in the manifest with its
-checksum: a run that is killed goes on after the last stage that was noted.
+Each file is written whole, then noted in the manifest with its checksum: a run that is killed goes on after
+the last stage that was noted. A finished run whose files were damaged is opened again, and what differs is
+replaced.
 """
 
+import copy
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-SCHEMA = 3
+from likewise import files
+from likewise.locks import CREATED_NAME, LOCK_NAME, lock_folder
+from likewise.manifest import (
+    NAME,
+    REPORT,
+    SCHEMA,
+    DamagedRunError,
+    check_integrity,
+    check_report,
+    read_manifest,
+    write_manifest,
+)
+from likewise.runs.identity import same_behavior
+
 Arrays = dict[str, np.ndarray]
 Stage = Callable[[], Mapping[str, Tensor]]
+STAGES = "stages"
+IDENTITY_KEY = b"likewise.identity"  # in the metadata of tables
+
+
+@contextmanager
+def open_folder(path: Path, identity: Mapping[str, Any], wait: float) -> "Iterator[Folder]":
+    """Hold a run folder for writing; another process that holds it is waited for.
+
+    Raises:
+        ValueError: The folder holds another run, or something else.
+        FolderLockedError: Another process held it for `wait` seconds.
+    """
+    files.make_folder(path)
+    with lock_folder(path, wait):
+        yield Folder(path, identity)
 
 
 class Folder:
-    """A folder that stages write into, one after another."""
+    """A folder that stages write into, one after another; see `open_folder`."""
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path, self._manifest = path, path / "manifest.json"
-        if self._manifest.exists():
-            self.state: dict[str, Any] = json.loads(self._manifest.read_text())
-            self._refuse_another(identity)
-            if self.finished:
-                self._tidy()
-        elif path.exists() and any(not _is_part(inner) for inner in path.iterdir()):
-            raise ValueError(f"{path} holds something else than a run: choose another folder.")
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            names = ("likewise", "torch", "numpy")
-            versions = {"python": sys.version.split()[0], **{name: version(name) for name in names}}
-            self.state = {"schema": SCHEMA, "versions": versions, **identity, "stages": {}, "finished": False}
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self.path, self._identity = path, dict(identity)
+        self._versions = {name: version(name) for name in ("likewise", "torch")}
+        self._damaged: dict[str, str] = {}
+        self._original: dict[str, Any] | None = None  # of a finished run that is being repaired
+        self._remove_temporary()
+        try:
+            self.state = read_manifest(path)
+        except FileNotFoundError:
+            self._refuse_foreign_files()
+            self.state = self._new_state()
             self.save()
+        except DamagedRunError:
+            self._refuse_tables_of_another()
+            self.state = self._new_state()
+            self.save()
+        self._refuse_another()
+        if self.finished:
+            self._refuse_other_versions()
+            self._check()
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether there is nothing left to compute."""
         return bool(self.state["finished"])
 
+    def needs(self, name: str) -> bool:
+        """Whether a small file is missing, damaged, or of another state of the run."""
+        if name == REPORT:
+            return check_report(self.path) is not None
+        return name in self._damaged or name not in self.state.get("files", {})
+
     def stage(self, name: str, stage: Stage) -> Arrays:
-        """Return what a stage found, now or when it was done before."""
-        path, known = self.path / "stages" / f"{name}.npz", self.state["stages"].get(name)
-        if known is not None and path.exists() and _checksum(path) == known["sha256"]:
-            return _loaded(path)
+        """Return what a stage found, now or when it was done before by the same versions."""
+        path, known = self.path / STAGES / f"{name}.npz", self.state["stages"].get(name)
+        if self._is_usable(path, known):
+            return _load_arrays(path)
         start = time.perf_counter()
         found = {key: _array(value) for key, value in stage().items()}
-        path.parent.mkdir(exist_ok=True)
-        replaced(path, lambda part: np.savez(part, allow_pickle=False, **found))
+        files.make_folder(path.parent)
+        size = sum(values.nbytes for values in found.values())
+        digest = files.write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **found), size)
         seconds = round(time.perf_counter() - start, 3)
-        self.state["stages"][name] = {"sha256": _checksum(path), "seconds": seconds}
+        self.state["stages"][name] = {"sha256": digest, "seconds": seconds, "versions": self._versions}
         self.save()
         return found
 
     def forget(self, prefix: str) -> None:
-        """Drop what stages of such names found, to be done anew."""
+        """Drop what stages of such names found, to be recomputed."""
         for name in [name for name in self.state["stages"] if name.startswith(prefix)]:
             del self.state["stages"][name]
-            (self.path / "stages" / f"{name}.npz").unlink(missing_ok=True)
+            (self.path / STAGES / f"{name}.npz").unlink(missing_ok=True)
         self.save()
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file, and note its checksum."""
-        replaced(self.path / name, lambda part: part.write_text(text, encoding="utf-8"))
-        self._note(name)
+        self._note(name, files.write_text(self.path / name, text))
+        if self.finished:
+            self.save()
 
     def write_table(self, name: str, columns: Mapping[str, Any]) -> None:
-        """Write a table, and note its checksum."""
-        replaced(self.path / name, partial(_write_table, columns=columns))
-        self._note(name)
+        """Write a table, and note its checksum; one that is there with the same bytes stays untouched."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.table(dict(columns))
+        table = table.replace_schema_metadata({IDENTITY_KEY: self._identity_digest()})
+
+        def write(file: BinaryIO) -> None:
+            pyarrow.parquet.write_table(table, file, compression="zstd")
+
+        self._note(name, files.write_atomically(self.path / name, write, table.nbytes))
 
     def finish(self) -> None:
         """Say that nothing is left to do, and drop the stages."""
-        self.state |= {**_peak(), "finished": True}
+        if self._original is not None and self._original["files"] == self.state["files"]:
+            self.state = self._original  # repaired: it says what the run took, not what its repair did
+        else:
+            self.state |= {**_peak(), "finished": True}
         self.save()
-        self._tidy()
+        self._drop_stages()
 
     def save(self) -> None:
         """Write the manifest."""
-        text = json.dumps(self.state, indent=1)
-        replaced(self._manifest, lambda part: part.write_text(text, encoding="utf-8"))
+        write_manifest(self.path, self.state)
 
-    def _note(self, name: str) -> None:
-        self.state.setdefault("files", {})[name] = _checksum(self.path / name)
+    def _new_state(self) -> dict[str, Any]:
+        versions = {"python": sys.version.split()[0], **self._versions, "numpy": version("numpy")}
+        return {"schema": SCHEMA, "versions": versions, **self._identity, "stages": {}, "finished": False}
 
-    def _tidy(self) -> None:
-        if (self.path / "stages").exists():
-            shutil.rmtree(self.path / "stages")
+    def _check(self) -> None:
+        """Open a finished run again if one of its tables is damaged."""
+        self._damaged = check_integrity(self.path).damaged
+        if any(name.endswith(".parquet") for name in self._damaged):
+            self._original = copy.deepcopy(self.state)
+            self.state["finished"] = False
+            self.save()
+        else:
+            self._drop_stages()
 
-    def _refuse_another(self, identity: dict[str, Any]) -> None:
-        if self.state.get("schema") != SCHEMA:
-            raise ValueError(f"{self.path} is of another version of likewise: choose another folder.")
-        for what, value in identity.items():
-            if self.state.get(what) != value:
+    def _is_usable(self, path: Path, known: Mapping[str, Any] | None) -> bool:
+        if known is None or known["versions"] != self._versions or not path.exists():
+            return False
+        return files.checksum(path) == known["sha256"]
+
+    def _note(self, name: str, digest: str) -> None:
+        self.state.setdefault("files", {})[name] = digest
+
+    def _drop_stages(self) -> None:
+        if (self.path / STAGES).exists():
+            shutil.rmtree(self.path / STAGES)
+
+    def _remove_temporary(self) -> None:
+        """Remove what writers that were killed left half written."""
+        for path in [*self.path.glob("*"), *(self.path / STAGES).glob("*")]:
+            if files.is_temporary(path) and path.is_file():
+                path.unlink()
+
+    def _refuse_foreign_files(self) -> None:
+        own = (LOCK_NAME, CREATED_NAME)
+        if any(inner.name not in own for inner in self.path.iterdir()):
+            raise ValueError(f"{self.path} holds something else than a run: choose another folder.")
+
+    def _refuse_tables_of_another(self) -> None:
+        """Raise if tables beside a damaged manifest say that they are of another run."""
+        for path in self.path.glob("*.parquet"):
+            found = _identity_in(path)
+            if found is not None and found != self._identity_digest():
                 raise ValueError(
-                    f"{self.path} is a run with another {what}{_difference(self.state.get(what), value)}: "
-                    "choose another folder, or delete that one."
+                    f"{self.path / NAME} is damaged, and {path.name} beside it is of another run: choose "
+                    "another folder, or delete that one."
                 )
 
+    def _identity_digest(self) -> bytes:
+        """Return the digest of what must be equal, bit by bit, for the run to be the same."""
+        exact = {name: value for name, value in self._identity.items() if name != "behavior"}
+        return hashlib.sha256(json.dumps(exact, sort_keys=True).encode()).hexdigest().encode()
 
-def replaced(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under another name, see it to the disk, and give it its name: whole or not at all."""
-    part = path.with_name(f"{path.stem}.part{path.suffix}")
-    write(part)
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
+    def _refuse_another(self) -> None:
+        for what, value in self._identity.items():
+            there = self.state.get(what)
+            same = same_behavior(there, value) if what == "behavior" and there else there == value
+            if not same:
+                told = "model (its outputs or gradients differ)" if what == "behavior" else what
+                difference = "" if what == "behavior" else _difference(there, value)
+                raise ValueError(
+                    f"{self.path} is a run with another {told}{difference}: choose another folder, or delete "
+                    "that one."
+                )
 
-
-def bytes_of(value: Tensor) -> bytes:
-    """Return the bytes of a tensor."""
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    def _refuse_other_versions(self) -> None:
+        there = {name: self.state["versions"].get(name) for name in self._versions}
+        if there != self._versions:
+            raise ValueError(
+                f"{self.path} is a finished run of other versions{_difference(there, self._versions)}: it "
+                "can be read as it is (likewise.Analysis, likewise report); to compute it again choose "
+                "another folder."
+            )
 
 
 def _array(value: Tensor) -> np.ndarray:
@@ -137,26 +231,21 @@ def _peak() -> dict[str, int]:
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
-def _write_table(path: Path, columns: Mapping[str, Any]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table(dict(columns)), path, compression="zstd")
-
-
-def _loaded(path: Path) -> Arrays:
+def _load_arrays(path: Path) -> Arrays:
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
-def _is_part(path: Path) -> bool:
-    """Whether a file is what a run that was killed left half written."""
-    return path.stem.endswith(".part")
+def _identity_in(path: Path) -> bytes | None:
+    """Return the identity of the run that a table is of, None where it cannot be read."""
+    import pyarrow
+    import pyarrow.parquet
 
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        metadata = pyarrow.parquet.read_schema(path).metadata
+    except (pyarrow.ArrowException, OSError):
+        return None
+    return None if metadata is None else metadata.get(IDENTITY_KEY)
 
 
 def _difference(there: Any, here: Any) -> str:

@@ -1,0 +1,125 @@
+"""Files that are whole or absent: atomic writes, checksums, and texts that carry their own checksum.
+
+A file is written under a temporary name in its folder, flushed to the disk and renamed; then the folder is
+flushed, so that the new name survives a power failure before anything relies on it.
+"""
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, largest file allowed
+TEMPORARY = ".part"
+
+
+class DiskFullError(OSError):
+    """A file could not be written for lack of space.
+
+    Attributes:
+        path: The file.
+        needed: About how many bytes it takes.
+        free: How many bytes are free where it would be.
+    """
+
+    def __init__(self, error: OSError, path: Path, needed: int) -> None:
+        self.path, self.needed, self.free = path, needed, shutil.disk_usage(path.parent).free
+        reason = os.strerror(error.errno or errno.ENOSPC)
+        message = f"{reason}: {path} needs about {needed:,} bytes, and {self.free:,} are free"
+        super().__init__(error.errno, message)
+
+    def __str__(self) -> str:
+        return f"{self.strerror}. Make room, then give the same command again."
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], needed: int) -> str:
+    """Write a file that is complete or not there, and return its SHA-256.
+
+    Args:
+        path: The file; one that is there is replaced, unless it has the same bytes.
+        write: Writes the content to an open file.
+        needed: About how many bytes that is, for the message if they do not fit.
+
+    Raises:
+        DiskFullError: The disk, a quota or the limit of a file's size leaves no room. Nothing is changed.
+    """
+    part = temporary_name(path)
+    try:
+        with part.open("wb+") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not path.exists() or checksum(path) != digest:
+            part.replace(path)
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFullError(error, path, needed) from error
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    flush_folder(path.parent)
+    return digest
+
+
+def write_text(path: Path, text: str) -> str:
+    """Write a text as UTF-8, complete or not at all, and return its SHA-256."""
+    content = text.encode("utf-8")
+    return write_atomically(path, lambda file: file.write(content), len(content))
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a name beside a file that no other writer uses."""
+    return path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}{path.suffix}")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether this is the name of a file that a writer has not finished."""
+    return path.stem.endswith(TEMPORARY)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder's list of names to the disk, where the system has such a call."""
+    if os.name != "posix":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what some network folders answer
+            raise
+    finally:
+        os.close(number)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each flushed to the disk."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        flush_folder(place.parent)
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(body: str, ending: str) -> str:
+    """Return a text with an ending that holds its SHA-256 in place of `{}`."""
+    before, after = ending.split("{}")
+    return body + before + hashlib.sha256(body.encode("utf-8")).hexdigest() + after
+
+
+def is_sealed(content: bytes, ending: str) -> bool:
+    """Whether every byte of a sealed text is as it was written."""
+    size = len(ending.encode("utf-8")) - len("{}") + hashlib.sha256().digest_size * 2
+    body = content[: max(0, len(content) - size)]
+    before, after = ending.split("{}")
+    return content[len(body) :] == (before + hashlib.sha256(body).hexdigest() + after).encode("utf-8")

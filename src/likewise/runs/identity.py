@@ -1,0 +1,327 @@
+"""What makes two runs the same run: model, data, readout, precision and options.
+
+A run that is there is returned, or resumed, only if all of these agree. Code counts by its bytecode, values
+by their bytes, and what a model computes by its outputs and gradients on a few samples: these are compared
+with a tolerance, because threads and machines round differently.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import math
+import re
+import sysconfig
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from likewise.data import Batches
+from likewise.network import Network
+
+SAMPLES = 8  # on which models are compared
+NUMBERS = 4  # random combinations of the outputs of each
+LIBRARIES = tuple(
+    str(Path(path))
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "purelib", "platlib")
+)
+
+
+def fingerprint_model(net: Network) -> str:
+    """Return a fingerprint of a model's modules, of the code of their forward methods and of its state."""
+    printed = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(net.model))  # where an object lies in memory
+    digest = hashlib.sha256(printed.encode("utf-8", "replace"))
+    walk = _Walk(digest)
+    for kind in dict.fromkeys(type(module) for module in net.model.modules()):
+        walk.method(kind, "forward")
+    for module in net.model.modules():
+        if "forward" in vars(module):  # replaced on this one object
+            walk.value(vars(module)["forward"])
+    for name, value in net.model.state_dict().items():
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(_bytes_of(value))
+        else:
+            digest.update(f"{name} {value!r}".encode())
+    return digest.hexdigest()
+
+
+def fingerprint_code(*callables: Any) -> str:
+    """Return a fingerprint of functions: their bytecode, defaults, closures and the functions they call.
+
+    Code of installed libraries counts by its name. Comments and positions in a file do not count.
+    """
+    digest = hashlib.sha256()
+    walk = _Walk(digest)
+    for each in callables:
+        walk.value(each)
+    return digest.hexdigest()
+
+
+def fingerprint_readout(net: Network, data: Batches) -> str:
+    """Return a fingerprint of a readout, and of the samples' ids if it reads them."""
+    digest = hashlib.sha256(fingerprint_code(net.readout).encode())
+    if "ids" in inspect.signature(net.readout).parameters:
+        for where in data.spans():
+            digest.update(_bytes_of(data.samples(where).ids))
+    return digest.hexdigest()
+
+
+def read_data(data: Batches) -> tuple[str, Tensor | None]:
+    """Return a fingerprint of a data set and its labels, from one reading.
+
+    It depends on values, shapes, dtypes and names of the columns, and not on the size of the batches.
+    """
+    columns: list[_Column] = []
+    structure, labels = "", list[Tensor | None]()
+    for batch in data:
+        values, spec = tree_flatten((batch.inputs, batch.labels))
+        if not columns:
+            columns, structure = [_Column() for _ in values], str(spec)
+        if str(spec) != structure:
+            raise ValueError(f"Batches of the data differ in structure: {structure} and {spec}.")
+        for column, value in zip(columns, values, strict=True):
+            column.add(value)
+        labels.append(None if batch.labels is None else batch.labels.cpu())
+    parts = [str(data.n), structure, *(column.hexdigest() for column in columns)]
+    known = [part for part in labels if part is not None]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return digest, torch.cat(known) if len(known) == len(labels) else None
+
+
+def precision_settings(net: Network) -> dict[str, Any]:
+    """Return what decides how exactly a model computes, beside the dtype of its parameters."""
+    found: dict[str, Any] = {
+        "autocast": None if net.autocast is None else str(net.autocast),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+    }
+    if next(net.model.parameters()).device.type == "cuda":
+        matmul = torch.backends.cuda.matmul
+        found |= {
+            "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+            "bf16_reduction": bool(matmul.allow_bf16_reduced_precision_reduction),
+            "fp16_reduction": bool(matmul.allow_fp16_reduced_precision_reduction),
+        }
+    return found
+
+
+def measure_behavior(net: Network, data: Batches) -> dict[str, Any]:
+    """Return what a model computes on a few samples, and how far rounding may move it.
+
+    A row of a sample: the norm of its outputs, by which the row is compared; the norm of the gradient of what
+    the readout returns, summed; random combinations of what the model and of what the readout returns.
+    """
+    places = np.linspace(0, data.n - 1, min(data.n, SAMPLES)).astype(int)
+    with net.evaluating():
+        rows = [_behavior_on(net, data, int(place)) for place in places]
+    return {"tolerance": _tolerance(net), "rows": rows}
+
+
+def same_behavior(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether outputs and gradients of two models agree, up to rounding."""
+    if [len(row) for row in there["rows"]] != [len(row) for row in here["rows"]]:
+        return False
+    tolerance = max(there["tolerance"], here["tolerance"])
+    rows = [(np.array(a), np.array(b)) for a, b in zip(there["rows"], here["rows"], strict=True)]
+    return all(
+        np.allclose(a[1:], b[1:], rtol=tolerance, atol=tolerance * abs(a[0]), equal_nan=True) for a, b in rows
+    )
+
+
+def _behavior_on(net: Network, data: Batches, place: int) -> list[float]:
+    samples = data.samples(range(place, place + 1))
+    with torch.enable_grad():
+        leaves = {name: value.requires_grad_() for name, value in net.parameters.items()}
+        raw = net.called({name: leaf.clone() for name, leaf in leaves.items()}, samples.inputs)
+        read = net.chosen(raw, samples.inputs, samples.labels, samples.ids)
+        wanted = list(leaves.values())
+        gradients = torch.autograd.grad(read.sum(), wanted, allow_unused=True) if read.requires_grad else ()
+    outputs = [
+        leaf.detach()
+        for leaf in (*tree_leaves(raw), read)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    slope = math.hypot(*(_norm(gradient) for gradient in gradients if gradient is not None))
+    combined = [float(value) for leaf in outputs for value in _combined(leaf)]
+    return [math.hypot(*map(_norm, outputs)), slope, *combined]
+
+
+def _norm(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values.to(torch.promote_types(values.dtype, torch.float32))))
+
+
+def _combined(values: Tensor) -> Tensor:
+    """Return a few combinations of numbers with random signs, the same each time."""
+    flat = values.flatten().cpu().double()
+    signs = torch.randint(0, 2, (NUMBERS, len(flat)), generator=torch.Generator().manual_seed(0))
+    return (2 * signs - 1).double() @ flat / math.sqrt(max(1, len(flat)))
+
+
+def _tolerance(net: Network) -> float:
+    """Return how far results may differ by rounding, relative to their size."""
+    dtype = net.autocast or net.dtype
+    if dtype == torch.float64:
+        return 1e-9
+    if dtype == torch.float32:
+        return 1e-3 if torch.get_float32_matmul_precision() == "highest" else 1e-2
+    return 8 * torch.finfo(dtype).eps
+
+
+PLAIN: tuple[type, ...] = (
+    *(bool, int, float, complex, str, bytes, range, slice, type(...)),
+    *(torch.dtype, torch.device, torch.Size, np.dtype),
+)
+
+
+class _Column:
+    """One tensor of a sample, over all samples, however they are batched."""
+
+    def __init__(self) -> None:
+        self._digest, self._kind = hashlib.sha256(), ""
+
+    def add(self, value: Any) -> None:
+        """Add the next samples."""
+        if not isinstance(value, Tensor):
+            return
+        kind = f"{value.dtype} {tuple(value.shape[1:])}"
+        if kind != self._kind:
+            self._digest.update(kind.encode())
+            self._kind = kind
+        self._digest.update(_bytes_of(value))
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class _Walk:
+    """Visits a function and what it refers to, each once."""
+
+    def __init__(self, digest: Any) -> None:
+        self._digest, self._seen = digest, dict[int, Any]()
+
+    def method(self, kind: type, name: str) -> None:
+        """Visit a method of a class, and those that it calls by name."""
+        found = inspect.getattr_static(kind, name, None)
+        inner = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+        if isinstance(inner, types.FunctionType):
+            self._function(inner, kind)
+
+    def value(self, value: Any) -> None:
+        """Visit a value that a function holds."""
+        self._note(type(value).__qualname__)
+        if value is None or isinstance(value, PLAIN):
+            self._note(repr(value))
+        elif isinstance(value, Tensor):
+            self._note(f"{value.dtype} {tuple(value.shape)}")
+            self._digest.update(_bytes_of(value))
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self._note(f"{value.dtype} {value.shape}")
+            self._digest.update(np.ascontiguousarray(value).tobytes())
+        elif isinstance(value, tuple):  # equal constants may be one object or several
+            self._each(value)
+        elif id(value) in self._seen:
+            self._note("seen")
+        else:
+            self._seen[id(value)] = value
+            self._compound(value)
+
+    def _compound(self, value: Any) -> None:
+        if isinstance(value, types.FunctionType):
+            self._function(value, None)
+        elif isinstance(value, types.MethodType):
+            self.value(value.__func__)
+            self.method(type(value.__self__), value.__func__.__name__)
+            self._state(value.__self__)
+        elif isinstance(value, types.CodeType):
+            self._code(value)
+        elif isinstance(value, functools.partial):
+            self._each([value.func, value.args, value.keywords])
+        elif isinstance(value, dict):
+            self._each([part for pair in value.items() for part in pair])
+        elif isinstance(value, set | frozenset):
+            self._each(sorted(value, key=repr))  # their order differs from process to process
+        elif isinstance(value, list):
+            self._each(value)
+        elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+            self._note(f"{getattr(value, '__module__', '')} {getattr(value, '__qualname__', value.__name__)}")
+        elif isinstance(value, nn.Module):
+            self.method(type(value), "forward")
+            self.value(dict(value.state_dict()))
+        else:
+            self.method(type(value), "__call__")
+            self._state(value)
+
+    def _state(self, value: Any) -> None:
+        """Visit what an object holds, where that is its value and not a store of something else."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._each([getattr(value, field.name) for field in dataclasses.fields(value)])
+        elif callable(value) and not isinstance(value, nn.Module):
+            self.value(dict(getattr(value, "__dict__", {})))
+
+    def _each(self, values: Any) -> None:
+        self._note(f"({len(values)}")
+        for value in values:
+            self.value(value)
+
+    def _function(self, function: types.FunctionType, owner: type | None) -> None:
+        code = function.__code__
+        if code.co_filename.startswith(LIBRARIES):
+            self._note(f"{function.__module__} {function.__qualname__}")
+            if function.__closure__ is None:
+                return
+        elif id(code) not in self._seen:
+            self._seen[id(code)] = code
+            self._code(code, function.__doc__)
+            for name in _names(code):
+                if name in function.__globals__:
+                    self._global(function.__globals__[name], code)
+                elif owner is not None:
+                    self.method(owner, name)
+        self._each([function.__defaults__, function.__kwdefaults__])
+        for cell in function.__closure__ or ():
+            self.value(cell.cell_contents if _is_filled(cell) else None)
+
+    def _global(self, value: Any, code: types.CodeType) -> None:
+        """Visit a global: functions and constants; what changes as it is used, like a cache, is left out."""
+        if isinstance(value, types.ModuleType):
+            used = (vars(value).get(name) for name in _names(code))
+            self._each([found for found in used if isinstance(found, types.FunctionType)])
+            return
+        is_store = isinstance(value, list | dict | set) or hasattr(value, "__dict__")
+        if not is_store or isinstance(value, Tensor) or dataclasses.is_dataclass(value) or callable(value):
+            self.value(value)
+
+    def _code(self, code: types.CodeType, doc: str | None = None) -> None:
+        self._digest.update(code.co_code)
+        self._each(code.co_names)
+        self._each([constant for constant in code.co_consts if doc is None or constant != doc])
+
+    def _note(self, text: str) -> None:
+        self._digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Return the names that a function and those inside it refer to."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(name for part in inner for name in _names(part))]))
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # a name that has no value yet
+        return False
+    return True
+
+
+def _bytes_of(value: Tensor) -> bytes:
+    plain = value.detach().cpu().resolve_conj().resolve_neg()
+    dense = plain.to_dense() if plain.layout != torch.strided else plain
+    return dense.contiguous().flatten().view(torch.uint8).numpy().tobytes()
