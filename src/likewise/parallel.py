@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
+show_progress: ContextVar[bool] = ContextVar("show_progress", default=True)
 Clock = Callable[[], float]  # anything that grows as work is done: seconds, operations
 
 
@@ -101,7 +102,7 @@ def _noted(what: str) -> Iterator[None]:
 def _shared(spans: list[range], what: str) -> Iterator[range]:
     """Yield this process's share, with a progress bar after two seconds, on a terminal, in one."""
     rank = dist.get_rank() if processes() > 1 else 0
-    quiet = True if rank > 0 else None
+    quiet = True if rank > 0 or not show_progress.get() else None
     yield from tqdm(spans[rank :: processes()], desc=what, delay=2, disable=quiet, leave=False)
 
 

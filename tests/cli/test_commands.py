@@ -16,7 +16,18 @@ import torch
 from likewise.cli import app, exit_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
-COMMANDS = ("demo", "analyze", "plan", "neighbors", "report", "compare", "export", "doctor", "reproduce")
+COMMANDS = (
+    "demo",
+    "analyze",
+    "plan",
+    "neighbors",
+    "report",
+    "compare",
+    "export",
+    "verify",
+    "doctor",
+    "reproduce",
+)
 
 
 @pytest.fixture(scope="module")

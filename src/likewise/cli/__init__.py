@@ -1,14 +1,19 @@
 """The command `likewise`: arguments → settings → runs and reports.
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 only for --fail-on; 2 bad usage or
-input; 3 would take more than --max-memory; 130 interrupted.
+Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 what --fail-on forbids, or a run that
+verify finds damaged; 2 bad usage or input; 3 not enough memory; 130 interrupted, by Ctrl-C or SIGTERM.
 """
 
-import re
+import os
 import shlex
+import signal
 import sys
+import threading
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from importlib import metadata
 from typing import Annotated
 
@@ -16,6 +21,8 @@ import typer
 
 from likewise.cli import analyzing, beginning, looking
 from likewise.cli.speaking import Failed, said, warned
+from likewise.files import DiskFullError
+from likewise.gradients.base import MemoryLimitError, is_out_of_memory
 
 app = typer.Typer(
     name="likewise",
@@ -47,6 +54,7 @@ for command in (
     looking.report,
     looking.compare,
     looking.export,
+    looking.verify,
     beginning.doctor,
 ):
     app.command()(command)
@@ -60,46 +68,92 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def exit_code(given: list[str]) -> int:
-    """Return what the command ends with, having said why."""
+    """Return what the command ends with, having said why. SIGTERM ends it as Ctrl-C does."""
     verbose = "--traceback" in given
-    warnings.showwarning = lambda message, *_, **__: said(f"warning: {message}")
+    words = [word for word in given if word != "--traceback"]
     try:
-        code = int(app([word for word in given if word != "--traceback"], standalone_mode=False) or 0)
+        with warnings.catch_warnings(), _terminated_as_interrupted():
+            warnings.showwarning = lambda message, *_, **__: said(f"warning: {message}")
+            code = int(copy_context().run(app, words, standalone_mode=False) or 0)
         return _interrupted(given) if code == 130 else code
     except Failed as failure:
         warned(str(failure))
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(given)
-    except MemoryError as error:
-        warned(f"error: {error}", *_that_would_fit(given, str(error)))
-        return 3
     except Exception as error:
         if hasattr(error, "format_message"):  # of the parser of arguments
             warned(f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more.")
             return 2
         if verbose:
             traceback.print_exc()
+        if any(is_out_of_memory(each) for each in _with_causes(error)):
+            return _out_of_memory(given, error)
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         known = isinstance(error, ValueError | TypeError | LookupError | OSError | ImportError)
         name = "" if known else f"{type(error).__name__}: "
         warned(f"error: {name}{text}", *([] if known or verbose else ["Add --traceback to see where."]))
+        if isinstance(error, DiskFullError):
+            _say_how_to_go_on(given)
         return 2
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt inside, in this process and not in its children."""
+    if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
+        yield
+        return
+    process = os.getpid()
+
+    def interrupt(number: int, _: object) -> None:
+        if os.getpid() == process:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _interrupted(given: list[str]) -> int:
     warned("Interrupted.")
-    if given[:1] in (["analyze"], ["reproduce"]):
-        warned(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
+    _say_how_to_go_on(given)
     return 130
 
 
-def _that_would_fit(given: list[str], error: str) -> list[str]:
-    """Return the command with the memory that the error asks for."""
-    needed = re.search(r"max_memory=([\d_]+)", error)
-    if needed is None:
-        return []
-    megabytes = max(256, -(-4 * int(needed[1].replace("_", "")) // 2**20))  # what just fits takes long
+def _say_how_to_go_on(given: list[str]) -> None:
+    if given[:1] in (["analyze"], ["reproduce"]):
+        warned(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
+
+
+def _out_of_memory(given: list[str], error: Exception) -> int:
+    if isinstance(error, MemoryLimitError):
+        warned(f"error: {error}", f"This would fit: {_with_memory(given, error.enough)}")
+        return 3
+    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    warned(
+        f"error: out of memory: {text}",
+        "The system gave no more memory. What may help: other programs ended, a smaller --max-memory or "
+        "--limit, fewer --parameters.",
+    )
+    _say_how_to_go_on(given)
+    return 3
+
+
+def _with_memory(given: list[str], enough: int) -> str:
+    """Return the command with so many bytes as --max-memory, or more: what just fits takes long."""
+    megabytes = max(256, -(-4 * enough // 2**20))
     words, skip = [], False
     for word in given:
         if skip or word.startswith("--max-memory="):
@@ -108,4 +162,4 @@ def _that_would_fit(given: list[str], error: str) -> list[str]:
             skip = True
         else:
             words.append(word)
-    return [f"This would fit: {shlex.join(['likewise', *words, '--max-memory', f'{megabytes}MB'])}"]
+    return shlex.join(["likewise", *words, "--max-memory", f"{megabytes}MB"])

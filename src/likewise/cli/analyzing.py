@@ -1,5 +1,6 @@
 """`likewise analyze` and `likewise plan`."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,6 +73,9 @@ def analyze(
     fail_on: Annotated[
         str | None, typer.Option(help="Leave with exit code 1 if so: 'label_issue>1%', 'isolated>50'.")
     ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for another process that writes into the folder.")
+    ] = math.inf,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -86,7 +90,7 @@ def analyze(
     if decisions is not None and not decisions.exists():
         raise FileNotFoundError(f"There is no file of decisions {decisions}.")
     settings, folder = _asked(context, model, data, out)
-    found = started(settings, folder)
+    found = started(settings, folder, wait)
     facts: dict[str, Any] = {
         **found.summary._asdict(),
         "run": str(found.folder),
@@ -198,7 +202,7 @@ def _folder_of(settings: Path) -> Path:
     return settings.parent if (settings.parent / "manifest.json").exists() else Path("run")
 
 
-def started(settings: "Settings", folder: Path) -> "Analysis":
+def started(settings: "Settings", folder: Path, wait: float) -> "Analysis":
     """Return the results of a run with these settings."""
     from likewise import reading
     from likewise.runs import analyze
@@ -220,6 +224,7 @@ def started(settings: "Settings", folder: Path) -> "Analysis":
         show=show,  # type: ignore[arg-type]
         settings=settings,
         max_memory=settings.max_memory,
+        wait=wait,
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands that read finished runs: neighbors, report, compare, export."""
+"""Commands that read finished runs: neighbors, report, compare, export, verify."""
 
 import webbrowser
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from likewise.cli.options import Form, Quiet
-from likewise.cli.speaking import Format, be_quiet, said, table, told
+from likewise.cli.speaking import Failed, Format, be_quiet, said, table, told
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 
@@ -49,7 +49,7 @@ def report(
     opened: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     form: Form = Format.text,
 ) -> None:
-    """Write the report of a finished run anew, and say where it is.
+    """Rewrite the report of a finished run, and say where it is.
 
     Example: `likewise report run --open`
     """
@@ -117,6 +117,25 @@ def export(
     path = exported(Analysis(run), to, out)
     said(f"exported {run} as {to}")
     told(form, {"path": str(path)}, str(path))
+
+
+def verify(run: Run, form: Form = Format.text) -> None:
+    """Check every file of a run against its checksum: exit code 0 if all are whole, 1 if not.
+
+    Example: `likewise verify run`. The `likewise analyze` command that wrote a run rebuilds what is damaged.
+    """
+    from likewise.manifest import check_integrity
+
+    found = check_integrity(run)
+    facts = {"whole": found.whole, **found._asdict()}
+    checked = f"{found.files} files, {found.bytes / 1e6:.1f} MB"
+    if found.whole:
+        told(form, facts, f"{run} is whole: {checked}")
+        return
+    told(form, facts, *(f"{name}: {reason}" for name, reason in found.damaged.items()))
+    if found.damaged:
+        raise Failed(f"{run} is damaged; the same likewise analyze command rebuilds it ({checked} checked)")
+    raise Failed(f"{run} is not finished; the same likewise analyze command goes on ({checked} checked)")
 
 
 def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:

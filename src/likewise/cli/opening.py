@@ -45,12 +45,15 @@ def _refuse_misfit(net: Any, read: Any, settings: "Settings") -> None:
     from torch.utils._pytree import tree_leaves
 
     from likewise.data import batches
+    from likewise.gradients.base import is_out_of_memory
 
     first = batches(read.dataset, labels=read.labels).samples(range(1))
     try:
         with net.evaluating():
             net.function({}, first.inputs, first.labels, first.ids)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         shapes = ", ".join(
             str(tuple(part.shape)) for part in tree_leaves(first.inputs) if hasattr(part, "shape")
         )

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any
 
@@ -17,26 +18,23 @@ class Format(StrEnum):
 
 
 class Failed(Exception):
-    """What --fail-on forbids was found."""
+    """What a command checks is not so: --fail-on of analyze, or verify."""
 
 
-_quiet = [False]
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)  # of one command
 
 
 def be_quiet(quiet: bool) -> None:
-    """Say nothing on stderr but errors from now on, if so wished; no progress bars either."""
-    _quiet[0] = quiet
-    if quiet:
-        from functools import partialmethod
+    """Say nothing on stderr but errors until the command ends, if so wished; no progress bars either."""
+    from likewise.parallel import show_progress
 
-        import tqdm
-
-        tqdm.tqdm.__init__ = partialmethod(tqdm.tqdm.__init__, disable=True)
+    _quiet.set(quiet)
+    show_progress.set(not quiet)
 
 
 def said(*lines: str) -> None:
     """Write lines to stderr, unless told to be quiet."""
-    if not _quiet[0]:
+    if not _quiet.get():
         warned(*lines)
 
 

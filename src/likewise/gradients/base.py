@@ -6,6 +6,7 @@ range of K alone, see linalg. Answers come with the rank of each K(x, x) where e
 rank of 0 means that no parameter moves the sample's outputs.
 """
 
+import errno
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -259,18 +260,37 @@ class Doubts:
             _refuse(ids, finite, dtype)
 
 
-def is_out_of_memory(error: Exception) -> bool:
+class MemoryLimitError(MemoryError):
+    """Not even one sample fits into max_memory.
+
+    Attributes:
+        enough: A max_memory, in bytes, that would do.
+    """
+
+    def __init__(self, message: str, enough: int) -> None:
+        super().__init__(message)
+        self.enough = enough
+
+
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was not enough memory, on whatever device."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # PyTorch's allocator for CPUs has no exception of its own: there is only its text to tell
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def samples_at_once(size: int, d: int, p: int, max_memory: int, rest: int = 0) -> int:
     """Return how many samples of `size` bytes each fit beside the `rest`, or say that not even one does."""
     if size + rest > max_memory:
-        raise MemoryError(
+        enough = 2 * (size + rest)
+        raise MemoryLimitError(
             f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
             f"{(size + rest) / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory "
-            f"leaves for them: allow max_memory={2 * (size + rest):_}, or choose a readout of fewer "
-            "outputs or fewer parameters."
+            f"leaves for them: allow max_memory={enough:_}, or choose a readout of fewer "
+            "outputs or fewer parameters.",
+            enough,
         )
     return int((max_memory - rest) // size)

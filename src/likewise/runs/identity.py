@@ -100,16 +100,32 @@ def precision_settings(net: Network) -> dict[str, Any]:
     """Return what decides how exactly a model computes, beside the dtype of its parameters."""
     found: dict[str, Any] = {
         "autocast": None if net.autocast is None else str(net.autocast),
-        "float32_matmul": torch.get_float32_matmul_precision(),
+        **_float32_precision(net),
     }
-    if next(net.model.parameters()).device.type == "cuda":
+    if _device_type(net) == "cuda":
         matmul = torch.backends.cuda.matmul
-        found |= {
-            "cudnn_tf32": torch.backends.cudnn.allow_tf32,
-            "bf16_reduction": bool(matmul.allow_bf16_reduced_precision_reduction),
-            "fp16_reduction": bool(matmul.allow_fp16_reduced_precision_reduction),
-        }
+        found["bfloat16_reduction"] = bool(matmul.allow_bf16_reduced_precision_reduction)
+        found["float16_reduction"] = bool(matmul.allow_fp16_reduced_precision_reduction)
     return found
+
+
+def _float32_precision(net: Network) -> dict[str, str]:
+    """Return in what precision products and convolutions of float32 are taken on the model's device."""
+    backends: Any = torch.backends
+    on_cuda = _device_type(net) == "cuda"
+    if not hasattr(backends, "fp32_precision"):  # PyTorch before 2.9
+        convolution = "tf32" if on_cuda and backends.cudnn.allow_tf32 else "ieee"
+        return {"matmul": torch.get_float32_matmul_precision(), "convolution": convolution}
+    # the older call raises an error where both kinds of settings have been used
+    chosen = {
+        "matmul": (backends.cuda if on_cuda else backends.mkldnn).matmul.fp32_precision,
+        "convolution": (backends.cudnn if on_cuda else backends.mkldnn).conv.fp32_precision,
+    }
+    return {what: "ieee" if kind == "none" else str(kind) for what, kind in chosen.items()}
+
+
+def _device_type(net: Network) -> str:
+    return next(net.model.parameters()).device.type
 
 
 def measure_behavior(net: Network, data: Batches) -> dict[str, Any]:
@@ -170,7 +186,8 @@ def _tolerance(net: Network) -> float:
     if dtype == torch.float64:
         return 1e-9
     if dtype == torch.float32:
-        return 1e-3 if torch.get_float32_matmul_precision() == "highest" else 1e-2
+        exact = set(_float32_precision(net).values()) <= {"ieee", "highest"}
+        return 1e-3 if exact else 1e-2
     return 8 * torch.finfo(dtype).eps
 
 

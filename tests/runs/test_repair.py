@@ -1,0 +1,158 @@
+"""Damage to a run is noticed, named and repaired; what is whole is left alone."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+from likewise.manifest import SCHEMA, DamagedRunError, check_integrity, read_manifest, write_manifest
+
+PARTS = (
+    "details.parquet",
+    "manifest.json",
+    "neighbors.parquet",
+    "pictures.parquet",
+    "report.html",
+    "samples.parquet",
+    "settings.toml",
+)
+
+
+def example(seed=0):
+    torch.manual_seed(seed)
+    return (
+        nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
+        torch.randn(30, 5),
+        torch.arange(30) % 3,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    torch.set_num_threads(1)
+    model, x, y = example()
+    return lw.analyze(model, (x, y), out=tmp_path_factory.mktemp("whole") / "run").folder
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    import shutil
+
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def flip(path, place, bit=0):
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 1 << bit
+    path.write_bytes(raw)
+
+
+def test_every_file_of_a_run_is_known(whole):
+    assert sorted(path.name for path in whole.iterdir()) == sorted(PARTS)
+    found = check_integrity(whole)
+    assert found.whole and found.files == len(PARTS)
+    assert found.bytes == sum(path.stat().st_size for path in whole.iterdir())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_flipped_bit_is_noticed_wherever_it_is(run, name):
+    size = (run / name).stat().st_size
+    for i, place in enumerate([0, 7, size // 3, size // 2, size - 40, size - 1]):
+        flip(run / name, place, i)
+        assert list(check_integrity(run).damaged) == [name]
+        if name == "report.html":
+            with pytest.warns(UserWarning, match="report.html is damaged"):
+                lw.Analysis(run)
+        else:
+            with pytest.raises(DamagedRunError, match=name) as caught:
+                lw.Analysis(run)
+            assert list(caught.value.parts) == [name]
+        flip(run / name, place, i)
+        assert check_integrity(run).whole
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_same_call_rebuilds_what_is_damaged_and_leaves_the_rest(run, name):
+    before, times = content(run), {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    flip(run / name, (run / name).stat().st_size // 2)
+    model, x, y = example()
+    lw.analyze(model, (x, y), out=run)
+    assert check_integrity(run).whole
+    after = content(run)
+    same = {part for part in PARTS if after[part] == before[part]}
+    touched = {path.name for path in run.iterdir() if path.stat().st_mtime_ns != times[path.name]}
+    if name == "manifest.json":  # it says what the run took, and the report shows that
+        assert same >= set(PARTS) - {"manifest.json", "report.html"} and touched <= {name, "report.html"}
+    else:
+        assert same == set(PARTS) and touched - {"manifest.json"} == {name}
+
+
+@pytest.mark.parametrize("name", ["samples.parquet", "settings.toml", "report.html"])
+@pytest.mark.parametrize("damage", ["empty", "missing"])
+def test_an_empty_or_missing_file_is_rebuilt(run, name, damage):
+    before = content(run)
+    if damage == "empty":
+        (run / name).write_bytes(b"")
+    else:
+        (run / name).unlink()
+    assert list(check_integrity(run).damaged) == [name]
+    model, x, y = example()
+    lw.analyze(model, (x, y), out=run)
+    assert content(run) == before
+
+
+def test_a_damaged_run_is_not_rebuilt_for_another_model(run):
+    _, x, y = example()
+    flip(run / "samples.parquet", 100)
+    with pytest.raises(ValueError, match="another model"):
+        lw.analyze(example(1)[0], (x, y), out=run)
+    flip(run / "manifest.json", 100)
+    with pytest.raises(ValueError, match="of another run"):
+        lw.analyze(example(1)[0], (x, y), out=run)
+
+
+def test_the_schema_is_checked(run):
+    model, x, y = example()
+    state = read_manifest(run)
+    for other in (SCHEMA + 1, 3):
+        write_manifest(run, {**state, "schema": other})
+        for act in (
+            lambda: lw.Analysis(run),
+            lambda: check_integrity(run),
+            lambda: lw.analyze(model, (x, y), out=run),
+        ):
+            with pytest.raises(ValueError, match=f"schema {other}"):
+                act()
+    (run / "manifest.json").write_text(
+        json.dumps({**state, "schema": 3})
+    )  # from before manifests were sealed
+    with pytest.raises(ValueError, match="schema 3"):
+        lw.Analysis(run)
+
+
+def test_stages_of_other_versions_are_recomputed(tmp_path, whole, monkeypatch):
+    model, x, y = example()
+    monkeypatch.setattr("likewise.runs.results._neighbor_table", lambda *_: 1 / 0)
+    out = tmp_path / "run"
+    with pytest.raises(ZeroDivisionError):
+        lw.analyze(model, (x, y), out=out)
+    monkeypatch.undo()
+    assert not check_integrity(out).finished and not check_integrity(out).damaged
+    state = read_manifest(out)
+    state["stages"]["pairs"]["versions"] = {"torch": "2.0.0", "likewise": "0.0.1"}
+    write_manifest(out, state)
+    done = []
+    from likewise.runs import stages
+
+    plain = {name: getattr(stages, name) for name in ("pairs", "passes")}
+    for name in plain:
+        monkeypatch.setattr(stages, name, lambda *a, name=name: (done.append(name), plain[name](*a))[1])
+    lw.analyze(model, (x, y), out=out)
+    assert done == ["pairs"]
+    assert (out / "samples.parquet").read_bytes() == (whole / "samples.parquet").read_bytes()
