@@ -11,6 +11,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
+    "escapes": -1,  # of text: knows nothing of the package
     "linalg": 0,
     "intervals": 0,
     "kernels": 0,

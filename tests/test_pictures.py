@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from likewise.pictures import COLUMNS, SIDE, TEXT, Picture, kept, picture, values_of
+from likewise.pictures import COLUMNS, EXCERPT, SIDE, Picture, kept, picture, values_of
 
 
 def pixels(found):
@@ -38,14 +38,14 @@ def test_large_images_become_thumbnails():
 
 def test_long_texts_and_wide_rows_are_cut():
     assert picture("short").content == b"short"
-    assert len(picture("é" * 5000).content.decode()) == TEXT
+    assert len(picture("é" * 5000).content.decode()) == EXCERPT
     row = json.loads(picture({f"c{i}": i / 3 for i in range(100)}).content)
     assert len(row) == COLUMNS and row["c1"] == 0.33333
     odd = json.loads(
         picture({"t": "x" * 500, "none": None, "nan": float("nan"), "np": np.int64(3), "flag": True}).content
     )
     assert (
-        len(odd["t"]) == 100
+        len(odd["t"]) == EXCERPT
         and odd["none"] is None
         and odd["nan"] == "nan"
         and odd["np"] == 3

@@ -1,20 +1,24 @@
 """What a person sees of a sample, small: a picture, a text, a row of a table, a signal.
 
 A picture is (kind, bytes) with kind "image" (WebP), "text" (UTF-8), "row" (a JSON object, column -> value)
-or "signal" (a JSON list of numbers). All are capped, so that of the data only little is copied.
+or "signal" (a JSON list of numbers). All are capped, so that of the data only little is copied, and images
+lose what a camera or a program wrote beside the pixels: EXIF with its places and names, color profiles.
 """
 
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from likewise.escapes import escape_controls
+
 SIDE = 96  # pixels of a thumbnail
-TEXT = 600  # characters
+EXCERPT = 200  # characters of a text, also of one in a row
 COLUMNS = 40
+NAME = 60  # characters of a column's name
 POINTS = 120  # of a signal
 
 
@@ -32,23 +36,35 @@ class Range(NamedTuple):
     high: np.ndarray
 
 
-def picture(raw: Any, values: Range | None = None) -> Picture | None:
-    """Return what to see of a raw sample, or None where there is nothing to see."""
+def picture(raw: Any, values: Range | None = None, excerpt_length: int = EXCERPT) -> Picture | None:
+    """Return what to see of a raw sample, or None where there is nothing to see.
+
+    Args:
+        raw: An image, a text, a dict of columns or an array.
+        values: What is drawn as black and white; the sample's own range if not given.
+        excerpt_length: The characters that are kept of a text, also of one in a row.
+    """
     if raw is None:
         return None
     if isinstance(raw, Picture):
         return raw
     if isinstance(raw, str):
-        cut = raw if len(raw) <= TEXT else raw[: TEXT - 1] + "…"
-        return Picture("text", cut.encode("utf-8", "replace"))
+        return Picture("text", excerpt(raw, excerpt_length).encode("utf-8", "replace"))
     if isinstance(raw, Mapping):
-        return Picture("row", json.dumps(_row(raw), ensure_ascii=False).encode("utf-8", "replace"))
+        row = json.dumps(_row(raw, excerpt_length), ensure_ascii=False)
+        return Picture("row", row.encode("utf-8", "replace"))
     if hasattr(raw, "convert") and hasattr(raw, "resize"):  # a PIL image
         return Picture("image", _webp(raw)) if min(raw.size) else None
     try:
         return _of_array(np.asarray(raw), values)
     except ValueError:  # lists of different lengths
-        return picture(str(raw))
+        return picture(str(raw), None, excerpt_length)
+
+
+def excerpt(text: str, length: int = EXCERPT) -> str:
+    """Return the beginning of a text, at most `length` characters, with control characters written out."""
+    written = escape_controls(text[: length + 1])
+    return written if len(written) <= length else written[: length - 1] + "…"
 
 
 def values_of(raws: Iterable[Any]) -> Range | None:
@@ -65,14 +81,18 @@ def values_of(raws: Iterable[Any]) -> Range | None:
 
 
 def kept(
-    show: Callable[[int], Any], order: Iterable[int], budget: int, values: Range | None
+    show: Callable[[int], Any],
+    order: Iterable[int],
+    budget: int,
+    values: Range | None,
+    excerpt_length: int = EXCERPT,
 ) -> dict[int, Picture]:
     """Return pictures of samples in the order of their worth, until the budget of bytes is spent."""
     found: dict[int, Picture] = {}
     for sample in order:
         if sample in found:
             continue
-        seen = picture(show(sample), values)
+        seen = picture(show(sample), values, excerpt_length)
         if seen is None:
             continue
         budget -= len(seen.content) + 8
@@ -96,20 +116,20 @@ def _of_array(array: np.ndarray, values: Range | None) -> Picture | None:
         return Picture("signal", json.dumps(known).encode())
     if array.ndim == 1:
         named = {str(i): value for i, value in enumerate(array.tolist())}
-        return Picture("row", json.dumps(_row(named)).encode())
+        return Picture("row", json.dumps(_row(named, EXCERPT)).encode())
     return None
 
 
-def _row(values: Mapping[Any, Any]) -> dict[str, Any]:
+def _row(values: Mapping[Any, Any], excerpt_length: int) -> dict[str, Any]:
     cut: dict[str, Any] = {}
-    for name, value in list(values.items())[:COLUMNS]:
+    for name, value in islice(values.items(), COLUMNS):
         if hasattr(value, "item") and getattr(value, "size", 1) == 1:
             value = value.item()
         if isinstance(value, float):
             value = float(f"{value:.5g}") if np.isfinite(value) else str(value)
         elif not isinstance(value, bool | int | None):
-            value = str(value)[:100]
-        cut[str(name)[:60]] = value
+            value = excerpt(str(value), excerpt_length)
+        cut[excerpt(str(name), NAME)] = value
     return cut
 
 
@@ -138,10 +158,11 @@ def _image(image: np.ndarray, values: Range | None) -> Any:
 
 
 def _webp(image: Any) -> bytes:
-    """Return an image as WebP, tiny ones without loss."""
+    """Return the pixels of an image as WebP, tiny ones without loss, and nothing beside them."""
     image = image.convert("RGB")
     small = max(image.size) <= 16
     image.thumbnail((SIDE, SIDE))
     into = io.BytesIO()
-    image.save(into, "WEBP", lossless=small, quality=80 if small else 60, method=4)
+    bare: dict[str, Any] = {"icc_profile": b"", "exif": b"", "xmp": b""}  # else those of the file
+    image.save(into, "WEBP", lossless=small, quality=80 if small else 60, method=4, **bare)
     return into.getvalue()

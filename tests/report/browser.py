@@ -10,6 +10,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Without a graphics card, WebGL is drawn in software.
 FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
 
+# Chromium does not log every violation of the page's security policy, such as an eval that is caught.
+REPORT_VIOLATIONS = """
+document.addEventListener("securitypolicyviolation", (event) =>
+  console.error(`CSP: ${event.violatedDirective} blocked ${event.blockedURI}`));
+"""
+
 
 def executable():
     """Return where Chromium is, None for the one that Playwright brought."""
@@ -31,6 +37,7 @@ def chromium():
 def opened(browser, report, address="", before=None, **context):
     """Return a page with a report that has been drawn, and everything it complained of or asked for."""
     page = browser.new_context(accept_downloads=True, **context).new_page()
+    page.add_init_script(REPORT_VIOLATIONS)
     if before is not None:
         page.add_init_script(before)
     heard = {"errors": [], "requests": []}

@@ -13,6 +13,8 @@ from likewise.cli.options import (
     Columns,
     Data,
     Device,
+    ExcerptLength,
+    FollowLinks,
     Form,
     Gray,
     ImageSize,
@@ -25,6 +27,7 @@ from likewise.cli.options import (
     Quiet,
     Readout,
     Show,
+    ShowColumns,
     TextColumn,
     Weights,
 )
@@ -52,6 +55,9 @@ def analyze(
     gray: Gray = False,
     prepare: Prepare = None,
     show: Show = None,
+    show_columns: ShowColumns = None,
+    excerpt_length: ExcerptLength = 200,
+    follow_links: FollowLinks = False,
     classes: Classes = None,
     limit: Limit = None,
     readout: Readout = "all_outputs",
@@ -126,6 +132,7 @@ def plan(
     image_size: ImageSize = None,
     gray: Gray = False,
     prepare: Prepare = None,
+    follow_links: FollowLinks = False,
     limit: Limit = None,
     readout: Readout = "all_outputs",
     parameters: Parameters = None,
@@ -190,7 +197,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _value(name: str, given: Any) -> Any:
     """Return what a word on the command line means as a setting."""
-    if name in ("columns", "classes", "parameters") and given is not None:
+    if name in ("columns", "show_columns", "classes", "parameters") and given is not None:
         return tuple(part.strip() for part in given.split(",") if part.strip())
     if name == "max_memory":
         return byte_count(given)
@@ -222,6 +229,7 @@ def started(settings: "Settings", folder: Path, wait: float) -> "Analysis":
         classes=settings.classes or read.classes,
         names=read.names,
         show=show,  # type: ignore[arg-type]
+        excerpt_length=settings.excerpt_length,
         settings=settings,
         max_memory=settings.max_memory,
         wait=wait,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from likewise.cli.opening import opened
-from likewise.cli.options import Form, Quiet, Weights
+from likewise.cli.options import FollowLinks, Form, Quiet, Weights
 from likewise.cli.speaking import Format, be_quiet, gigabytes, said, told
 
 
@@ -58,6 +58,7 @@ def doctor(
     image_size: Annotated[int | None, typer.Option(help="Resize images.")] = None,
     prepare: Annotated[str | None, typer.Option(help="Raw sample → input.")] = None,
     text_column: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
+    follow_links: FollowLinks = False,
     form: Form = Format.text,
 ) -> None:
     """Tell what is installed, and with a model and data whether they will work and how.
@@ -92,6 +93,7 @@ def doctor(
             image_size=image_size,
             prepare=prepare,
             text_column=text_column,
+            follow_links=follow_links,
         )
         facts |= _tried(settings)
     told(

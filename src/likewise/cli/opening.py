@@ -21,6 +21,9 @@ def opened(settings: "Settings") -> tuple[Any, Any]:
         gray=settings.gray,
         prepare=settings.prepare,
         limit=settings.limit,
+        show_columns=settings.show_columns,
+        follow_links=settings.follow_links,
+        max_memory=settings.max_memory,
     )
     named = (
         getattr(readouts, settings.readout, None)

@@ -41,6 +41,17 @@ Show = Annotated[
         help="Import string of a function: sample number → what the report shows (image, text, dict, array)."
     ),
 ]
+ShowColumns = Annotated[
+    str | None,
+    typer.Option(
+        help="Columns to show of a row beside inputs and label, with commas; no others get into the report."
+    ),
+]
+ExcerptLength = Annotated[int, typer.Option(help="Characters that the report shows of a text.")]
+FollowLinks = Annotated[
+    bool,
+    typer.Option("--follow-links", help="Also read what links in a folder of images lead to outside of it."),
+]
 Classes = Annotated[str | None, typer.Option(help="Names of the classes, in order, with commas.")]
 Limit = Annotated[int | None, typer.Option(help="Only so many samples.")]
 Readout = Annotated[

@@ -1,12 +1,14 @@
 """Arrays of an .npz file: inputs and labels, sample after sample."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
+from likewise.reading.expansion import refuse_expansion
 from likewise.reading.labels import Labels, labels_from
 from likewise.reading.options import Options, Read
 from likewise.reading.paths import listed
@@ -25,7 +27,7 @@ def read_arrays(path: Path, options: Options) -> Read:
     preparation of one's own gets the array of one sample as it is stored.
     """
     options.refuse_all_but(USED, f"the arrays in {path}")
-    stored = _stored(path, options.label)
+    stored = _stored(path, options.label, options.max_memory)
     inputs, prepare = stored.inputs[: options.limit], options.prepare
     n, pictures = len(inputs), _are_images(inputs, stored.name)
     dataset = _inputs(inputs) if prepare is None else Prepared(inputs.__getitem__, n, prepare)
@@ -41,15 +43,19 @@ class _Stored(NamedTuple):
     labels: Labels | None
 
 
-def _stored(path: Path, label: str | None) -> _Stored:
+def _stored(path: Path, label: str | None, max_memory: int) -> _Stored:
     with _archive(path) as archive:
-        name = next((name for name in INPUTS if name in archive.files), None)
-        if name is None or (label is not None and label not in archive.files):
+        there = [name.removesuffix(".npy") for name in archive.namelist()]
+        name = next((name for name in INPUTS if name in there), None)
+        if name is None or (label is not None and label not in there):
             raise ValueError(
-                f"{path} holds {listed(archive.files)}: expected inputs under {', '.join(INPUTS)}, labels "
+                f"{path} holds {listed(there)}: expected inputs under {', '.join(INPUTS)}, labels "
                 f"under {' or '.join(LABELS) if label is None else label}."
             )
-        label = label or next((name for name in LABELS if name in archive.files), None)
+        label = label or next((name for name in LABELS if name in there), None)
+        wanted = [name] if label is None else [name, label]
+        needed = sum(_declared_bytes(archive, each, path) for each in wanted)
+        refuse_expansion(path, f"What {' and '.join(wanted)} declare", needed, max_memory)
         inputs = _array(archive, name, path)
         labels = None if label is None else labels_from(np.atleast_1d(_array(archive, label, path)), label)
     if not inputs.ndim or not len(inputs):
@@ -61,26 +67,56 @@ def _stored(path: Path, label: str | None) -> _Stored:
     return _Stored(name, inputs, labels)
 
 
-def _archive(path: Path) -> NpzFile:
+def _archive(path: Path) -> ZipFile:
+    if not is_zipfile(path):
+        with path.open("rb") as file:
+            alone = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+        reason = "it holds one array without a name" if alone else "it is no archive, or is cut off"
+        raise ValueError(_unreadable(path, reason))
     try:
-        found = np.load(path, allow_pickle=False)
-    except Exception as error:
-        raise ValueError(_unreadable(path, error)) from error
-    if not isinstance(found, NpzFile):
-        raise ValueError(_unreadable(path, TypeError("it holds one array without a name")))
-    return found
-
-
-def _array(archive: NpzFile, name: str, path: Path) -> np.ndarray:
-    try:
-        return archive[name]
+        return ZipFile(path)
     except Exception as error:
         raise ValueError(_unreadable(path, error)) from error
 
 
-def _unreadable(path: Path, error: Exception) -> str:
+def _declared_bytes(archive: ZipFile, name: str, path: Path) -> int:
+    """Return the bytes that the header of an array declares, if that is also what is stored after it."""
+    member = archive.getinfo(_member(archive, name))
+    try:
+        with archive.open(member) as file:
+            short = np.lib.format.read_magic(file) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if short else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            stored = member.file_size - file.tell()
+    except Exception as error:
+        raise ValueError(_unreadable(path, error)) from error
+    if dtype.hasobject:
+        raise ValueError(_unreadable(path, f"{name!r} holds Python objects"))
+    declared = math.prod(shape) * dtype.itemsize
+    if declared != stored:
+        raise ValueError(
+            _unreadable(
+                path, f"{name!r} declares the shape {shape}, {declared:,} bytes, and stores {stored:,}"
+            )
+        )
+    return declared
+
+
+def _array(archive: ZipFile, name: str, path: Path) -> np.ndarray:
+    try:
+        with archive.open(_member(archive, name)) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except Exception as error:
+        raise ValueError(_unreadable(path, error)) from error
+
+
+def _member(archive: ZipFile, name: str) -> str:
+    return f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name
+
+
+def _unreadable(path: Path, reason: object) -> str:
     return (
-        f"{path} cannot be read as arrays ({error}): expected an .npz file without Python objects, as "
+        f"{path} cannot be read as arrays ({reason}): expected an .npz file without Python objects, as "
         "np.savez(path, x=inputs, y=labels) writes it."
     )
 

@@ -1,13 +1,17 @@
 """A folder of images, or of one folder of images a class."""
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from likewise.reading.expansion import ExpansionError, refuse_expansion
 from likewise.reading.imports import library
 from likewise.reading.options import Options, Preparation, Read
 from likewise.reading.paths import listed
@@ -17,7 +21,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-USED = ("image_size", "gray", "prepare", "limit")
+# A file's content decides how it is read, not its name: without this list, one could start any decoder.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+USED = ("image_size", "gray", "prepare", "limit", "follow_links")
+_pixel_limit = Lock()
 
 
 def read_folder(folder: Path, options: Options) -> Read:
@@ -27,14 +34,14 @@ def read_folder(folder: Path, options: Options) -> Read:
     in RGB or gray, resized if a size is given.
     """
     options.refuse_all_but(USED, f"the folder of images {folder}")
-    found = _found(folder)
+    found = _found(folder, options.follow_links)
     kept = _kept(len(found.files), options.limit, spread=found.labels is not None)
     files = [found.files[i] for i in kept]
     names = tuple(file.relative_to(folder).as_posix() for file in files)
     prepare = options.prepare
     if prepare is None and options.image_size is None:
         _refuse_sizes(files)
-    opened = _Opened(files, "L" if options.gray else "RGB", None)
+    opened = _Opened(files, "L" if options.gray else "RGB", None, options.max_memory)
     raw = opened._replace(size=options.image_size)
     dataset = Prepared(
         raw.image, len(files), prepare or Preparation("Turning images into tensors", _tensor), names
@@ -49,9 +56,10 @@ class _Found(NamedTuple):
     classes: tuple[str, ...] | None
 
 
-def _found(folder: Path) -> _Found:
-    here = list(_images(folder))
-    inside = {entry: list(_images(entry)) for entry in _visible(folder) if entry.is_dir()}
+def _found(folder: Path, follow_links: bool) -> _Found:
+    root = None if follow_links else Path(os.path.realpath(folder))
+    here, folders = _scan(folder, root)
+    inside = {entry: _scan(entry, root).images for entry in folders}
     full = {entry: files for entry, files in inside.items() if files}
     if here and full:
         raise ValueError(
@@ -61,7 +69,7 @@ def _found(folder: Path) -> _Found:
     if here:
         return _Found(here, None, None)
     if not full:
-        raise ValueError(_nothing(folder, list(inside)))
+        raise ValueError(_nothing(folder, list(inside), root))
     if len(full) < len(inside):
         empty = [entry.name for entry in inside if entry not in full]
         raise ValueError(
@@ -73,17 +81,43 @@ def _found(folder: Path) -> _Found:
     return _Found(files, labels, tuple(entry.name for entry in full))
 
 
-def _visible(folder: Path) -> list[Path]:
-    entries = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return sorted(entries, key=lambda entry: entry.name)
+class _Scanned(NamedTuple):
+    images: list[Path]
+    folders: list[Path]
 
 
-def _images(folder: Path) -> Iterator[Path]:
-    return (e for e in _visible(folder) if e.suffix.lower() in SUFFIXES and e.is_file())
+def _scan(folder: Path, root: Path | None) -> _Scanned:
+    """Return the images and folders in a folder, by name; none may be a link to outside of `root`."""
+    found = _Scanned([], [])
+    for entry in _visible(folder):
+        path, is_image = Path(entry.path), entry.name.lower().endswith(SUFFIXES)
+        is_folder = os.path.isdir(path) if entry.is_symlink() else entry.is_dir()
+        if not (is_folder or is_image):
+            continue
+        if not is_folder and not os.path.isfile(path):
+            what = "a link that leads nowhere" if entry.is_symlink() and not path.exists() else "no file"
+            raise ValueError(f"{path} is {what}: repair or remove it.")
+        if entry.is_symlink() and root is not None:
+            _refuse_outside(path, root)
+        (found.folders if is_folder else found.images).append(path)
+    return found
 
 
-def _nothing(folder: Path, inside: list[Path]) -> str:
-    deeper = [entry for entry in inside for e in _visible(entry) if e.is_dir() and any(_images(e))]
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _refuse_outside(path: Path, root: Path) -> None:
+    if not Path(os.path.realpath(path)).is_relative_to(root):
+        raise ValueError(
+            f"{path} is a link to outside of the data folder: if that is meant to be read too, give "
+            "--follow-links (follow_links=True)."
+        )
+
+
+def _nothing(folder: Path, inside: list[Path], root: Path | None) -> str:
+    deeper = [entry for entry in inside if any(_scan(e, root).images for e in _scan(entry, root).folders)]
     advice = "expected folder/class/image.png or folder/image.png"
     if deeper:
         advice = f"they are deeper, give {' or '.join(dict.fromkeys(map(str, deeper)))}"
@@ -111,10 +145,24 @@ def _refuse_sizes(files: list[Path]) -> None:
 
 def _size(file: Path) -> tuple[int, int]:
     try:
-        with library("PIL.Image", "pillow").open(file) as image:
+        with _opened(file) as image:
             return image.size
     except Exception as error:
         raise _broken(file, error) from error
+
+
+@contextmanager
+def _opened(file: Path) -> "Iterator[Image]":
+    """Yield an image whose header is read; of Pillow's own limit of pixels only the header is free."""
+    pillow = library("PIL.Image", "pillow")
+    with _pixel_limit:
+        before, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
+        try:
+            image = pillow.open(file, formats=FORMATS)
+        finally:
+            pillow.MAX_IMAGE_PIXELS = before
+    with image:
+        yield image
 
 
 class _Opened(NamedTuple):
@@ -123,18 +171,30 @@ class _Opened(NamedTuple):
     files: list[Path]
     mode: str
     size: int | None
+    max_memory: int
 
     def image(self, i: int) -> "Image":
         """Return image i in the mode, squeezed into a square if there is a size."""
+        file = self.files[i]
         try:
-            with library("PIL.Image", "pillow").open(self.files[i]) as stored:
+            with _opened(file) as stored:
+                self._refuse_huge(file, stored)
                 stored.load()
                 deep = stored.mode[0] in "IF"  # more than 8 bits, which to convert would clip
                 image = stored.copy() if deep else stored.convert(self.mode)
+        except ExpansionError:
+            raise
         except Exception as error:
-            raise _broken(self.files[i], error) from error
+            raise _broken(file, error) from error
         bilinear = library("PIL.Image", "pillow").Resampling.BILINEAR
         return image if self.size is None else image.resize((self.size, self.size), bilinear)
+
+    def _refuse_huge(self, file: Path, stored: "Image") -> None:
+        """Raise an error if the pixels that the header declares take too much, decoded and converted."""
+        width, height = stored.size
+        bytes_per_pixel = (1 if stored.mode in ("1", "L", "P") else 4) + (1 if self.mode == "L" else 4)
+        needed = width * height * bytes_per_pixel
+        refuse_expansion(file, f"An image of {width:,} x {height:,} pixels", needed, self.max_memory)
 
 
 def _broken(file: Path, error: Exception) -> ValueError:

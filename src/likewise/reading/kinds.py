@@ -29,19 +29,50 @@ def data(
     gray: bool = False,
     prepare: str | None = None,
     limit: int | None = None,
+    show_columns: Sequence[str] | None = None,
+    follow_links: bool = False,
+    max_memory: int = 2**31,
 ) -> Read:
     """Return a folder of images, a table, arrays, or what an import string names, ready for batches.
 
-    `prepare`: the import string of a function from one raw sample (PIL image, dict of a row, str or array) to
-    the model's input. `limit`: the first so many samples; of a folder of classes, as many spread over all.
+    Args:
+        text: A path, or an import string.
+        label: The column, or array, of labels.
+        text_column: The column of texts, which `prepare` turns into inputs.
+        columns: The columns that are inputs; all numeric ones if not given.
+        image_size: Resize images to a square of so many pixels.
+        gray: Read images as gray, one channel.
+        prepare: The import string of a function from one raw sample (PIL image, dict of a row, str or array)
+            to the model's input.
+        limit: The first so many samples; of a folder of classes, as many spread over all.
+        show_columns: Columns to show of a row beside the model's inputs and the label. No other column of a
+            table gets into a report.
+        follow_links: Also read what links inside a folder of images lead to outside of it.
+        max_memory: Bytes that an image, or what is compressed in a file, may expand to.
+
+    Raises:
+        MemoryError: Something expands to more than `max_memory`; it is not read.
+        ValueError: The data cannot be read; the message says what was found and what to do.
     """
     for name, number in (("image_size", image_size), ("limit", limit)):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, found {number}.")
-    if isinstance(columns, str):
-        raise TypeError(f"columns must be a list of names, found the text {columns!r}.")
+    for name, names in (("columns", columns), ("show_columns", show_columns)):
+        if isinstance(names, str):
+            raise TypeError(f"{name} must be a list of names, found the text {names!r}.")
     prepared = None if prepare is None else _preparation(prepare)
-    options = Options(label, text_column, columns, image_size, gray, prepared, limit)
+    options = Options(
+        label=label,
+        text_column=text_column,
+        columns=columns,
+        image_size=image_size,
+        gray=gray,
+        prepare=prepared,
+        limit=limit,
+        show_columns=show_columns or None,
+        follow_links=follow_links,
+        max_memory=max_memory,
+    )
     if "://" in text:
         raise ValueError(f"{text} is an address: download it, and give the path.")
     if is_import(text):

@@ -1,6 +1,6 @@
 """Data sets that Python code makes: what likewise.batches accepts, with labels and names if it gives them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -16,7 +16,7 @@ from likewise.reading.paths import listed
 from likewise.reading.samples import Prepared, as_tensor
 from likewise.reading.tables import table_read
 
-USED = ("label", "prepare", "limit")
+USED = ("label", "prepare", "limit", "show_columns")
 LABELS = ("labels", "label")  # where batches looks for them
 
 
@@ -25,7 +25,7 @@ def read_object(text: str, options: Options) -> Read:
 
     It may be a Read, or a dict with its keys. `label` names a column of a dict, of a Hugging Face dataset, or
     of items that are dicts. Integers stay the labels they are: no class is numbered anew. A preparation gets
-    what an item holds but its label.
+    what an item holds but its label. Of items that are dicts only the columns in `show_columns` are shown.
     """
     found: Any = imported(text)
     ready = hasattr(found, "__getitem__") and not isinstance(found, type)
@@ -35,8 +35,10 @@ def read_object(text: str, options: Options) -> Read:
         return table_read(found, options, text)
     options.refuse_all_but(USED, f"the {type(found).__name__} of {text}")
     read = _read(found, text)
-    if (options.label, options.prepare, options.limit) != (None, None, None):
+    if (options.label, options.prepare, options.limit, options.show_columns) != (None, None, None, None):
         _refuse_batches(read.dataset, text)
+    if options.show_columns is not None:
+        read = read._replace(show=_shown(read.dataset, options.show_columns, text))
     if options.label is not None or (options.prepare is not None and read.labels is None):
         read = _labeled(read, options, text)
     if options.limit is not None:
@@ -82,8 +84,22 @@ def _refuse_batches(dataset: Any, text: str) -> None:
     if isinstance(dataset, DataLoader) or type(dataset).__name__ == "Batches":
         raise TypeError(
             f"{text} gave a {type(dataset).__name__}, which is in batches already: return its data set to "
-            "use label, prepare or limit."
+            "use label, prepare, limit or show_columns."
         )
+
+
+def _shown(dataset: Any, names: Sequence[str], text: str) -> Callable[[int], dict[str, Any]]:
+    """Return what a person sees of an item: these of its columns."""
+    there = columns(dataset)
+    for name in names:
+        if name not in there:
+            raise ValueError(f"{text} has no column {name!r} to show: it has {listed(there)}.")
+
+    def show(i: int) -> dict[str, Any]:
+        item = sample(dataset, i)
+        return {name: item[name] for name in names}
+
+    return show
 
 
 def _labels(values: Any, name: str) -> Labels:
@@ -130,5 +146,5 @@ def _prepared(read: Read, prepare: Preparation, text: str) -> Read:
         return sample(dataset, i) if pairs is None else pairs.raw(i)
 
     prepared = Prepared(raw, n, prepare, read.names) if pairs is None else pairs
-    seen = isinstance(raw(0), str | Mapping | np.ndarray) or type(raw(0)).__module__.startswith("PIL.")
+    seen = isinstance(raw(0), str | np.ndarray) or type(raw(0)).__module__.startswith("PIL.")
     return read._replace(dataset=prepared, show=read.show or (raw if seen else None))

@@ -33,10 +33,13 @@ class Options(NamedTuple):
     gray: bool = False
     prepare: Preparation | None = None
     limit: int | None = None
+    show_columns: Sequence[str] | None = None
+    follow_links: bool = False
+    max_memory: int = 2**31  # bytes that what is compressed may expand to; a limit for every kind of data
 
     def refuse_all_but(self, used: Sequence[str], kind: str) -> None:
         """Raise an error that names what was asked and cannot be done for this kind of data."""
         given = [name for name, value in self._asdict().items() if value is not None and value is not False]
-        unused = [name for name in given if name not in used]
+        unused = [name for name in given if name not in (*used, "max_memory")]
         if unused:
             raise ValueError(f"{', '.join(unused)} cannot be used with {kind}, only {', '.join(used)}.")

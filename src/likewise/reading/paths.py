@@ -6,10 +6,17 @@ from pathlib import Path
 
 
 def existing(text: str) -> Path:
-    """Return the path, or say what there is instead."""
+    """Return the path of a file or folder, or say what there is instead.
+
+    Pipes, devices and sockets are refused: reading one may wait or go on for ever.
+    """
     path = Path(text).expanduser()
-    if path.exists():
+    if path.is_file() or path.is_dir():
         return path
+    if path.exists():
+        raise ValueError(f"{text} is a pipe, device or socket, expected a file: write its content to one.")
+    if path.is_symlink():
+        raise FileNotFoundError(f"{text} is a link that leads nowhere: repair it, or name the file itself.")
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     if folder != path.absolute().parent:
         raise FileNotFoundError(f"There is no {text}: not even its folder; the path ends at {folder}.")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ def _content(path: Path) -> object:
             return files.load_file(path)
         except Exception as error:
             raise ValueError(f"{path} cannot be read as safetensors ({error}).") from error
+    _refuse_compressed(path)
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except UnpicklingError as error:
@@ -59,6 +61,22 @@ def _content(path: Path) -> object:
             f"{path} cannot be read as weights ({reason}): expected .safetensors, or a file written by "
             "torch.save(model.state_dict(), path)."
         ) from error
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise an error if a file of torch.save, which compresses nothing, expands to more than its size."""
+    if not is_zipfile(path):
+        return
+    try:
+        with ZipFile(path) as archive:
+            needed = sum(member.file_size for member in archive.infolist())
+    except BadZipFile as error:
+        raise ValueError(f"{path} cannot be read as weights ({error}).") from error
+    if needed > path.stat().st_size:
+        raise ValueError(
+            f"{path} expands to {needed:,} bytes, more than the {path.stat().st_size:,} of the file: "
+            "torch.save compresses nothing, so this is not what it wrote."
+        )
 
 
 def _state(content: object, path: Path) -> State:

@@ -5,12 +5,13 @@ Everything of the user's is written by Jinja with autoescape, or set as text by 
 """
 
 import base64
+import secrets
 from pathlib import Path
 
 from likewise import files
 from likewise.manifest import REPORT, report_ending
 from likewise.report.cards import cards
-from likewise.report.payload import packed
+from likewise.report.payload import MOST_POINTS_AS_SVG, packed
 from likewise.report.reading import Run, read_run
 
 __all__ = ["write_report"]
@@ -57,7 +58,9 @@ def page(run: Run) -> str:
     )
     return environment.get_template("page.html").render(
         run=run,
-        nonce=run.manifest["data"][:24],  # what scripts of this page carry, and injected ones would not
+        nonce=secrets.token_urlsafe(24),  # what scripts of this page carry, and injected ones would not
+        # Plotly's WebGL compiles its drawing code as it runs; what is drawn as SVG does without.
+        evaluates=run.n > MOST_POINTS_AS_SVG,
         about=run.manifest["about"],
         cards=cards(run),
         styles=[source("vendor/tabulator.min.css"), source("style.css")],

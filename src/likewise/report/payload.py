@@ -8,6 +8,7 @@ import numpy as np
 
 from likewise.report.reading import Run
 
+MOST_POINTS_AS_SVG = 4000  # more are drawn by WebGL
 RANKED = ("label_suspicion", "error", "isolation")  # by which samples are listed
 
 
@@ -23,6 +24,7 @@ def packed(run: Run) -> bytes:
         "classes": manifest["classes"],
         "classSimilarity": manifest.get("class_similarity"),
         "run": manifest["data"],
+        "mostPointsAsSvg": MOST_POINTS_AS_SVG,
         "ownColumns": run.own_columns,
         "columns": {
             name: blob.column(values, name in RANKED)

@@ -28,6 +28,7 @@ from likewise.data import Batches, batches
 from likewise.gram import GramMatrix
 from likewise.network import Network
 from likewise.parallel import processes
+from likewise.pictures import EXCERPT
 from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import identity, results
@@ -56,6 +57,7 @@ def analyze(
     names: Sequence[str] | None = None,
     show: Show | None = None,
     extra: Mapping[str, Any] | None = None,
+    excerpt_length: int = EXCERPT,
     settings: "Settings | None" = None,
     max_memory: int = 2**31,
     wait: float = math.inf,
@@ -67,7 +69,8 @@ def analyze(
     gradients take minutes; beyond, from gradients made small (`sketch`: numbers per sample, 1024 by default),
     with the error measured. `layout`: how the map is drawn. `classes`: their names; `names`: of the samples;
     `show`: what a person should see of sample i (image, text, dict, array), a function or a sequence;
-    `extra`: columns of your own for the table. `settings`: what a command was told.
+    `extra`: columns of your own for the table; `excerpt_length`: the characters that the report shows of a
+    text. `settings`: what a command was told.
     `wait`: for how many seconds, if another process is writing into the folder.
 
     The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
@@ -86,10 +89,13 @@ def analyze(
         "threshold": on_an_edge(threshold),
         "sketch": results.sketch_width(gram, sketch),
         "layout": layout,
+        "excerpt_length": excerpt_length,
     }
+    if excerpt_length < 1:
+        raise ValueError(f"excerpt_length must be at least 1 character, found {excerpt_length}.")
     if layout not in ("pca", "umap"):
         raise ValueError(f"layout is 'pca' or 'umap', found {layout!r}.")
-    shown = results.Shown(classes, names, show, extra or {})
+    shown = results.Shown(classes, names, show, extra or {}, excerpt_length)
     found = {
         "model": identity.fingerprint_model(net),
         "data": data_print,
@@ -114,7 +120,8 @@ def analyze(
 def _given_in_python(options: Mapping[str, Any]) -> "Settings":
     from likewise.runs.settings import GIVEN_IN_PYTHON, Settings
 
-    known = {name: options[name] for name in ("neighbors", "threshold", "layout", "readout", "parameters")}
+    same = ("neighbors", "threshold", "layout", "readout", "parameters", "excerpt_length")
+    known = {name: options[name] for name in same}
     known["sketch"] = options["sketch"] or "never"
     return Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, **known)
 
@@ -130,7 +137,7 @@ def _about(net: Network, data: Batches) -> Mapping[str, Any]:
 
 
 def _naming(shown: "results.Shown") -> str:
-    """Return the fingerprint of what samples, classes and columns are called."""
+    """Return the fingerprint of what samples, classes and columns are called, and which of them are shown."""
     own = {
         name: [str(v) for v in torch.as_tensor(v).tolist()] if isinstance(v, Tensor) else [str(x) for x in v]
         for name, v in shown.extra.items()

@@ -1,12 +1,19 @@
 """Results in the forms of other tools."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from likewise.analysis import Analysis
 
+if TYPE_CHECKING:
+    import pandas
+
+# What a spreadsheet takes for a formula, also in the full width of East Asian text, and what is a number.
+_FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 FORMS = ("parquet", "csv", "knn", "projector")
 
 
@@ -28,7 +35,7 @@ def exported(found: Analysis, to: str, out: Path | None) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent}.")
     if to == "csv":
-        found.table.to_csv(path)
+        escape_formulas(found.table.reset_index()).to_csv(path, index=False)
     elif to == "parquet":
         found.table.reset_index().to_parquet(path)
     elif to == "knn":
@@ -36,6 +43,23 @@ def exported(found: Analysis, to: str, out: Path | None) -> Path:
     else:
         _write_projector(path, found)
     return path
+
+
+def escape_formulas(table: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return a table in which no text or name of a column is a formula to a spreadsheet.
+
+    Texts that start like one get an apostrophe in front, by which spreadsheets know text; numbers, also
+    those that are text, stay as they are.
+    """
+    escaped = table.copy()
+    for name, dtype in table.dtypes.items():
+        if dtype.kind not in "biuf":
+            escaped[name] = [_as_text(value) if isinstance(value, str) else value for value in table[name]]
+    return escaped.set_axis([_as_text(str(name)) for name in table.columns], axis=1)
+
+
+def _as_text(cell: str) -> str:
+    return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
 
 
 def knn_graph(found: Analysis) -> Any:
@@ -63,6 +87,7 @@ def _write_projector(path: Path, found: Analysis) -> None:
     table = found.table.drop(columns=["map_x", "map_y"]).reset_index()
     for name in table.select_dtypes(exclude="number"):
         table[name] = table[name].astype(str).str.replace(r"[\t\r\n]", " ", regex=True)
+    table = escape_formulas(table)
     table.to_csv(path / "metadata.tsv", sep="\t", index=False)
     lines = [
         "embeddings {",

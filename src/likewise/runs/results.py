@@ -31,6 +31,7 @@ class Shown(NamedTuple):
     names: Sequence[str] | None
     show: Callable[[int], Any] | Sequence[Any] | None
     extra: Mapping[str, Any]
+    excerpt_length: int
 
 
 def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> int:
@@ -81,7 +82,7 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
     lists = {"counts": found["counts"].astype(np.int32), "coordinates": found["map"].astype(np.float32)}
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
-    folder.write_table("pictures.parquet", _picture_table(shown.show, data, columns, found["indices"]))
+    folder.write_table("pictures.parquet", _picture_table(shown, data, columns, found["indices"]))
     folder.write_table("samples.parquet", columns)
 
 
@@ -187,24 +188,19 @@ def written(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
-def _picture_table(show: Any, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
+def _picture_table(shown: Shown, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
     import pyarrow
 
-    of = _shower(show, data)
-    if of is None:
-        found: dict[int, Picture] = {}
-    else:
-        found = _pictures(of, data.n, columns, indices)
+    of, found = _shower(shown.show, data), dict[int, Picture]()
+    if of is not None:
+        some = (of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int))
+        order = _worth_seeing(columns, indices)
+        found = kept(of, order, PICTURES, values_of(some), shown.excerpt_length)
     return {
         "sample": pyarrow.array(list(found), pyarrow.int64()),
         "kind": pyarrow.array([picture.kind for picture in found.values()], pyarrow.string()),
         "content": pyarrow.array([picture.content for picture in found.values()], pyarrow.binary()),
     }
-
-
-def _pictures(of: Callable[[int], Any], n: int, columns: Arrays, indices: np.ndarray) -> dict[int, Picture]:
-    some = (of(int(i)) for i in np.linspace(0, n - 1, min(n, 64)).astype(int))
-    return kept(of, _worth_seeing(columns, indices), PICTURES, values_of(some))
 
 
 def _shower(show: Any, data: Batches) -> Callable[[int], Any] | None:

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from likewise.pictures import EXCERPT
 from likewise.runs.stages import on_an_edge
 
 GIVEN_IN_PYTHON = "(given in Python)"
+PATHS = ("model", "data", "weights", "prepare", "show", "readout")  # paths, or import strings with one
 
 
 class Settings(BaseModel):
-    """Everything that `likewise analyze` was told. Paths are as they were written."""
+    """Everything that `likewise analyze` was told."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,6 +28,9 @@ class Settings(BaseModel):
     gray: bool = False
     prepare: str | None = None
     show: str | None = None
+    show_columns: tuple[str, ...] | None = None
+    excerpt_length: int = Field(default=EXCERPT, ge=1)
+    follow_links: bool = False
     classes: tuple[str, ...] | None = None
     limit: int | None = Field(default=None, ge=1)
     readout: Literal["all_outputs", "log_probabilities", "label_against_rest"] | str = "all_outputs"
@@ -43,10 +48,15 @@ class Settings(BaseModel):
         return on_an_edge(value)
 
     def text(self) -> str:
-        """Return the settings as TOML; what is not set is left out."""
+        """Return the settings as TOML; what is not set is left out.
+
+        Paths inside the current folder are written relative to it, those inside the home folder with a ~:
+        the file can be given away without telling where someone's files are.
+        """
         import tomlkit
 
         known = {name: value for name, value in self.model_dump(mode="json").items() if value is not None}
+        known |= {name: _portable(known[name]) for name in PATHS if name in known}
         replays = "" if self.model == GIVEN_IN_PYTHON else " It starts the same run again: likewise analyze"
         document = tomlkit.document()
         document.add(
@@ -59,6 +69,17 @@ class Settings(BaseModel):
         for name, value in known.items():
             document.add(name, value)
         return tomlkit.dumps(document)
+
+
+def _portable(text: str) -> str:
+    """Return a path, or an import string with one, without the names of folders that are not its own."""
+    path = Path(text)
+    if not path.is_absolute():
+        return text
+    for folder, prefix in ((Path.cwd(), ""), (Path("~").expanduser(), "~/")):
+        if path != folder and path.is_relative_to(folder):
+            return prefix + path.relative_to(folder).as_posix()
+    return text
 
 
 def read_settings(path: str | Path) -> Settings:

@@ -15,7 +15,7 @@ async function readData() {
     const Type = TYPES[type];
     return new Type(buffer, start + at, bytes / Type.BYTES_PER_ELEMENT);
   };
-  const columns = {};
+  const columns = Object.create(null); // a column may be called __proto__
   for (const [name, where] of Object.entries(header.columns)) {
     columns[name] = { kind: where.kind, texts: where.texts, values: array(where) };
   }

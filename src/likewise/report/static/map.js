@@ -1,12 +1,11 @@
 // The map: every sample as a point, colored by a column; a lasso selects.
 
-const MOST_POINTS_AS_SVG = 4000;
 const HAS_WEBGL = Boolean(document.createElement("canvas").getContext("webgl"));
 
 // How points are drawn, and which: without WebGL, many would take too long, and some stand for all.
-const plotType = (data) => (data.n > MOST_POINTS_AS_SVG && HAS_WEBGL ? "scattergl" : "scatter");
+const plotType = (data) => (data.n > data.mostPointsAsSvg && HAS_WEBGL ? "scattergl" : "scatter");
 const drawable = (data) => {
-  const step = HAS_WEBGL ? 1 : Math.ceil(data.n / MOST_POINTS_AS_SVG);
+  const step = HAS_WEBGL ? 1 : Math.ceil(data.n / data.mostPointsAsSvg);
   return (sample) => sample % step === 0;
 };
 
@@ -90,7 +89,7 @@ function groupsOf(data, name) {
 
 // What is told of a point; of many points only the number, for texts take time to make.
 function hovers(data, samples, name) {
-  if (data.n > MOST_POINTS_AS_SVG) return { hovertemplate: "sample %{customdata}<extra>%{fullData.name}</extra>" };
+  if (data.n > data.mostPointsAsSvg) return { hovertemplate: "sample %{customdata}<extra>%{fullData.name}</extra>" };
   return { text: samples.map((i) => plain(hover(data, i, name))), hovertemplate: "%{text}<extra></extra>" };
 }
 

@@ -1,6 +1,6 @@
 // The review queue: suspicious labels one by one, judged by keyboard, kept in the browser, downloaded as JSON.
 
-const VERDICTS = { w: "wrong", r: "right", u: "unsure", l: "relabel" };
+const VERDICTS = { __proto__: null, w: "wrong", r: "right", u: "unsure", l: "relabel" };
 
 function makeReview(state) {
   const { data } = state;
@@ -21,16 +21,27 @@ function makeReview(state) {
     go(1);
   };
   const draw = () => place.replaceChildren(...reviewParts(state, review, decide, go));
-  place.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-    if (event.key === "ArrowRight") go(1);
-    else if (event.key === "ArrowLeft") go(-1);
-    else if (VERDICTS[event.key] && queue.length) decide(VERDICTS[event.key]);
-    else return;
+  document.addEventListener("keydown", (event) => {
+    const act = { ArrowRight: () => go(1), ArrowLeft: () => go(-1) }[event.key] ?? (VERDICTS[event.key] && (() => decide(VERDICTS[event.key])));
+    if (!act || !queue.length || !isForReview(event, place)) return;
     event.preventDefault();
-    place.focus();
+    if (isOnScreen(place)) act();
+    else place.scrollIntoView({ block: "center" }); // a verdict is about what one sees
+    place.focus({ preventScroll: true });
   });
   draw();
+}
+
+// Keys work wherever the focus is, but for what is typed into fields, an open sample, and arrows that move something else.
+function isForReview(event, place) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || !document.getElementById("drawer").hidden) return false;
+  if (event.target.closest?.("input, select, textarea, [contenteditable]")) return false;
+  return !event.key.startsWith("Arrow") || event.target === document.body || place.contains(event.target);
+}
+
+function isOnScreen(place) {
+  const { top, bottom } = place.getBoundingClientRect();
+  return bottom > 0 && top < innerHeight;
 }
 
 function queueOf(data) {

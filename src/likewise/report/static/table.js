@@ -1,6 +1,7 @@
 // The table: every sample, sorted and filtered; it follows the selection and the threshold.
 
 const MEANINGS = {
+  __proto__: null, // a column may be called constructor
   sample: "its number in the data set",
   label: "the label given",
   prediction: "what the network says",
@@ -61,7 +62,7 @@ function makeTable(state) {
 }
 
 function rowOf(data, sample) {
-  const row = { sample };
+  const row = { __proto__: null, sample };
   for (const [name, column] of Object.entries(data.columns)) {
     if (HIDDEN.has(name)) continue;
     const asText = column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f");
