@@ -66,3 +66,31 @@ def test_signals_and_short_rows():
 def test_pictures_are_kept_in_order_until_the_budget_is_spent():
     shown = kept(lambda i: "x" * 92 if i else None, [5, 3, 5, 0, 9, 7], 310, None)
     assert list(shown) == [3, 5, 9] and shown[3] == Picture("text", b"x" * 92)
+
+
+def test_excerpts_are_short_unless_asked_for():
+    assert EXCERPT == 200
+    assert len(picture("x" * 999, excerpt_length=500).content) == 500 + len("…".encode()) - 1
+    row = json.loads(picture({"t": "x" * 999}, excerpt_length=300).content)
+    assert len(row["t"]) == 300 and row["t"].endswith("…")
+    assert picture("x" * 200).content == b"x" * 200
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x1b", "\x9b", "\u202e", "\u2066", "\u2028"])
+def test_control_characters_and_bidirectional_overrides_are_written_out(character):
+    told = f"⟨U+{ord(character):04X}⟩"
+    assert picture(f"a{character}b").content.decode() == f"a{told}b"
+    assert json.loads(picture({f"n{character}": f"v{character}"}).content) == {f"n{told}": f"v{told}"}
+    assert len(picture(character * 500).content.decode()) == EXCERPT
+    assert picture("line\r\nnext\tשלום 👩‍👧").content.decode() == "line\nnext\tשלום 👩‍👧"
+
+
+def test_thumbnails_hold_nothing_but_pixels():
+    image = Image.new("RGB", (40, 30), "red")
+    exif = Image.Exif()
+    exif[0x010F], exif[0x8825] = "Camera of Ann", {1: "N", 2: (52.0, 31.0, 0.0)}
+    stored = io.BytesIO()
+    image.save(stored, "WEBP", exif=exif, icc_profile=b"of Ann" * 10_000, xmp=b"<x>Ann</x>")
+    found = picture(Image.open(stored))
+    assert b"Ann" not in found.content and len(found.content) < 1000
+    assert not set(Image.open(io.BytesIO(found.content)).info) & {"exif", "icc_profile", "xmp"}

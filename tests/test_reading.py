@@ -1,7 +1,12 @@
+import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
+import tracemalloc
+import zipfile
+import zlib
 
 import numpy as np
 import pandas
@@ -622,6 +627,184 @@ def test_tokenizers_of_hugging_face_give_one_sample_without_a_batch(folder, fram
     for name, shape in (("batch", (2, 2)), ("one", (2, 1))):
         inputs, labels = read_back(data(path, text_column="name", prepare=f"p.py:{name}"), 4)
         assert inputs[0]["input_ids"].shape == shape and labels is None
+
+
+# What a person sees of a row
+
+
+@pytest.fixture
+def clients(frame):
+    return frame.assign(
+        email=[f"{name}@home" for name in frame["name"]], account=["DE1", "DE2", "DE3", "DE4"]
+    )
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_of_a_row_inputs_label_and_named_columns_are_shown(folder, clients, suffix):
+    path, given = save(clients, folder / f"t{suffix}"), {"label": "kind", "columns": ["size", "price"]}
+    assert data(path, **given).show(1) == {"kind": "cat", "size": 2, "price": 2.0}
+    assert data(path, **given, show_columns=["email"]).show(1)["email"] == "bob@home"
+    every = {"size": 1, "weight": 0.5, "wild": True, "code": 7, "rank": 2, "price": 1.0}
+    assert data(path).show(0) == every  # the model is called with all numbers
+    with pytest.raises(ValueError, match="no column 'phone': it has size"):
+        data(path, show_columns=["phone"])
+    with pytest.raises(TypeError, match="show_columns must be a list"):
+        data(path, show_columns="email")
+
+
+def test_of_what_is_prepared_only_text_label_and_named_columns_are_shown(folder, clients):
+    write(folder / "p.py", TEXT)
+    path = save(clients, folder / "t.csv")
+    assert data(path, label="kind", prepare="p.py:row").show(0) == {"kind": "dog"}
+    assert data(path, prepare="p.py:row", columns=["size", "name"]).show(0) == {"size": 1, "name": "ann"}
+    texts = {"text_column": "name", "prepare": "p.py:padded", "label": "kind"}
+    assert data(path, **texts).show(2) == "cid"
+    shown = data(path, **texts, show_columns=["account"]).show(2)
+    assert shown == {"kind": "eel", "account": "DE3", "name": "cid"}
+
+
+def test_of_items_of_code_only_named_columns_are_shown(folder):
+    write(
+        folder / "rows.py",
+        "import torch\nrows = [{'x': 1.0, 'email': 'ann@home', 'kind': 0}] * 3\n"
+        "def first(row): return torch.tensor([row['x']])\n",
+    )
+    given = {"label": "kind", "prepare": "rows.py:first"}
+    assert data("rows.py:rows", **given).show is None
+    assert data("rows.py:rows", **given, show_columns=["kind", "x"]).show(1) == {"kind": 0, "x": 1.0}
+    with pytest.raises(ValueError, match="no column 'age' to show"):
+        data("rows.py:rows", show_columns=["age"])
+
+
+# Files that are made to do harm
+
+
+def png(width, height, pixels=b""):
+    """A PNG that declares this size, and stores what it is told."""
+
+    def chunk(name, content):
+        body = name + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [2000, 13_000, 60_000])
+def test_an_image_that_declares_more_pixels_than_fit_is_not_decoded(folder, side):
+    (folder / "pets").mkdir()
+    (folder / "pets" / "huge.png").write_bytes(png(side, side, zlib.compress(b"")))
+    with pytest.raises(MemoryError, match=rf"{side:,} x {side:,} pixels .*max_memory=") as caught:
+        data("pets", image_size=4, max_memory=10**6)
+    assert caught.value.needed == side * side * 8 and caught.value.allowed == 10**6
+
+
+def test_the_limit_of_pixels_is_max_memory_and_pillows_own_stays(folder, monkeypatch):
+    draw(folder / "pets" / "a.png", (60, 40))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert data("pets").dataset[0].shape == (3, 40, 60)
+    assert Image.MAX_IMAGE_PIXELS == 10
+
+
+def test_other_formats_under_the_name_of_an_image_are_not_decoded(folder):
+    (folder / "pets").mkdir()
+    Image.new("RGB", (4, 4)).save(folder / "pets" / "a.png", "EPS")
+    with pytest.raises(ValueError, match="cannot be read as an image"):
+        data("pets")
+
+
+def test_arrays_that_expand_to_more_than_fits_are_not_decompressed(folder):
+    np.savez_compressed(folder / "bomb.npz", x=np.zeros((4, 2_000_000)), y=np.arange(4))
+    assert (folder / "bomb.npz").stat().st_size < 10**5
+    tracemalloc.start()
+    with pytest.raises(MemoryError, match="max_memory=64_000_032"):
+        data("bomb.npz", max_memory=10**7)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    assert data("bomb.npz", max_memory=10**8).dataset.shape == (4, 2_000_000)
+    np.savez(folder / "stored.npz", x=np.ones((4, 1000)))
+    assert data("stored.npz", max_memory=100).dataset.shape == (4, 1000)  # nothing to decompress
+
+
+def test_arrays_that_declare_more_than_they_store_are_refused(folder):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**3)}
+    )
+    with zipfile.ZipFile(folder / "a.npz", "w") as archive:
+        archive.writestr("x.npy", head.getvalue() + b"\0" * 80)
+    with pytest.raises(ValueError, match=r"declares the shape .*, 8,000,000,000,000 bytes, and stores 80"):
+        data("a.npz")
+    np.savez(folder / "cut.npz", x=np.ones((100, 100)))
+    (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:50_000])
+    with pytest.raises(ValueError, match="cut off"):
+        data("cut.npz")
+
+
+@pytest.mark.parametrize("value", [1.5, "x" * 1000])
+def test_tables_that_expand_to_more_than_fits_are_not_read(folder, value):
+    path = save(pandas.DataFrame({"a": [value] * 20_000}), folder / "t.parquet")
+    assert os.stat(path).st_size < 10**4
+    with pytest.raises(MemoryError, match="max_memory="):
+        data(path, max_memory=10**5)
+
+
+def test_weights_that_are_compressed_are_refused(folder, net):
+    torch.save(states()[0], folder / "plain.pt")
+    with (
+        zipfile.ZipFile(folder / "plain.pt") as plain,
+        zipfile.ZipFile(folder / "w.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name) + b"\0" * 10**6)
+    with pytest.raises(ValueError, match=r"torch.save compresses nothing"):
+        model(f"{net}:make", "w.pt")
+
+
+@pytest.mark.parametrize("target", ["file", "folder"])
+def test_links_to_outside_of_the_data_folder_need_a_flag(folder, target):
+    draw(folder / "private" / "scan.png")
+    draw(folder / "pets" / "cat" / "a.png")
+    os.symlink("a.png", folder / "pets" / "cat" / "same.png")
+    assert data("pets").names == ("cat/a.png", "cat/same.png")
+    if target == "file":
+        os.symlink(folder / "private" / "scan.png", folder / "pets" / "cat" / "z.png")
+    else:
+        os.symlink(folder / "private", folder / "pets" / "dog")
+    with pytest.raises(ValueError, match=r"link to outside of the data folder.*--follow-links"):
+        data("pets")
+    names = data("pets", follow_links=True).names
+    assert names[-1] == ("cat/z.png" if target == "file" else "dog/scan.png")
+    with pytest.raises(ValueError, match="follow_links cannot be used with the table"):
+        data(write(folder / "t.csv", "a\n1"), follow_links=True)
+
+
+def test_links_to_nowhere_loops_and_pipes_are_named_and_never_waited_for(folder):
+    for make, message in {
+        lambda path: os.symlink("nothing.png", path): "leads nowhere",
+        lambda path: os.symlink(path.name, path): "leads nowhere",
+        os.mkfifo: "no file",
+    }.items():
+        draw(folder / "pets" / "a.png")
+        make(folder / "pets" / "odd.png")
+        with pytest.raises(ValueError, match=f"odd.png is .*{message}"):
+            data("pets")
+        (folder / "pets" / "odd.png").unlink()
+    os.symlink(folder / "pets", folder / "pets" / "again")
+    with pytest.raises(ValueError, match=r"holds images .* and folders of images"):
+        data("pets")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_pipes_and_links_to_nowhere_are_no_data(folder, net, suffix):
+    os.mkfifo(folder / f"pipe{suffix}")
+    os.symlink(f"loop{suffix}", folder / f"loop{suffix}")
+    with pytest.raises(ValueError, match="pipe, device or socket"):
+        data(f"pipe{suffix}")
+    with pytest.raises(ValueError, match="pipe, device or socket"):
+        model(f"{net}:make", f"pipe{suffix}")
+    with pytest.raises(FileNotFoundError, match="link that leads nowhere"):
+        data(f"loop{suffix}")
 
 
 # Arrays

@@ -32,6 +32,7 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "run"
     extra = {EVIL: [EVIL, "plain"] * (N // 2), "a.b": torch.arange(N) + 10**12, "tiny": torch.arange(N) % 3}
     extra["tiny"] = extra["tiny"].to(torch.uint8)
+    extra |= {"__proto__": ["p"] * N, "constructor": ["c\u202ed\x07"] * N}
     return lw.analyze(
         model, (x, y), out=out, classes=classes, names=[f"{EVIL}{i}" for i in range(N)], extra=extra
     )
@@ -74,11 +75,11 @@ def test_a_lasso_on_the_map_filters_table_and_pictures(page):
         page.mouse.move(*point, steps=8)
     page.mouse.up()
     page.wait_for_selector("#selection:not([hidden])")
-    page.wait_for_function(f"Number(document.getElementById('table').dataset.rows) < {N}")
+    page.wait_for_selector(f"#table:not([data-rows='{N}'])")
     assert 0 < rows(page) == shown(page) < N
     assert f"{rows(page)} samples: circled on the map" in page.inner_text("#selection")
     page.click("#release")
-    page.wait_for_function(f"Number(document.getElementById('table').dataset.rows) === {N}")
+    page.wait_for_selector(f"#table[data-rows='{N}']")
     assert shown(page) == N
 
 
@@ -121,7 +122,7 @@ def test_the_slider_counts_what_the_table_counts(page, run):
     page.keyboard.press("Escape")
     page.locator("#table input[type=search]").first.wait_for()
     page.locator(".tabulator-col[tabulator-field=sample] input").press_sequentially("7")
-    page.wait_for_function("document.getElementById('table').dataset.rows === '1'")
+    page.wait_for_selector("#table[data-rows='1']")
     cell = page.locator(".tabulator-row .tabulator-cell[tabulator-field=near]").first
     assert int(cell.inner_text()) == counts[edges[:-1] >= 0.75 - 1e-6].sum()
 
@@ -133,8 +134,7 @@ def test_review_by_keyboard_is_kept_and_downloaded(page, run, tmp_path):
         .index
     )
     assert len(queue) >= 4
-    page.locator("#review").focus()
-    for key in "wrul":
+    for key in "wrul":  # nothing was clicked and nothing has the focus
         page.keyboard.press(key)
     assert page.get_attribute("#review .progress", "data-decided") == "4"
     page.keyboard.press("ArrowLeft")
@@ -157,6 +157,24 @@ def test_review_by_keyboard_is_kept_and_downloaded(page, run, tmp_path):
     assert relabeled["label"] == run.table["suggested_label"][relabeled["sample"]]
     precision = run.precision(path)
     assert (precision.wrong, precision.right, precision.unsure) == (2, 1, 1)
+
+
+def test_review_keys_leave_fields_open_samples_and_what_is_off_screen_alone(page):
+    decided = lambda: page.get_attribute("#review .progress", "data-decided")  # noqa: E731
+    page.locator(".tabulator-col[tabulator-field=name] input").press_sequentially("wrul")
+    assert decided() == "0"
+    page.locator("#theme").focus()
+    page.evaluate("location.hash = 'sample=7'")
+    page.wait_for_selector("#drawer:not([hidden])")
+    page.keyboard.press("w")
+    assert decided() == "0"
+    page.keyboard.press("Escape")
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    page.keyboard.press("w")  # brings the review back, and decides nothing unseen
+    assert decided() == "0" and page.locator("#review .review-card").is_visible()
+    page.keyboard.press("w")
+    assert decided() == "1"
+    page.evaluate("localStorage.clear()")
 
 
 def test_a_cell_of_the_confusion_opens_its_samples(page, run):
@@ -197,9 +215,11 @@ def test_user_text_stays_text(page):
 
 def test_columns_of_ones_own_are_shown_as_they_are(page):
     page.locator(".tabulator-col[tabulator-field=sample] input").press_sequentially("7")
-    page.wait_for_function("document.getElementById('table').dataset.rows === '1'")
+    page.wait_for_selector("#table[data-rows='1']")
     cells = page.locator("#table .tabulator-row").first.locator(".tabulator-cell")
     assert cells.nth(columns(page).index("a.b")).inner_text() == str(10**12 + 7)
+    assert cells.nth(columns(page).index("constructor")).inner_text() == "c⟨U+202E⟩d⟨U+0007⟩"
+    assert cells.nth(columns(page).index("__proto__")).inner_text() == "p"
     page.select_option("#color", label="tiny")
     assert page.locator("#map .legend").count() == 0
 
@@ -266,6 +286,19 @@ def test_every_kind_of_run_is_drawn(browser, tmp_path, make, n):
     page, heard = opened(browser, found.folder / "report.html", "#sample=0&select=quadrant:isolated")
     assert heard["errors"] == [] and rows(page) <= n
     assert page.locator("#drawer").is_visible()
+    page.context.close()
+
+
+def test_many_points_are_drawn_by_webgl_and_few_without_eval(browser, run, tmp_path):
+    found = lw.analyze(*unlabeled(4100), out=tmp_path / "run")
+    page, heard = opened(browser, found.folder / "report.html")
+    policy = "document.querySelector('meta[http-equiv]').content"
+    assert "unsafe-eval" in page.evaluate(policy) and heard["errors"] == []
+    assert page.evaluate("document.getElementById('map').data[0].type") == "scattergl"
+    assert "WebGL is not supported" not in page.inner_text("#map")
+    page.context.close()
+    page, _ = opened(browser, run.folder / "report.html")
+    assert "eval" not in page.evaluate(policy)
     page.context.close()
 
 

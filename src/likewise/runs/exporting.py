@@ -1,6 +1,7 @@
 """Results in the forms of other tools."""
 
 import re
+from csv import QUOTE_NONNUMERIC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ def exported(found: Analysis, to: str, out: Path | None) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent}.")
     if to == "csv":
-        escape_formulas(found.table.reset_index()).to_csv(path, index=False)
+        # Texts in quotes: a carriage return outside of them would start a row, and its rest a cell.
+        escape_formulas(found.table.reset_index()).to_csv(path, index=False, quoting=QUOTE_NONNUMERIC)
     elif to == "parquet":
         found.table.reset_index().to_parquet(path)
     elif to == "knn":
