@@ -24,7 +24,6 @@ def write_table(folder):
     (folder / "net.py").write_text(NET)
     numbers = np.random.default_rng(0).normal(size=(40, 2))
     frame = pandas.DataFrame(numbers, columns=["age", "income"])
-    frame["kind"] = ["a</script><b>", "b\"&'", *["b", "a"] * 19][:40]
     frame["kind"] = np.where(numbers[:, 0] > 0, 'quote"d', "</script><i>")
     frame["email"], frame["account"], frame["note"] = *PRIVATE, "x" * 900
     frame.to_csv(folder / "clients.csv", index=False)
@@ -124,13 +123,14 @@ def test_each_report_has_a_nonce_of_its_own_and_no_script_of_a_user(run):
 
 def test_no_cell_of_an_exported_table_is_a_formula(tmp_path):
     x = torch.randn(8, 3)
-    names = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\tx", "\rx", "＝1+1", "-1.5e3"]
+    names = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\tx", "x\r=1+1", "＝1+1", "-1.5e3"]
     extra = {"=own": names, "below": -torch.arange(8), "plain": list("abcdefgh")}
     found = lw.analyze(torch.nn.Linear(3, 2), x, out=tmp_path / "run", names=names, extra=extra)
     from likewise.runs.exporting import exported
 
     table = pandas.read_csv(exported(found, "csv", tmp_path / "t.csv"))
-    assert table["name"].tolist() == [f"'{name}" for name in names[:-1]] + ["-1.5e3"]
+    escaped = [name if name.startswith("x") else f"'{name}" for name in names[:-1]]
+    assert table["name"].tolist() == [*escaped, "-1.5e3"]
     assert table["'=own"].tolist() == table["name"].tolist()
     assert table["below"].tolist() == [-i for i in range(8)] and table["plain"].tolist() == list("abcdefgh")
     assert table["sample"].tolist() == list(range(8))
