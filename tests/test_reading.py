@@ -708,7 +708,7 @@ def test_the_limit_of_pixels_is_max_memory_and_pillows_own_stays(folder, monkeyp
 
 def test_other_formats_under_the_name_of_an_image_are_not_decoded(folder):
     (folder / "pets").mkdir()
-    Image.new("RGB", (4, 4)).save(folder / "pets" / "a.png", "EPS")
+    Image.new("RGB", (4, 4)).save(folder / "pets" / "a.png", "PPM")
     with pytest.raises(ValueError, match="cannot be read as an image"):
         data("pets")
 
