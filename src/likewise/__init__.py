@@ -21,7 +21,9 @@ from likewise.kernels import (
     subspace_match,
     whole_block,
 )
+from likewise.liveness import RankLost, rank_timeout
 from likewise.network import Network
+from likewise.parallel import FailedElsewhere, RanksDiffer
 from likewise.plan import Plan
 from likewise.readouts import (
     all_outputs,
@@ -65,6 +67,7 @@ __all__ = [
     "Calibration",
     "ClassSimilarity",
     "Denoising",
+    "FailedElsewhere",
     "FitQuality",
     "GramMatrix",
     "Kernel",
@@ -72,6 +75,8 @@ __all__ = [
     "Neighbors",
     "Network",
     "Plan",
+    "RankLost",
+    "RanksDiffer",
     "Reliability",
     "Samples",
     "SimilarityHistogram",
@@ -103,6 +108,7 @@ __all__ = [
     "perceptual",
     "positive_neighbors",
     "predicted_move",
+    "rank_timeout",
     "reliability",
     "similarity",
     "similarity_histogram",

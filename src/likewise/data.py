@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from likewise.fingerprint import Fingerprint
 from likewise.sources import Source, opened
 
 
@@ -80,6 +81,11 @@ class Batches(Sequence[Samples]):
         """Return the places of consecutive batches, of another size if one is given."""
         size = size or self.size
         return [range(i, min(i + size, self.n)) for i in range(0, self.n, size)]
+
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add the number of samples and a checksum: of all that is in memory, else of a few samples."""
+        fingerprint.put("data", f"number of {name}", str(self.n))
+        fingerprint.put("data", name, self._source.checksum(self._positions))
 
     def take(self, places: Sequence[int]) -> "Batches":
         """Return the samples at these places, in batches."""

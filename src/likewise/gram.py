@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from likewise.data import Samples, batches
+from likewise.fingerprint import Fingerprint
 from likewise.gradients import (
     Engine,
     Gradients,
@@ -108,6 +109,15 @@ class GramMatrix:
         other.columns = batches(columns)
         return other
 
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add what ranks that share a pass must have in common."""
+        fingerprint.add("network", self.net)
+        fingerprint.add("rows", self.data)
+        fingerprint.add("columns", self.columns)
+        fingerprint.add("kernel", (self.kernel.row, self.kernel.column, self.kernel.reduce))
+        fingerprint.add("centered", self.centered)
+        fingerprint.add("max_memory", self.max_memory)
+
     def __matmul__(self, weights: Tensor) -> Tensor:
         """Return Σ_x' B(x, x') w(x') for the kernel's blocks B: (m, d, c) -> (n, d, c)."""
         if self.kernel.reduce not in (mean_diagonal, whole_block):
@@ -154,8 +164,10 @@ class GramMatrix:
         """Return function(places of the rows, k) joined over strips: `over_rows` that says where."""
         try:
             return self._map_strips(function, own)
-        except (PartsChanged, FailedElsewhere) as problem:
-            if PartsChanged.__name__ not in f"{type(problem).__name__}: {problem}":
+        except PartsChanged:
+            pass
+        except FailedElsewhere as problem:
+            if problem.kind != f"{PartsChanged.__module__}.{PartsChanged.__qualname__}":
                 raise
         return self._map_strips(function, own)
 
@@ -183,7 +195,9 @@ class GramMatrix:
                 stacklevel=4,
             )
         with self.net.evaluating():
-            joined = join_over(lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs")
+            joined = join_over(
+                lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs", self
+            )
             pairs.gradients.settle()
         pairs.vanished.warn()
         return joined
@@ -280,7 +294,7 @@ class GramMatrix:
     def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
         with self.net.evaluating():
             data, spans = self.data, self._passes(self._probed, self.kernel).spans(self.data)
-            joined = join_over(lambda where: function(data.samples(where)), spans, "samples")
+            joined = join_over(lambda where: function(data.samples(where)), spans, "samples", self)
             self._probed.settle()
             return joined
 

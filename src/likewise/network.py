@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
+from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
 from likewise.model_state import evaluation, exclusive, preserve_attributes
 from likewise.readouts import Readout, all_outputs, label_against_random, one_output
 from likewise.recording import is_recording
@@ -70,6 +71,7 @@ class Network:
         self._wants_ids = "ids" in inspect.signature(readout).parameters
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
+        self._checksums = ChecksumCache()
 
     def __repr__(self) -> str:
         p = sum(self.numels.values())
@@ -168,6 +170,17 @@ class Network:
             copied = value.detach().clone()
             copy = self._copies[name] = _Copy(value, copied, (value._version, copied._version))
         return copy.value.detach()
+
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add weights, modules and readout: what ranks that share a pass must have in common."""
+        with exclusive:
+            state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            for part, checksum in self._checksums.get(state).items():
+                fingerprint.put("weights", part, checksum)
+            fingerprint.put("weights", "modules", describe_module(self.model))
+        fingerprint.add("readout", self.readout)
+        fingerprint.add("parameters", list(self.names))
+        fingerprint.add("autocast", self.autocast)
 
     def placed(self, inputs: Inputs) -> Inputs:
         """Return inputs on the model's device and in its precision, as `function` makes them."""

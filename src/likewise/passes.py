@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches
+from likewise.fingerprint import Fingerprint
 from likewise.gradients import Gradients, Kept, Vanished
 from likewise.network import Network
 from likewise.parallel import join_over, sum_over
@@ -44,6 +45,14 @@ class Passes:
             return data.spans()
         return data.spans(at_once * (256 // at_once) if at_once < 256 else min(at_once, 2048))
 
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add what ranks that share a pass must have in common."""
+        fingerprint.add("network", self.net)
+        fingerprint.add("rows", self.rows)
+        fingerprint.add("columns", self.columns)
+        fingerprint.add("exponents", (self.row, self.column))
+        fingerprint.add("engine", type(self.gradients).__name__)
+
     def pull(self, weights: Weights, kept: Kept | None = None) -> Tensor:
         """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
         vanished = Vanished()
@@ -58,7 +67,7 @@ class Passes:
             return pulled.total
 
         with self.net.evaluating():
-            total = sum_over(term, self.spans(self.columns), "summing gradients")
+            total = sum_over(term, self.spans(self.columns), "summing gradients", self)
             self.gradients.settle()
         if self.rows is not self.columns:  # else the second pass names them
             vanished.warn()
@@ -76,7 +85,7 @@ class Passes:
             return read(where, pushed.outputs)
 
         with self.net.evaluating():
-            answers = join_over(answer, self.spans(self.rows), "reading off")
+            answers = join_over(answer, self.spans(self.rows), "reading off", self)
             self.gradients.settle()
         vanished.warn()
         return answers

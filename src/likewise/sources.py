@@ -20,6 +20,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from likewise.fingerprint import ChecksumCache, checksums
+
 LABEL_NAMES = ("labels", "label")
 
 
@@ -29,6 +31,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
         """Return the inputs and labels of the samples at these positions."""
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of the samples at these positions, of a few if they are not in memory."""
 
 
 def opened(dataset: Any, labels: Any) -> tuple[Source, int | None, int]:
@@ -85,6 +90,7 @@ class _Whole:
         if len(lengths) != 1:
             raise ValueError(f"Inputs and labels differ in length: {lengths}.")
         self._inputs, self._labels, self._n = inputs, labels, lengths[0]
+        self._checksums = ChecksumCache()
 
     def __len__(self) -> int:
         return self._n
@@ -95,6 +101,12 @@ class _Whole:
             where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
         labels = None if self._labels is None else self._labels[where]
         return tree_map(lambda t: t[where], self._inputs), labels
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of every number, and of the positions."""
+        leaves = tree_leaves((self._inputs, self._labels))
+        tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        return " ".join([*self._checksums.get(tensors).values(), _checksum_of_positions(positions)])
 
 
 class _Items:
@@ -135,6 +147,15 @@ class _Items:
         inputs, labels = _apart(batch, self._inside)
         return inputs, labels if self._given is None else self._given[positions]
 
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of sixteen samples, from the first to the last, and of the positions."""
+        n = len(positions)
+        places = sorted({i * (n - 1) // 15 for i in range(16)})
+        leaves = [leaf for place in places for leaf in tree_leaves(self([int(positions[place])]))]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        shapes = str(sorted({(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors}))
+        return " ".join([shapes, *checksums(tensors), _checksum_of_positions(positions)])
+
     def _refuse_chance(self) -> None:
         n = len(self)
         for place in sorted({0, n // 3, 2 * n // 3, n - 1}):
@@ -145,6 +166,10 @@ class _Items:
                     f"Sample {place} differs each time it is read: random augmentation? Every statistic "
                     "reads the data twice; give the data set without it."
                 )
+
+
+def _checksum_of_positions(positions: Sequence[int]) -> str:
+    return str(positions) if isinstance(positions, range) else checksums([torch.tensor(positions)])[0]
 
 
 def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
