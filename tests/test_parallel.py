@@ -1,4 +1,4 @@
-"""Two real processes give the numbers of one."""
+"""Several real processes give the numbers of one, or refuse by name; a lost one ends the others."""
 
 import json
 import os
@@ -48,6 +48,7 @@ def torchrun(script, *arguments):
     )
 
 
+@pytest.mark.distributed
 def test_two_processes_give_the_numbers_of_one(tmp_path):
     done = torchrun(HERE / "two_processes.py", "results", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -59,11 +60,109 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
             assert difference.abs().max() < 1e-10, (rank, name)
 
 
-def test_an_error_in_one_process_is_raised_in_all(tmp_path):
-    done = torchrun(HERE / "two_processes.py", "error", tmp_path)
+@pytest.mark.distributed
+def test_an_error_in_one_process_is_raised_in_all_and_different_weights_are_refused(tmp_path):
+    done = torchrun(HERE / "two_processes.py", "errors", tmp_path)
     assert done.returncode == 0, done.stderr
-    texts = [(tmp_path / f"{rank}.json").read_text() for rank in range(2)]
-    assert all("not finite" in text for text in texts), texts
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert all("not finite" in one["text"] for one in found), found
+    assert found[0]["difference"] == found[1]["difference"]
+    assert "different weights and data" in found[0]["difference"]
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """What each rank of each scenario of faulty_ranks.py found; started once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, HERE / "faulty_ranks.py", folder]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+    def results(scenario, name=""):
+        found = {}
+        for rank in range(3):
+            path = folder / f"{scenario}-{rank}.json"
+            if path.exists():
+                found[rank] = json.loads(path.read_text()).get(name)
+        return {rank: result for rank, result in found.items() if result is not None}
+
+    return results
+
+
+DIFFERENCES = {
+    "weights": ("weights", "6.weight"),
+    "buffers": ("weights", "1.running_mean"),
+    "weights_behind_the_version_counter": ("weights", "6.weight"),
+    "data": ("data", "rows"),
+    "order_of_data": ("data", "rows"),
+    "number_of_samples": ("data", "number of rows"),
+    "data_set_read_by_item": ("data", "rows"),
+    "batch_size": ("options", "batches"),
+    "threshold": ("options", "threshold"),
+    "kernel": ("options", "exponents[0]"),
+    "readout": ("options", "index"),
+    "weights_of_a_product": ("options", "weights"),
+    "different_calls": ("calls", "at"),
+    "order_of_calls": ("calls", "at"),
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_ranks_that_differ_are_refused_by_name_on_every_rank(what, faulty):
+    kind, name = DIFFERENCES[what]
+    found = faulty("different", what)
+    assert {rank: result.get("error") for rank, result in found.items()} == dict.fromkeys(
+        range(3), "RanksDiffer"
+    )
+    assert len({result["text"] for result in found.values()}) == 1
+    groups = found[0]["differences"][kind][name]
+    assert groups[0] not in groups[1:]  # the scenarios set rank 0 apart
+    assert kind in found[0]["text"]
+
+
+@pytest.mark.distributed
+def test_a_group_goes_on_after_differences_and_errors(faulty):
+    errors = faulty("different", "error")
+    assert [errors[rank]["error"] for rank in range(3)] == ["FailedElsewhere", "KeyError", "FailedElsewhere"]
+    model, x = nets.case(nets.conv, 2, 12)
+    expected = lw.soft_neighbors(lw.GramMatrix(model, x))
+    for result in faulty("different", "same").values():
+        assert torch.allclose(torch.tensor(result["value"], dtype=torch.float64), expected)
+
+
+LOST = {
+    "ends_inside": (1, "ended before"),
+    "ends_before_the_first_pass": (1, "ended before"),
+    "rank_0_ends_before_the_first_pass": (0, "ended before"),
+    "rank_0_ends_between_passes": (0, "ended before"),
+    "leaves_without_the_call": (1, "script was through without this call"),
+    "is_stopped": (1, "no sign of life for 2 s"),
+    "rank_0_is_stopped": (0, "no sign of life for 2 s"),
+    "is_stopped_before_the_first_pass": (1, "not come to"),
+    "waits_elsewhere": (1, "is alive but has not come"),
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("how", LOST)
+def test_a_rank_that_is_lost_ends_the_others_within_five_seconds_and_is_named(how, faulty):
+    lost, words = LOST[how]
+    found = faulty(how)
+    assert set(found) == {0, 1, 2} - {lost}
+    for result in found.values():
+        assert (result.get("error"), result.get("rank")) == ("RankLost", lost), result
+        assert words in result["text"]
+        assert result["seconds"] < 5
+
+
+@pytest.mark.distributed
+def test_a_rank_that_is_late_but_alive_is_waited_for(faulty):
+    found = faulty("comes_late")
+    assert len(found) == 3
+    assert all("value" in result for result in found.values()), found
 
 
 @pytest.mark.parametrize("items", [1, 5])

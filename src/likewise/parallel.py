@@ -9,8 +9,10 @@ fingerprints, and a difference is refused on every rank. An error in one is rais
 import hashlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import timedelta
@@ -342,20 +344,41 @@ def _pass_barrier(barrier: Any, channel: Channel, what: str) -> None:
 
 def _address(store: Any, key: str, barrier: Any, what: str) -> str:
     """Return where rank 0 listens, as soon as it does."""
-    deadline = time.monotonic() + limits().absent
-    while time.monotonic() < deadline:
+    found: Future[str] = Future()
+
+    def read() -> None:  # in a thread: if rank 0 has the store and is stopped, this returns late
         try:
-            store.wait([key], timedelta(seconds=0.5))
-            return store.get(key).decode()
-        except dist.DistNetworkError as problem:  # rank 0 has the store, unless a launcher does
-            raise _lost_early([0], _ended(what)) from problem
-        except dist.DistStoreError:  # not yet
-            if barrier is not None and barrier.is_completed():
-                try:
-                    barrier.wait()
-                except RuntimeError as problem:
-                    raise _lost_early([], _ended(what)) from problem
-    raise _lost_early([0], _not_come(what))
+            store.wait([key], timedelta(seconds=limits_here.absent))
+            found.set_result(store.get(key).decode())
+        except dist.DistError as problem:
+            found.set_exception(problem)
+
+    limits_here, start = limits(), time.monotonic()
+    threading.Thread(target=read, name="likewise address", daemon=True).start()
+    while not found.done():
+        if barrier is not None and barrier.is_completed():
+            try:
+                barrier.wait()
+            except RuntimeError as problem:
+                ended = _ended(what)
+                raise _lost_early([0] if _has_ended(found) else [], ended) from problem
+        if time.monotonic() - start > limits_here.absent:
+            raise _lost_early([0], _not_come(what))
+        time.sleep(0.01)
+    try:
+        return found.result()
+    except dist.DistNetworkError as problem:  # rank 0 has the store, unless a launcher does
+        raise _lost_early([0], _ended(what)) from problem
+    except dist.DistStoreError as problem:
+        raise _lost_early([0], _not_come(what)) from problem
+
+
+def _has_ended(found: Future[str]) -> bool:
+    """Return whether the store has ended, and with it rank 0; known soon after."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline and not found.done():
+        time.sleep(0.01)
+    return found.done() and isinstance(found.exception(), dist.DistNetworkError)
 
 
 def _ended(what: str) -> str:
