@@ -335,7 +335,7 @@ def _pass_barrier(barrier: Any, channel: Channel, what: str) -> None:
     try:
         barrier.wait()
     except RuntimeError as problem:
-        deadline = time.monotonic() + (0.5 if dist.get_rank() == 0 else 3)  # rank 0 knows who has come
+        deadline = time.monotonic() + (1 if dist.get_rank() == 0 else 3)  # rank 0 knows who has come
         while time.monotonic() < deadline:
             channel.check(what)
             time.sleep(0.05)
@@ -353,17 +353,14 @@ def _address(store: Any, key: str, barrier: Any, what: str) -> str:
         except dist.DistError as problem:
             found.set_exception(problem)
 
-    limits_here, start = limits(), time.monotonic()
+    limits_here, deadline = limits(), time.monotonic() + limits().absent
     threading.Thread(target=read, name="likewise address", daemon=True).start()
+    failed = False
     while not found.done():
-        if barrier is not None and barrier.is_completed():
-            try:
-                barrier.wait()
-            except RuntimeError as problem:
-                ended = _ended(what)
-                raise _lost_early([0] if _has_ended(found) else [], ended) from problem
-        if time.monotonic() - start > limits_here.absent:
-            raise _lost_early([0], _not_come(what))
+        if time.monotonic() > deadline:
+            raise _lost_early([] if failed else [0], _ended(what) if failed else _not_come(what))
+        if not failed and barrier is not None and barrier.is_completed() and barrier.exception() is not None:
+            failed, deadline = True, time.monotonic() + 2  # rank 0, if it lives, knows who has come
         time.sleep(0.01)
     try:
         return found.result()
@@ -371,14 +368,6 @@ def _address(store: Any, key: str, barrier: Any, what: str) -> str:
         raise _lost_early([0], _ended(what)) from problem
     except dist.DistStoreError as problem:
         raise _lost_early([0], _not_come(what)) from problem
-
-
-def _has_ended(found: Future[str]) -> bool:
-    """Return whether the store has ended, and with it rank 0; known soon after."""
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline and not found.done():
-        time.sleep(0.01)
-    return found.done() and isinstance(found.exception(), dist.DistNetworkError)
 
 
 def _ended(what: str) -> str:
