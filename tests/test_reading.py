@@ -696,7 +696,10 @@ def test_an_image_that_declares_more_pixels_than_fit_is_not_decoded(folder, side
     (folder / "pets" / "huge.png").write_bytes(png(side, side, zlib.compress(b"")))
     with pytest.raises(MemoryError, match=rf"{side:,} x {side:,} pixels .*max_memory=") as caught:
         data("pets", image_size=4, max_memory=10**6)
-    assert caught.value.needed == side * side * 8 and caught.value.allowed == 10**6
+    assert caught.value.enough == side * side * 8 and caught.value.allowed == 10**6
+    with pytest.raises(MemoryError) as caught:
+        data("pets", max_memory=10**6)  # as it is, and as float32
+    assert caught.value.enough == side * side * 32
 
 
 def test_the_limit_of_pixels_is_max_memory_and_pillows_own_stays(folder, monkeypatch):

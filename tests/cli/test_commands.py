@@ -247,6 +247,15 @@ def test_bad_usage_leaves_with_two_and_says_what_to_do(given, message, capsys, t
     assert "Traceback" not in told.err
 
 
+def test_what_expands_leaves_with_three_and_names_cannot_give_orders_to_the_terminal(tmp_path, capsys):
+    bomb = str(tmp_path / "b\x1b[2J\u202e.npz")
+    np.savez_compressed(bomb, x=np.zeros((100, 10_000)))
+    assert exit_code(["plan", "torch.nn:Identity", bomb, "--max-memory", "1MB"]) == 3
+    told = capsys.readouterr().err
+    assert "once it is decompressed" in told and "--max-memory" in told.split("This would fit:")[1]
+    assert "\x1b" not in told and "\u202e" not in told and "b⟨U+001B⟩[2J⟨U+202E⟩.npz" in told
+
+
 def test_too_little_memory_leaves_with_three_and_the_command_that_fits(made, tmp_path, capsys):
     given = ["analyze", *words(made, "images"), "--out", str(tmp_path / "run")]
     assert exit_code([*given, "--max-memory", "100KB"]) == 3

@@ -23,6 +23,7 @@ from likewise.cli import analyzing, beginning, looking
 from likewise.cli.speaking import Failed, said, warned
 from likewise.files import DiskFullError
 from likewise.gradients.base import MemoryLimitError, is_out_of_memory
+from likewise.reading.expansion import ExpansionError
 
 app = typer.Typer(
     name="likewise",
@@ -138,7 +139,7 @@ def _say_how_to_go_on(given: list[str]) -> None:
 
 
 def _out_of_memory(given: list[str], error: Exception) -> int:
-    if isinstance(error, MemoryLimitError):
+    if isinstance(error, MemoryLimitError | ExpansionError):
         warned(f"error: {error}", f"This would fit: {_with_memory(given, error.enough)}")
         return 3
     text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__

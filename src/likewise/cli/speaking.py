@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from likewise.escapes import escape_controls
+
 
 class Format(StrEnum):
     """How results are written."""
@@ -39,9 +41,9 @@ def said(*lines: str) -> None:
 
 
 def warned(*lines: str) -> None:
-    """Write lines to stderr in any case."""
+    """Write lines to stderr in any case; a file's name cannot give orders to the terminal."""
     for line in lines:
-        typer.echo(line, err=True)
+        typer.echo(escape_controls(line), err=True)
 
 
 def told(form: Format, facts: Mapping[str, Any], *lines: str) -> None:
@@ -60,11 +62,13 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left")
+    made = Table(
+        title=Text(escape_controls(title)) if title else None, box=box.SIMPLE_HEAD, title_justify="left"
+    )
     for name in rows[0] if rows else ():
         made.add_column(Text(name.replace("_", " ")), justify="right" if _numeric(rows[0][name]) else "left")
     for row in rows:
-        made.add_row(*(Text(_cell(value)) for value in row.values()))
+        made.add_row(*(Text(escape_controls(_cell(value))) for value in row.values()))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
     with console.capture() as capture:
         console.print(made)

@@ -12,7 +12,7 @@ class ExpansionError(MemoryError):
 
     Attributes:
         path: The file.
-        needed: The bytes that its content takes.
+        enough: A max_memory, in bytes, that would do: what its content takes.
         allowed: The bytes that it may take.
     """
 
@@ -21,7 +21,7 @@ class ExpansionError(MemoryError):
             f"{what} in {path} takes {_megabytes(needed)} MB once it is decompressed, and "
             f"{_megabytes(allowed)} MB are allowed: if you trust the file, allow max_memory={needed:_}."
         )
-        self.path, self.needed, self.allowed = path, needed, allowed
+        self.path, self.enough, self.allowed = path, needed, allowed
 
 
 def refuse_expansion(path: Path, what: str, needed: int, max_memory: int) -> None:

@@ -42,7 +42,7 @@ def read_folder(folder: Path, options: Options) -> Read:
     if prepare is None and options.image_size is None:
         _refuse_sizes(files)
     opened = _Opened(files, "L" if options.gray else "RGB", None, options.max_memory)
-    raw = opened._replace(size=options.image_size)
+    raw = opened._replace(size=options.image_size, becomes_tensor=prepare is None)
     dataset = Prepared(
         raw.image, len(files), prepare or Preparation("Turning images into tensors", _tensor), names
     )
@@ -172,6 +172,7 @@ class _Opened(NamedTuple):
     mode: str
     size: int | None
     max_memory: int
+    becomes_tensor: bool = False
 
     def image(self, i: int) -> "Image":
         """Return image i in the mode, squeezed into a square if there is a size."""
@@ -191,8 +192,10 @@ class _Opened(NamedTuple):
 
     def _refuse_huge(self, file: Path, stored: "Image") -> None:
         """Raise an error if the pixels that the header declares take too much, decoded and converted."""
-        width, height = stored.size
+        (width, height), channels = stored.size, 1 if self.mode == "L" else 3
         bytes_per_pixel = (1 if stored.mode in ("1", "L", "P") else 4) + (1 if self.mode == "L" else 4)
+        if self.becomes_tensor and self.size is None:
+            bytes_per_pixel += 2 * 4 * channels  # float32, and once more as it is scaled and transposed
         needed = width * height * bytes_per_pixel
         refuse_expansion(file, f"An image of {width:,} x {height:,} pixels", needed, self.max_memory)
 
