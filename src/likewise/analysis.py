@@ -217,4 +217,5 @@ class Analysis:
     def _read(self, name: str) -> "pandas.DataFrame":
         import pandas
 
-        return pandas.read_parquet(self.folder / name)
+        # without threads: where memory for their stacks is lacking, pyarrow waits for ever
+        return pandas.read_parquet(self.folder / name, use_threads=False, pre_buffer=False)

@@ -278,7 +278,10 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # PyTorch's allocator for CPUs has no exception of its own: there is only its text to tell
+    # neither PyTorch's allocator for CPUs nor the system's loader of libraries has an exception of its own:
+    # there is only their text to tell
+    if isinstance(error, ImportError):
+        return "failed to map segment" in str(error)
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 

@@ -52,19 +52,17 @@ class Run(NamedTuple):
 
 def read_run(folder: Path) -> Run:
     """Return a finished run, or say what is missing."""
-    import pyarrow.parquet
-
     known = read_manifest(folder)
     if not (folder / "samples.parquet").exists():
         raise ValueError(
             f"The run in {folder} is not finished: start it again to go on, then write its report."
         )
-    samples = pyarrow.parquet.read_table(folder / "samples.parquet")
+    samples = _read_table(folder / "samples.parquet")
     columns = {escape_controls(name): _escaped(samples[name].to_numpy()) for name in samples.column_names}
     n = len(columns["sample"])
-    pairs = pyarrow.parquet.read_table(folder / "neighbors.parquet")
-    counts = pyarrow.parquet.read_table(folder / "details.parquet")["counts"].combine_chunks()
-    pictures = pyarrow.parquet.read_table(folder / "pictures.parquet").to_pylist()
+    pairs = _read_table(folder / "neighbors.parquet")
+    counts = _read_table(folder / "details.parquet")["counts"].combine_chunks()
+    pictures = _read_table(folder / "pictures.parquet").to_pylist()
     return Run(
         manifest=_shown_manifest(known),
         settings=_shown_settings(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))),
@@ -101,3 +99,10 @@ def _written(value: Any) -> str:
     paths = (PurePosixPath(value), PureWindowsPath(value))
     absolute = [path for path in paths if path.is_absolute() or value.startswith("~")]
     return f"…/{min((path.name for path in absolute), key=len)}" if absolute else value
+
+
+def _read_table(path: Path) -> Any:
+    """Return a table, read without threads: pyarrow waits for ever if memory for their stacks is short."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path, use_threads=False, pre_buffer=False)
