@@ -88,9 +88,9 @@ def test_the_same_call_rebuilds_what_is_damaged_and_leaves_the_rest(run, name):
     same = {part for part in PARTS if after[part] == before[part]}
     touched = {path.name for path in run.iterdir() if path.stat().st_mtime_ns != times[path.name]}
     if name == "manifest.json":  # it says what the run took, and the report shows that
-        assert same >= set(PARTS) - {"manifest.json", "report.html"} and touched <= {name, "report.html"}
+        assert same >= set(PARTS) - {name, "report.html"} and touched <= {name, "report.html"}
     else:
-        assert same == set(PARTS) and touched - {"manifest.json"} == {name}
+        assert same >= set(PARTS) - {"report.html"} and touched - {"manifest.json"} == {name}
 
 
 @pytest.mark.parametrize("name", ["samples.parquet", "settings.toml", "report.html"])
@@ -104,7 +104,11 @@ def test_an_empty_or_missing_file_is_rebuilt(run, name, damage):
     assert list(check_integrity(run).damaged) == [name]
     model, x, y = example()
     lw.analyze(model, (x, y), out=run)
-    assert content(run) == before
+    after = content(run)
+    assert check_integrity(run).whole and len(after["report.html"]) == len(before["report.html"])
+    if name == "report.html":  # its scripts carry a random number
+        del before[name], after[name]
+    assert after == before
 
 
 def test_a_damaged_run_is_not_rebuilt_for_another_model(run):
