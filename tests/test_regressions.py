@@ -335,7 +335,7 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Tasks, Swapped, Twice])
-@pytest.mark.filterwarnings("ignore:.*branches on its data")
+@pytest.mark.filterwarnings("ignore:.*one sample at a time in some batches")
 @pytest.mark.filterwarnings("ignore:torch.func.vmap cannot")
 def test_models_that_branch_on_the_batch_are_noticed(make):
     x = X.clone()

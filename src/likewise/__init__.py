@@ -3,7 +3,7 @@
 from likewise import figures, losses
 from likewise.analysis import Analysis
 from likewise.data import Batches, Samples, batches
-from likewise.gradients import VanishingGradientWarning
+from likewise.gradients import DependentSampleError, GradientMismatchError, VanishingGradientWarning
 from likewise.gram import GramMatrix
 from likewise.kernels import (
     CORRELATION,
@@ -67,8 +67,10 @@ __all__ = [
     "Calibration",
     "ClassSimilarity",
     "Denoising",
+    "DependentSampleError",
     "FailedElsewhere",
     "FitQuality",
+    "GradientMismatchError",
     "GramMatrix",
     "Kernel",
     "LabelSuspicion",

@@ -28,7 +28,7 @@ from likewise.linalg import wide
 from likewise.model_state import exclusive
 from likewise.network import Network
 from likewise.pairs import Pairs
-from likewise.parallel import FailedElsewhere, join_over
+from likewise.parallel import FailedElsewhere, join_over, processes
 from likewise.passes import Passes
 from likewise.plan import Plan, planned
 
@@ -196,9 +196,12 @@ class GramMatrix:
             )
         with self.net.evaluating():
             joined = join_over(
-                lambda where: function(where, pairs.strip(where, own)), pairs.strips, "pairs", self
+                lambda where: function(where, pairs.strip(where, own)),
+                pairs.strips,
+                "pairs",
+                self,
+                pairs.gradients.settle,
             )
-            pairs.gradients.settle()
         pairs.vanished.warn()
         return joined
 
@@ -294,9 +297,8 @@ class GramMatrix:
     def _over_rows_of_data(self, function: Callable[[Samples], Tensor]) -> Tensor:
         with self.net.evaluating():
             data, spans = self.data, self._passes(self._probed, self.kernel).spans(self.data)
-            joined = join_over(lambda where: function(data.samples(where)), spans, "samples", self)
-            self._probed.settle()
-            return joined
+            settle = self._probed.settle
+            return join_over(lambda where: function(data.samples(where)), spans, "samples", self, settle)
 
     # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
     @property
@@ -309,11 +311,28 @@ class GramMatrix:
 
     def _probe(self) -> Gradients:
         with self.net.evaluating():
-            few = self.data.samples(range(min(3, self.data.n)))
-            refuse_dependent_samples(self.net.exact(), few)
+            few, later = self._few()
+            for some in (few, later):
+                refuse_dependent_samples(self.net.exact(), some)
             if isinstance(self._engine, Gradients):
                 return self._engine
-            return chosen(self.net, few, self._engine, self.max_memory // 2)
+            return chosen(
+                self.net, few, later, self._engine, self.max_memory // 2, self.data.n // processes()
+            )
+
+    def _few(self) -> tuple[Samples, Samples]:
+        """Return samples to try the model on: the first three, and three of another batch.
+
+        A model may take only batches that go together, so the two are not mixed.
+        """
+        generator = torch.Generator().manual_seed(0)
+        spans = self.data.spans() if self.data.given else [range(self.data.n)]
+        span = (
+            spans[1 + int(torch.randint(len(spans) - 1, (), generator=generator))] if spans[1:] else spans[0]
+        )
+        places = [span.start + i for i in torch.randperm(len(span), generator=generator).tolist()]
+        later = self.data.take([i for i in places if i > 2][:3] or [0])
+        return self.data.samples(range(min(3, self.data.n))), later.samples(range(later.n))
 
     @property
     def _row_shape(self) -> tuple[int, int]:

@@ -156,7 +156,10 @@ def sketched(gram: GramMatrix, sketch: Sketch, where: range | None = None) -> Sk
         size = max(1, sketch_bytes(gradients, data.samples(range(1))))
         height = max(1, min(data.size, gram.max_memory // 2 // size, gradients.at_once or data.size))
         joined = join_over(
-            lambda w: tuple(sketch(gradients, data.samples(w))), data.spans(height), "sketches", gram
+            lambda w: tuple(sketch(gradients, data.samples(w))),
+            data.spans(height),
+            "sketches",
+            gram,
+            gradients.settle,
         )
-        gradients.settle()
     return Sketched(*joined)

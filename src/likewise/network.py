@@ -69,6 +69,7 @@ class Network:
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
             self.names = _selected(self.model, parameters)
         self._wants_ids = "ids" in inspect.signature(readout).parameters
+        self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
         self._checksums = ChecksumCache()
@@ -88,6 +89,8 @@ class Network:
     @property
     def dtype(self) -> torch.dtype:
         """The widest type among the chosen parameters."""
+        if self._cast is not None:
+            return self._cast
         with exclusive:
             every = dict(self.model.named_parameters())
         return reduce(torch.promote_types, [every[name].dtype for name in self.names])
@@ -106,6 +109,15 @@ class Network:
     def exact(self, readout: Readout | None = None) -> "Network":
         """Return the same in full precision, to check by; with another readout if one is given."""
         return Network(self.model, readout or self.readout, self.names)
+
+    def in_float64(self) -> "Network":
+        """Return the same in float64: parameters, buffers and inputs are cast at each call.
+
+        The model itself is untouched. One that fixes a type inside forward may not run so.
+        """
+        net = self.exact()
+        net._cast = torch.float64
+        return net
 
     def outputs(self, inputs: Inputs, labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """Return f(θ, x) for a batch, (n, d), in evaluation mode and without gradients."""
@@ -163,6 +175,8 @@ class Network:
 
     def _copied(self, name: str, value: Tensor) -> Tensor:
         """Return a copy for forward to write to if it likes; one that it did not write to serves again."""
+        if self._cast is not None and value.is_floating_point():
+            return value.detach().to(self._cast, copy=True)
         if value.is_inference() or not self._evaluating:  # without a version, or a time in which it holds
             return value.detach().clone()
         copy = self._copies.get(name)
@@ -191,7 +205,8 @@ class Network:
             if not isinstance(value, Tensor):
                 return value
             same = value.is_floating_point() and len(dtypes) == 1
-            return _outside_inference(value).to(device, next(iter(dtypes)) if same else value.dtype)
+            dtype = (self._cast or next(iter(dtypes))) if same else value.dtype
+            return _outside_inference(value).to(device, dtype)
 
         return tree_map(place, inputs)
 

@@ -90,7 +90,13 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def join_over(function: Callable[[range], Any], spans: list[range], what: str, about: Any = None) -> Any:
+def join_over(
+    function: Callable[[range], Any],
+    spans: list[range],
+    what: str,
+    about: Any = None,
+    finish: Callable[[], None] | None = None,
+) -> Any:
     """Return function(span) joined along dimension 0; it has a row for each place of the span.
 
     Results go straight into their place: small tensors kept between large temporary ones would fragment the
@@ -101,6 +107,7 @@ def join_over(function: Callable[[range], Any], spans: list[range], what: str, a
         spans: The batches.
         what: What the pass is called in messages.
         about: What else has to be the same on all ranks, such as the network and the data.
+        finish: Called at the end on each rank; what it raises is raised on all.
 
     """
     n = spans[-1].stop
@@ -125,10 +132,16 @@ def join_over(function: Callable[[range], Any], spans: list[range], what: str, a
             tree_map(place, joined, parts)
         return joined
 
-    return _shared(work, function, spans, what, about)
+    return _shared(work, function, spans, what, about, finish)
 
 
-def sum_over(function: Callable[[range], Tensor], spans: list[range], what: str, about: Any = None) -> Tensor:
+def sum_over(
+    function: Callable[[range], Tensor],
+    spans: list[range],
+    what: str,
+    about: Any = None,
+    finish: Callable[[], None] | None = None,
+) -> Tensor:
     """Return Σ function(span), a tensor of the same shape for each; arguments as of `join_over`."""
 
     def work(share: Iterator[range]) -> Tensor | None:
@@ -138,7 +151,7 @@ def sum_over(function: Callable[[range], Tensor], spans: list[range], what: str,
             total = term if total is None else total.add_(term)
         return total
 
-    return _shared(work, function, spans, what, about)
+    return _shared(work, function, spans, what, about, finish)
 
 
 def _shared(
@@ -147,17 +160,21 @@ def _shared(
     spans: list[range],
     what: str,
     about: Any,
+    finish: Callable[[], None] | None,
 ) -> Any:
     """Return the sum over ranks of what `work` makes of each rank's share of the spans."""
     if _inside.get():
         raise RuntimeError("A pass over the data was asked for inside another: take it before.")
     token = _inside.set(True)
     try:
-        with _noted(what), exclusive if processes() > 1 else nullcontext():
+        with exclusive if processes() > 1 else nullcontext():
             team: _Team = _Ranks(what) if processes() > 1 else _Alone(what)
             team.agree(function, spans, about)
             try:
-                result = work(team.share(spans))
+                with _noted(what):  # without `finish`, which does not grow with the number of samples
+                    result = work(team.share(spans))
+                if finish is not None:
+                    finish()
             except BaseException as problem:
                 team.report(problem)
                 raise

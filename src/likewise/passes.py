@@ -67,8 +67,8 @@ class Passes:
             return pulled.total
 
         with self.net.evaluating():
-            total = sum_over(term, self.spans(self.columns), "summing gradients", self)
-            self.gradients.settle()
+            settle = self.gradients.settle
+            total = sum_over(term, self.spans(self.columns), "summing gradients", self, settle)
         if self.rows is not self.columns:  # else the second pass names them
             vanished.warn()
         return total
@@ -85,8 +85,7 @@ class Passes:
             return read(where, pushed.outputs)
 
         with self.net.evaluating():
-            answers = join_over(answer, self.spans(self.rows), "reading off", self)
-            self.gradients.settle()
+            answers = join_over(answer, self.spans(self.rows), "reading off", self, self.gradients.settle)
         vanished.warn()
         return answers
 

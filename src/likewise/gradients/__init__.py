@@ -3,7 +3,9 @@
 from likewise.gradients.activations import Activations
 from likewise.gradients.autograd import Jacobians
 from likewise.gradients.base import (
+    DependentSampleError,
     Features,
+    GradientMismatchError,
     Gradients,
     Kept,
     Parts,
@@ -26,9 +28,11 @@ from likewise.gradients.turning import turning
 __all__ = [
     "TWICE",
     "Activations",
+    "DependentSampleError",
     "Engine",
     "Explicit",
     "Features",
+    "GradientMismatchError",
     "Gradients",
     "Jacobians",
     "Kept",

@@ -1,11 +1,9 @@
-"""Jacobians by torch.func, of any model; where vmap cannot go, one sample at a time.
+"""Jacobians by torch.func, of any model; where vmap cannot go, one sample at a time, as two copies of it.
 
 vmap is not trusted unseen: its Jacobian of the first sample must be that of plain autograd.
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -15,7 +13,9 @@ from torch.utils._pytree import tree_map
 
 from likewise.data import Samples
 from likewise.gradients.base import is_out_of_memory
-from likewise.network import Network, Parameters
+from likewise.gradients.reference import find_mismatch, gradient_of, joined_gradients, network_outputs
+from likewise.gradients.trace import repeated
+from likewise.network import Network
 
 
 @final
@@ -48,51 +48,28 @@ def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
         label = None if labels is None else labels.unsqueeze(0)
         y, pullback, *_ = vjp(lambda theta: net.function(theta, inputs, label, number)[0], parameters)
         # One vjp per output rather than a nested vmap, which breaks on PReLU.
-        return torch.stack([_joined(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
+        return torch.stack([joined_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
 
     dims = (0, None if samples.labels is None else 0, 0)
     return vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
 
 
 def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:
-    """Return J(x) by one backward for each sample and output, with no batching of any kind."""
+    """Return J(x) by one backward for each sample and output, of a batch that is the sample twice.
+
+    Twice, since PyTorch differentiates some operations wrongly in a batch of one.
+    """
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
     jacobians = []
     for x in samples.split(1):
-        y = net.function(parameters, x.inputs, x.labels, x.ids)[0]
-        jacobians.append(torch.stack([_gradient(output, parameters) for output in y]))
+        y = network_outputs(net, repeated(x, 2), parameters)[0]
+        jacobians.append(torch.stack([gradient_of(output, parameters) for output in y]))
     return torch.stack(jacobians)
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """No TF32 on a GPU: two right gradients in TF32 differ by more than a wrong one may."""
-    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [backend.allow_tf32 for backend in backends]
-    try:
-        for backend in backends:
-            backend.allow_tf32 = False
-        yield
-    finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
-
-
-def disagreement(net: Network, rows: Tensor, samples: Samples) -> str | None:
-    """Return the name of the first parameter in which rows, (n, d, p), are not autograd's, if any."""
-    with torch.enable_grad():
-        expected = jacobians_one_by_one(net, samples)
-    sizes = list(net.numels.values())
-    limit = torch.finfo(expected.dtype).eps ** 0.5 * expected.abs().max().clamp(min=1e-37)
-    for name, ours, theirs in zip(net.names, rows.split(sizes, 2), expected.split(sizes, 2), strict=True):
-        if theirs.numel() and not (ours - theirs).abs().max() <= limit:  # NaN is no agreement
-            return name
-    return None
 
 
 def _vmap_is_right(net: Network, samples: Samples) -> bool:
     try:
-        wrong = disagreement(net, jacobians_by_vmap(net, samples), samples)
+        wrong = _wrong_by_vmap(net, samples)
         if wrong is None:
             return True
         reason = f"the gradient in {wrong} comes out wrong"
@@ -108,18 +85,13 @@ def _vmap_is_right(net: Network, samples: Samples) -> bool:
     return False
 
 
-def _gradient(output: Tensor, parameters: Parameters) -> Tensor:
-    values = list(parameters.values())
-    if not output.requires_grad:  # no chosen parameter reaches it
-        return torch.cat([value.detach().new_zeros(value.numel()) for value in values])
-    found = torch.autograd.grad(output, values, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return _joined(dict(zip(parameters, found, strict=True)), parameters)
+def _wrong_by_vmap(net: Network, samples: Samples) -> str | None:
+    """Return the first parameter in which vmap's Jacobian of a sample is wrong, if any."""
+    d = network_outputs(net, samples).shape[1]
+    u = torch.randn(d, generator=torch.Generator().manual_seed(0))
 
+    def compute(other: Network) -> Tensor:
+        rows = jacobians_by_vmap(other, samples)[0]
+        return u.to(rows) @ rows
 
-def _joined(gradients: Parameters, parameters: Parameters) -> Tensor:
-    device = next(iter(parameters.values())).device
-    return torch.cat([_dense(gradients[name]).reshape(-1).to(device) for name in parameters])
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
+    return find_mismatch(net, compute, repeated(samples, 2), torch.stack([u, torch.zeros_like(u)]))

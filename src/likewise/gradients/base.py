@@ -23,6 +23,33 @@ class VanishingGradientWarning(UserWarning):
     """Some samples have no gradient, so nothing is similar to them."""
 
 
+class GradientMismatchError(RuntimeError):
+    """The gradient of a sample turned out wrong in the middle of a pass, none of whose numbers can be used.
+
+    Attributes:
+        id: The sample's position in the data set.
+        parameter: The first parameter in which its gradient is wrong, None if that is not known.
+
+    """
+
+    def __init__(self, message: str, id: int, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.id, self.parameter = id, parameter
+
+
+class DependentSampleError(ValueError):
+    """The outputs of a sample depend on chance or on the other samples of its batch.
+
+    Attributes:
+        id: The sample's position in the data set.
+
+    """
+
+    def __init__(self, message: str, id: int) -> None:
+        super().__init__(message)
+        self.id = id
+
+
 class PartsChanged(Exception):
     """Features of some samples come in other parts than those before: start again."""
 

@@ -1,8 +1,8 @@
 """Which way to get at the gradients of this model: the fast one, if it is right.
 
-Before the first number is returned, the operations' gradients of two samples are compared with plain
-autograd, parameter by parameter; where they differ, or the model cannot be traced, the reference takes
-over and a warning says why.
+Before the first number is returned, the operations' gradients of a few samples are compared with plain
+autograd, parameter by parameter (validation.py); where they differ, or the model cannot be traced, the
+reference takes over and a warning says why. Either engine has samples of every later pass checked.
 """
 
 import warnings
@@ -12,65 +12,69 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.autograd import Jacobians, disagreement, full_float32
+from likewise.gradients.autograd import Jacobians
 from likewise.gradients.base import Gradients, is_out_of_memory, samples_at_once
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.layers import Layers
 from likewise.gradients.meter import Meter
-from likewise.gradients.trace import Trace, repeated, traced
+from likewise.gradients.trace import Regrouped, Trace, repeated, traced
+from likewise.gradients.validation import SpotCheck, find_fault, regrouping_fault
 from likewise.network import Network
 from likewise.readouts import Outputs, Readout
 
 # Libraries take room of their own inside an operation, which is not counted.
 SLACK = 1.25
 CACHE = 48 * 2**20  # bytes beyond which a CPU gets slower a sample, measured
+CHECKED = 8  # outputs, or combinations of more of them, that are checked
 Engine = Literal["auto", "autograd", "layers"]
 
 
-def chosen(net: Network, samples: Samples, engine: Engine, max_memory: int) -> Gradients:
-    """Return the engine asked for; call it inside `net.evaluating`, with a few samples."""
+def chosen(
+    net: Network, samples: Samples, later: Samples, engine: Engine, max_memory: int, n: int = 1
+) -> Gradients:
+    """Return the engine asked for; call it inside `net.evaluating`, with a few samples of two batches.
+
+    `n`: how many samples a pass has, as far as that is known.
+    """
     if engine != "autograd":
         try:
             trace = traced(net, samples)
             size, room = _size(net, trace, samples[:1], max_memory)
-            wrong = _wrong(_checkable(net, samples[:1], max_memory), samples[:2])
-            if wrong is None:
-                return Layers(net, trace, size, room)
-            reason = f"the gradient in {wrong} came out different from autograd's"
+            fault = find_fault(_checkable(net, samples[:1], max_memory), samples, later)
+            if fault is None:
+                return Layers(net, trace, size, room, SpotCheck(net, n))
+            reason, remedy = fault
+        except Regrouped as problem:
+            reason, remedy = regrouping_fault(problem)
         except Exception as error:  # the reference is for whatever cannot be traced
             if is_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            remedy = "For full speed leave the parameters of that operation out, by parameters=[...]."
         warnings.warn(
-            f"{type(net.model).__name__} is differentiated by the slower reference engine ({reason}).",
+            f"{type(net.model).__name__} is differentiated by the slower reference engine ({reason}). Its "
+            f"numbers are exact. {remedy}",
             stacklevel=2,
         )
-    return Explicit(Jacobians(net), max_memory)
+    return Explicit(Jacobians(net), max_memory, check=SpotCheck(net, n))
 
 
 def _checkable(net: Network, samples: Samples, max_memory: int) -> Network:
-    """Return the network with so few of its outputs that explicit gradients of two samples fit."""
+    """Return the network in full precision, of so few outputs that explicit gradients of two samples fit."""
     d, p, number = Jacobians(net).shape(samples)
-    most = max(1, max_memory // (12 * p * max(number, 4)))
-    return net.exact() if d <= most else net.exact(_some_outputs(net, d, most))
+    most = min(CHECKED, max(1, max_memory // (12 * p * max(number, 4))))
+    return net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
 
 
-def _some_outputs(net: Network, d: int, most: int) -> Readout:
-    """Return the readout of `most` outputs, spread over all."""
-    places = torch.linspace(0, d - 1, most).long()
+def _combined_outputs(net: Network, d: int, count: int) -> Readout:
+    """Return the readout of random combinations of all outputs: an error in any of them shows."""
+    mixing = torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
 
     def read(outputs: Outputs, labels: Tensor | None, ids: Tensor) -> Tensor:
         every = net.read(outputs, labels, ids)
-        return every[:, places.to(every.device)]
+        return every.reshape(len(every), -1) @ mixing.to(every)
 
     return read
-
-
-def _wrong(net: Network, samples: Samples) -> str | None:
-    """Return the first parameter whose traced gradient is not autograd's, if any."""
-    with full_float32():
-        rows = Layers(net, traced(net, samples), size=2).rows(samples, 0).rows
-        return disagreement(net, rows, samples)
 
 
 def _size(net: Network, trace: Trace, samples: Samples, max_memory: int) -> tuple[int, tuple[int, int]]:

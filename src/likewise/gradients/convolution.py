@@ -196,6 +196,10 @@ class Convolution(Piece):
             parts.append(deltas @ moved.reshape(n, len(some), -1).mT)
         return joined(parts, 2)
 
+    def part(self, where: slice) -> "Convolution":
+        """Return the gradients of some of the samples."""
+        return Convolution(self.inputs[where], self.deltas[where], self.kernel, self.how)
+
     @property
     def _way(self) -> str:
         """How to form G: each sample by torch's backward, products with moved inputs, or of windows."""

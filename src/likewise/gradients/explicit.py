@@ -4,6 +4,7 @@ Rows are formed a few samples at a time, so that the memory allowed is kept, and
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol, final
 
 import torch
@@ -23,6 +24,7 @@ from likewise.gradients.base import (
     refuse_not_finite,
     samples_at_once,
 )
+from likewise.gradients.validation import SpotCheck
 from likewise.linalg import Power, power, rank_floor, wide
 
 
@@ -44,8 +46,15 @@ COPIES = 7
 class Explicit(Gradients):
     """Answers from rows that `source` forms, in at most about `max_memory` bytes."""
 
-    def __init__(self, source: Source, max_memory: int, mean: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        max_memory: int,
+        mean: Tensor | None = None,
+        check: SpotCheck | None = None,
+    ) -> None:
         self._source, self._max_memory, self._mean = source, max_memory, mean
+        self._check = check  # of samples of every pass, where rows are a network's gradients
         self._size: int | None = None  # samples that fit at once; known after the first call
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
@@ -105,7 +114,12 @@ class Explicit(Gradients):
     def about(self, mean: Tensor) -> "Explicit":
         """Return the answers about J(x) − mean."""
         assert self._mean is None
-        return Explicit(self._source, self._max_memory, mean)
+        return Explicit(self._source, self._max_memory, mean, self._check)
+
+    def settle(self) -> None:
+        """Check a sample of the pass."""
+        if self._check is not None:
+            self._check.settle()
 
     def _chunks(self, samples: Samples) -> Iterator[tuple[Tensor, float]]:
         """Yield rows, finite and at least float32, and the floor of their ranks."""
@@ -115,6 +129,8 @@ class Explicit(Gradients):
         for part in samples.split(self._size):
             computed = self._source(part)
             refuse_not_finite(computed, part)
+            if self._check is not None:
+                self._check.offer(part, None, partial(_combined, computed), computed.shape[1])
             rows = computed.to(torch.promote_types(computed.dtype, torch.float32))
             yield rows, rank_floor(computed.dtype)
 
@@ -128,3 +144,8 @@ class Explicit(Gradients):
 
     def _shifted(self, rows: Tensor) -> Tensor:
         return rows if self._mean is None else rows - self._mean.to(rows.dtype)
+
+
+def _combined(rows: Tensor, place: int, u: Tensor) -> Tensor:
+    """Return J(x)ᵀ u of the sample at a place, (p,)."""
+    return u.to(rows) @ rows[place]

@@ -25,6 +25,7 @@ class Chunk:
     d: int
     pieces: dict[str, Piece]  # only parameters that the outputs depend on
     returned: Any = None  # by the model, with its graph, where the gradients are differentiable
+    outputs: Tensor | None = None  # (n, d) of the samples in their batch, where one forward pass had them
 
     def own(self, device: torch.device) -> Tensor:
         """Return K(x, x): the sum over parameters."""
@@ -33,6 +34,24 @@ class Chunk:
         for piece in self.pieces.values():
             total += piece.own()
         return total
+
+    def part(self, where: slice) -> "Chunk":
+        """Return the gradients of some of the samples."""
+        outputs = None if self.outputs is None else self.outputs[where]
+        pieces = {name: piece.part(where) for name, piece in self.pieces.items()}
+        return Chunk(self.samples[where], self.d, pieces, None, outputs)
+
+    def weighted_sum(self, net: Network, weights: Tensor) -> Tensor:
+        """Return Σₓ J(x)ᵀ w(x) for weights (n, d), (p,), in the model's precision."""
+        column = weights.unsqueeze(2)
+        return torch.cat(
+            [
+                self.pieces[name].pull(column.to(net.dtype)).flatten()
+                if name in self.pieces
+                else weights.new_zeros(size, dtype=net.dtype)
+                for name, size in net.numels.items()
+            ]
+        )
 
 
 def gathered(
@@ -59,7 +78,8 @@ def gathered(
                 for name, part in chained.items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: summed(uses[name]) for name in net.names if name in uses}
-    return Chunk(samples, outputs.shape[1], ordered, recorder.returned if live else None)
+    returned = recorder.returned if live else None
+    return Chunk(samples, outputs.shape[1], ordered, returned, outputs.detach())
 
 
 def _deltas(outputs: Tensor, steps: list[Step], live: bool) -> list[dict[int, Tensor]]:

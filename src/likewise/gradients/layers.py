@@ -6,18 +6,18 @@ no gradient is formed that need not be.
 
 import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.autograd import disagreement, full_float32, jacobians_one_by_one
+from likewise.gradients.autograd import jacobians_one_by_one
 from likewise.gradients.base import (
     Doubts,
     Features,
+    GradientMismatchError,
     Gradients,
     Parts,
     PartsChanged,
@@ -32,7 +32,9 @@ from likewise.gradients.base import (
 from likewise.gradients.centered import Centered
 from likewise.gradients.gathering import Chunk, gathered
 from likewise.gradients.pieces import Dense, Factored, Piece, own_of
-from likewise.gradients.trace import Trace, Untraceable, traced
+from likewise.gradients.reference import full_float32
+from likewise.gradients.trace import Regrouped, Trace, Untraceable, repeated, traced
+from likewise.gradients.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch
 from likewise.linalg import Power, power, rank_floor, wide
 from likewise.network import Network
 
@@ -41,7 +43,15 @@ from likewise.network import Network
 class Layers(Gradients):
     """Answers from operations on parameters, `size` samples at a time."""
 
-    def __init__(self, net: Network, trace: Trace, size: int, room: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self,
+        net: Network,
+        trace: Trace,
+        size: int,
+        room: tuple[int, int] = (0, 0),
+        check: SpotCheck | None = None,
+    ) -> None:
+        self._check = check  # of samples of every pass; None for engines that are themselves checked
         self._net, self._size, self.at_once, self.room = net, size, size, room
         self._doubts = Doubts()
         self._traces = [trace]  # a model that branches on its data has several
@@ -136,8 +146,11 @@ class Layers(Gradients):
         if self._outer is None:
             self._outer = frozenset(found)
         if not self._outer <= found.keys():
-            self._outer = frozenset()
-            raise PartsChanged("the model branches on its data: pairs are taken from explicit gradients")
+            gone, self._outer = self._outer - found.keys(), frozenset()
+            raise PartsChanged(
+                f"{', '.join(sorted(gone))} had one position per sample so far, now "
+                "several or none: pairs are taken from explicit gradients"
+            )
         return {
             name: piece for name, piece in found.items() if name in self._outer
         }  # in the order of the model
@@ -193,8 +206,10 @@ class Layers(Gradients):
         return power(total, exponent, rank_floor(self._dtype))
 
     def settle(self) -> None:
-        """Raise now what was put off so as not to wait for a GPU."""
+        """Raise now what was put off so as not to wait for a GPU, and check a sample of the pass."""
         self._doubts.settle()
+        if self._check is not None:
+            self._check.settle()
 
     def _rows(self, chunk: Chunk, numels: dict[str, int]) -> Tensor:
         """Return J(x) of some parameters, each piece straight into its place."""
@@ -211,32 +226,60 @@ class Layers(Gradients):
 
     def _chunks(self, samples: Samples) -> Iterator[Chunk]:
         for part in samples.split(self._size):
-            yield self._gathered(part)
+            batch = part if len(part) > 1 else repeated(part, 2)  # PyTorch is wrong about some batches of one
+            chunk = self._gathered(batch)
+            if self._check is not None:
+                self._check.offer(batch, chunk.outputs, self._gradient_in(chunk), chunk.d)
+            yield chunk if len(part) > 1 else chunk.part(slice(0, 1))
+
+    def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], Tensor]:
+        """Return how to get J(x)ᵀ u of the sample at a place of the chunk."""
+
+        def gradient(place: int, u: Tensor) -> Tensor:
+            one = chunk.part(slice(place, place + 1))
+            return one.weighted_sum(self._net, u[None].to(self._device))
+
+        return gradient
 
     def _gathered(self, samples: Samples) -> Chunk:
         """Return the gradients of some samples by a trace that fits: known, new, or none at all."""
+        regrouped: Regrouped | None = None
         for trace in self._traces:
-            with suppress(Untraceable):
+            try:
                 return gathered(self._net, trace, samples)
+            except Regrouped as problem:
+                regrouped = problem
+            except Untraceable:
+                continue
         try:
             trace = traced(self._net, samples)
             found = gathered(self._net, trace, samples)
+            with full_float32():
+                exact = self._net.exact()
+                fault = find_fault_of_batch(exact, traced(exact, samples), samples)
         except Untraceable as problem:
+            if regrouped is not None:  # earlier batches may have looked in order without being so
+                raise self._regrouped(samples, regrouped) from problem
             return self._by_reference(samples, str(problem))
-        with full_float32():
-            net = self._net.exact()
-            few = gathered(net, traced(net, samples), samples[:2])
-            wrong = disagreement(net, self._rows(few, self._numel), samples[:2])
-        if wrong is not None:
-            return self._by_reference(samples, "it disagrees with autograd")
+        if fault is not None:
+            return self._by_reference(samples, fault.reason)
         self._traces.append(trace)
         return found
+
+    def _regrouped(self, samples: Samples, problem: Regrouped) -> GradientMismatchError:
+        first = int(samples.ids[0])
+        return GradientMismatchError(
+            f"{type(self._net.model).__name__} sorts, drops or groups samples inside forward: from sample "
+            f"{first} on, {problem}. Batches before may be wrong without showing it, so no number of this "
+            f'pass can be used. Take engine="autograd", which is slower but right. {KEEP_ORDER}',
+            first,
+        )
 
     def _by_reference(self, samples: Samples, reason: str) -> Chunk:
         """Return gradients by plain autograd, where the operations of this batch are not to be had."""
         warnings.warn(
-            f"{type(self._net.model).__name__} branches on its data ({reason}): some batches are "
-            "differentiated one sample at a time.",
+            f"{type(self._net.model).__name__} is differentiated one sample at a time in some batches, the "
+            f"first with sample {int(samples.ids[0])}, which is exact but slow: {reason}.",
             stacklevel=2,
         )
         with torch.enable_grad():

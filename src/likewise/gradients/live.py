@@ -6,7 +6,7 @@ formed only where that takes less.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.data import Samples
-from likewise.gradients.autograd import disagreement, full_float32
 from likewise.gradients.gathering import Chunk, gathered
 from likewise.gradients.grouping import group_sums, weighted_sums
 from likewise.gradients.instead import TWICE, Instead, Substituting
-from likewise.gradients.layers import Layers
 from likewise.gradients.pieces import Dense, Factored, Piece
 from likewise.gradients.probe import refuse_dependent_samples
+from likewise.gradients.reference import full_float32
 from likewise.gradients.sums import Tied
-from likewise.gradients.trace import Trace, Untraceable, traced
+from likewise.gradients.trace import Trace, Untraceable, repeated, traced
+from likewise.gradients.validation import find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.network import Network, Parameters
 from likewise.recording import is_recording
@@ -167,6 +167,9 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -
 def _gathered(net: Network, samples: Samples, instead: Instead) -> Chunk:
     """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
     parameters = _live_parameters(net)
+    if len(samples) == 1:  # PyTorch is wrong about some batches of one
+        alone = _gathered(net, repeated(samples, 2), instead).part(slice(0, 1))
+        return replace(alone, returned=net.called(parameters, samples.inputs))
     key = (_readout_key(net.readout), net.names, _signature(samples))
     known = _traces.setdefault(net.model, {})
     if key not in known:
@@ -205,17 +208,19 @@ def _signature(samples: Samples) -> Any:
 def _checked_trace(net: Network, samples: Samples) -> Trace | None:
     """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
     refuse_dependent_samples(net, samples[:3])
+    remedy = ""
     with torch.no_grad(), full_float32():
         try:
             trace = traced(net, samples[:3])
-            wrong = disagreement(net, Layers(net, trace, 2).rows(samples[:2], 0).rows, samples[:2])
+            fault = find_fault(net, samples[:3])
+            if fault is None:
+                return trace
+            reason, remedy = fault
         except Untraceable as problem:
-            trace, wrong = None, str(problem)
-    if wrong is None:
-        return trace
+            reason = str(problem)
     warnings.warn(
-        f"{type(net.model).__name__} cannot be followed by its operations ({wrong}): the training term takes "
-        "each sample's gradient on its own, which is exact but slow.",
+        f"{type(net.model).__name__} cannot be followed by its operations ({reason}): the training term "
+        f"takes each sample's gradient on its own, which is exact but slow. {remedy}",
         stacklevel=2,
     )
     return None
@@ -224,7 +229,8 @@ def _checked_trace(net: Network, samples: Samples) -> Trace | None:
 def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Chunk:
     rows = []
     for sample in samples.split(1):
-        output = net.function(parameters, sample.inputs, sample.labels, sample.ids)
+        pair = repeated(sample, 2)
+        output = net.function(parameters, pair.inputs, pair.labels, pair.ids)
         values = [parameters[name] for name in net.names]
         found = [
             torch.autograd.grad(one, values, create_graph=True, allow_unused=True)

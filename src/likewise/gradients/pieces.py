@@ -39,6 +39,10 @@ class Piece(ABC):
     def push(self, directions: Tensor) -> Tensor:
         """Return G u for directions (c, numel), (n, d, c)."""
 
+    def part(self, where: slice) -> "Piece":
+        """Return the gradients of some of the samples."""
+        return Dense(self.rows()[where])
+
 
 @final
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class Dense(Piece):
     def push(self, directions: Tensor) -> Tensor:
         """Return G u."""
         return self.gradients @ directions.T
+
+    def part(self, where: slice) -> "Dense":
+        """Return the gradients of some of the samples."""
+        return Dense(self.gradients[where])
 
 
 @final
@@ -126,6 +134,10 @@ class Factored(Piece):
             parts.append(deltas @ moved.view(n, t, -1, o).transpose(1, 2).flatten(2).mT)
         return joined(parts, 2)
 
+    def part(self, where: slice) -> "Factored":
+        """Return the gradients of some of the samples."""
+        return Factored(self.inputs[where], self.deltas[where], self.inputs_first)
+
 
 @final
 @dataclass(frozen=True)
@@ -165,6 +177,10 @@ class Indexed(Piece):
             taken = some[:, self.indices.clamp(min=0)] * known
             parts.append(torch.einsum("cnto,ndto->ndc", taken, self.deltas))
         return joined(parts, 2)
+
+    def part(self, where: slice) -> "Indexed":
+        """Return the gradients of some of the samples."""
+        return Indexed(self.indices[where], self.deltas[where], self.size)
 
 
 def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:

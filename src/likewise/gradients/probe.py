@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients.autograd import full_float32
+from likewise.gradients.reference import full_float32
 from likewise.network import Network
 
 

@@ -90,3 +90,7 @@ class Tied(Piece):
     def push(self, directions: Tensor) -> Tensor:
         """Return G u."""
         return self.matrix.push(directions) + self.table.push(directions)
+
+    def part(self, where: slice) -> "Tied":
+        """Return the gradients of some of the samples."""
+        return Tied(self.matrix.part(where), self.table.part(where))

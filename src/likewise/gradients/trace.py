@@ -28,6 +28,10 @@ class Untraceable(Exception):
     """The model's operations are not those that were expected."""
 
 
+class Regrouped(Untraceable):
+    """An operation's rows are not the samples', each with as many: forward drops, sorts or groups them."""
+
+
 @dataclass(frozen=True)
 class Derived:
     """A tensor computed from parameters alone."""
@@ -255,13 +259,14 @@ class Recorder(Watch):
         derived = {place for place, layout in trace.items() if not layout.outputs}
         super().__init__(net, derived, parameters)
         self.instead = instead or {}
-        self._trace, self.steps = trace, list[Step]()
+        self._trace, self.steps, self._n = trace, list[Step](), 1
 
     def noticed(self, place: int, operation: Operation) -> None:
         """Record it, if it is the one that the trace has here."""
         layout = self._trace.get(place)
         if layout is None or layout.signature != operation.signature:
             raise Untraceable(f"{operation.name} was called where the trace has something else")
+        self._refuse_regrouped(operation, layout)
         if layout.outputs:
             outputs = operation.outputs
             edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
@@ -269,10 +274,20 @@ class Recorder(Watch):
 
     def recorded(self, net: Network, samples: Samples) -> Tensor:
         """Return the outputs of the samples, with the operations in `steps`."""
+        self._n = len(samples)
         self.run(net, samples)
         if self.seen.keys() != self._trace.keys():
             raise Untraceable(f"{len(self.seen)} operations on parameters instead of {len(self._trace)}")
         return self.outputs
+
+    def _refuse_regrouped(self, operation: Operation, layout: Layout) -> None:
+        """Raise if what holds samples cannot be shared out evenly among them."""
+        sizes = [operation.leaves[place].shape[dim] for place, dim in layout.batched.items()]
+        sizes += [operation.outputs[place].shape[dim] for place, dim in layout.outputs.items()]
+        sizes += [operation.leaves[place] for place in layout.counts]
+        for size in sizes:
+            if size % self._n:
+                raise Regrouped(f"{operation.name} is called on {size} rows of {self._n} samples")
 
 
 # In place, and yet nothing that depends on a parameter is written.
@@ -348,6 +363,9 @@ def _batch_dimension(fewer: Tensor, larger: Tensor, n: int) -> int | None:
     if not grown:
         return None
     dim = grown[0]
-    if len(grown) > 1 or fewer.shape[dim] * (n + 1) != larger.shape[dim] * n:
-        raise Untraceable(f"shape {tuple(fewer.shape)} became {tuple(larger.shape)} with one sample more")
+    problem = f"shape {tuple(fewer.shape)} of {n} samples became {tuple(larger.shape)} with one more"
+    if len(grown) > 1:
+        raise Untraceable(problem)
+    if fewer.shape[dim] * (n + 1) != larger.shape[dim] * n:
+        raise Regrouped(problem)
     return dim
