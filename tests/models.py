@@ -1,5 +1,7 @@
 """Small models of every kind of layer and of every way to use a parameter, with inputs, in float64."""
 
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -348,6 +350,100 @@ case("frames folded into the batch", (2, 1, 5, 5))(
 )
 
 
+def time_major(m, x):
+    flat = x.transpose(0, 1).reshape(-1, 3)  # time steps of all samples, then the next
+    return m.h(m.a(flat).tanh().view(4, len(x), 4).transpose(0, 1))
+
+
+def packed(m, x):
+    lengths = 1 + (x[:, 1:, 0] > 0).sum(1)
+    rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    found, _ = nn.utils.rnn.pad_packed_sequence(m.r(rows)[0], batch_first=True, total_length=4)
+    return m.h(found)
+
+
+def without_padding(m, x):
+    kept = x[..., 0] > -0.5
+    rows = m.n(m.a(x[kept])).tanh()
+    return m.h(torch.zeros(*x.shape[:2], 4, dtype=x.dtype).masked_scatter(kept[..., None], rows))
+
+
+class Experts(nn.Module):
+    """Each token goes to the best of three experts, all of them in one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.w, self.v, self.b = (
+            nn.Linear(3, 3),
+            parameter(3, 4, 3),
+            parameter(3, 4, 3),
+            parameter(3, 4),
+        )
+        self.h = head(12)
+
+    def forward(self, x):
+        tokens = x.reshape(-1, 3)
+        scores = self.router(tokens).softmax(1)
+        best = scores.argmax(1)
+        found = torch.zeros_like(tokens)
+        for e in best.unique():
+            at = (best == e).nonzero()[:, 0]
+            hidden = (tokens[at] @ self.w[e].T + self.b[e]).tanh() @ self.v[e]
+            found.index_add_(0, at, hidden * scores[at, e, None])
+        return self.h(found.view(len(x), -1))
+
+
+case("time steps before samples, flattened", (4, 3))(
+    lambda: Lambda(time_major, a=nn.Linear(3, 4), h=head(16))
+)
+case("packed sequences", (4, 3))(
+    lambda: Lambda(packed, r=nn.LSTM(3, 2, batch_first=True, bidirectional=True), h=head(16))
+)
+case("rows without padding", (4, 3))(
+    lambda: Lambda(without_padding, a=nn.Linear(3, 4), n=nn.LayerNorm(4), h=head(16))
+)
+case("experts in one parameter", (4, 3))(Experts)
+case("the batch in two chunks")(
+    lambda: Lambda(
+        lambda m, x: m.h(torch.cat([m.a(part) * m.s for part in x.chunk(2)]).tanh()),
+        a=nn.Linear(6, 4),
+        s=parameter(4),
+        h=head(4),
+    )
+)
+case("the batch backwards")(
+    lambda: Lambda(lambda m, x: m.h(m.a(x.flip(0)).tanh().flip(0)), a=nn.Linear(6, 4), h=head(4))
+)
+case("x and -x in one batch")(
+    lambda: Lambda(
+        lambda m, x: m.h(torch.cat(m.a(torch.cat([x, -x])).sigmoid().chunk(2), 1)),
+        a=nn.Linear(6, 4),
+        h=head(8),
+    )
+)
+case("pictures sorted by brightness", (2, 5, 5))(
+    lambda: Lambda(
+        lambda m, x: m.c(x[(order := x.mean((1, 2, 3)).argsort())])[order.argsort()],
+        c=nn.Sequential(norm(nn.BatchNorm2d(4)), nn.PReLU()),
+    )
+)
+case("a loop over samples", (4, 3))(
+    lambda: Lambda(
+        lambda m, x: torch.stack([m.h(m.a(row).tanh()[None])[0] * m.s for row in x]),
+        a=nn.Linear(3, 4),
+        s=parameter(2),
+        h=head(16),
+    )
+)
+case("LSTMCell", (4, 3))(
+    lambda: Lambda(
+        lambda m, x: m.h(reduce(lambda state, step: m.c(step, state), x.unbind(1), None)[0]),
+        c=nn.LSTMCell(3, 4),
+        h=head(4),
+    )
+)
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
@@ -474,6 +570,43 @@ case("DeBERTa", (5,), 20)(
                     pooler_hidden_size=8,
                     **SMALL,
                 )
+            )
+        )
+    )
+)
+case("Funnel", (5,), 20)(
+    hugging_face(
+        lambda t: Logits(
+            t.FunnelForSequenceClassification(
+                t.FunnelConfig(
+                    vocab_size=20,
+                    block_sizes=[1, 1],
+                    num_decoder_layers=1,
+                    d_model=8,
+                    n_head=2,
+                    d_head=4,
+                    d_inner=8,
+                )
+            )
+        )
+    )
+)
+EXPERTS = dict(vocab_size=20, num_key_value_heads=1, **SMALL)
+case("Mixtral", (5,), 20)(
+    hugging_face(
+        lambda t: Logits(
+            t.MixtralForCausalLM._from_config(
+                t.MixtralConfig(num_local_experts=3, **EXPERTS), experts_implementation="eager"
+            )
+        )
+    )
+)
+case("GPT-OSS", (5,), 20)(
+    hugging_face(
+        lambda t: Logits(
+            t.GptOssForCausalLM._from_config(
+                t.GptOssConfig(head_dim=4, num_local_experts=4, num_experts_per_tok=2, **EXPERTS),
+                experts_implementation="eager",
             )
         )
     )

@@ -1,7 +1,5 @@
 """Wrong gradients are noticed before the first number and in every later pass; right ones raise no alarm."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -160,19 +158,12 @@ def tokens_in_order(n):
 
 @pytest.mark.parametrize("make", [SortedByValue, SortedByLength, Unpadded, ByExpert, Backwards, Rolled])
 @pytest.mark.parametrize("known", [4, 12], ids=["unlike anything later", "like some later"])
-@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot")
-def test_samples_regrouped_inside_forward_are_noticed_before_the_first_number(make, known):
+@pytest.mark.filterwarnings("error")
+def test_samples_regrouped_inside_forward_are_right_from_the_first_number(make, known):
     model, x = make().double().eval(), tokens_in_order(12)
-    with pytest.warns(
-        UserWarning, match="reference engine .forward sorts, drops or groups samples"
-    ) as caught:
-        lw.GramMatrix(model, lw.batches(x[:known], 4)).gradients  # noqa: B018
-    assert "branches" not in str(caught[0].message) and "keep samples in their places" in str(
-        caught[0].message
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*reference engine")
-        assert_right(model, x, 4)
+    gram = lw.GramMatrix(model, lw.batches(x[:known], 4))
+    assert isinstance(gram.gradients, Layers)
+    assert_right(model, x, 4)
 
 
 class LateSort(Regrouping):

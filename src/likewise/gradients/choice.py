@@ -17,7 +17,7 @@ from likewise.gradients.base import Gradients, is_out_of_memory, samples_at_once
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.layers import Layers
 from likewise.gradients.meter import Meter
-from likewise.gradients.trace import Regrouped, Trace, repeated, traced
+from likewise.gradients.trace import WAYS, Regrouped, Trace, repeated
 from likewise.gradients.validation import SpotCheck, find_fault, regrouping_fault
 from likewise.network import Network
 from likewise.readouts import Outputs, Readout
@@ -37,20 +37,21 @@ def chosen(
     `n`: how many samples a pass has, as far as that is known.
     """
     if engine != "autograd":
-        try:
-            trace = traced(net, samples)
-            size, room = _size(net, trace, samples[:1], max_memory)
-            fault = find_fault(_checkable(net, samples[:1], max_memory), samples, later)
-            if fault is None:
-                return Layers(net, trace, size, room, SpotCheck(net, n))
-            reason, remedy = fault
-        except Regrouped as problem:
-            reason, remedy = regrouping_fault(problem)
-        except Exception as error:  # the reference is for whatever cannot be traced
-            if is_out_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-            remedy = "For full speed leave the parameters of that operation out, by parameters=[...]."
+        for way in WAYS:
+            try:
+                trace = way(net, samples)
+                size, room = _size(net, trace, samples[:1], max_memory)
+                fault = find_fault(_checkable(net, samples[:1], max_memory), samples, later, way)
+                if fault is None:
+                    return Layers(net, trace, size, room, SpotCheck(net, n))
+                reason, remedy = fault
+            except Regrouped as problem:
+                reason, remedy = regrouping_fault(problem)
+            except Exception as error:  # the reference is for whatever cannot be traced
+                if is_out_of_memory(error):
+                    raise
+                reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+                remedy = "For full speed leave the parameters of that operation out, by parameters=[...]."
         warnings.warn(
             f"{type(net.model).__name__} is differentiated by the slower reference engine ({reason}). Its "
             f"numbers are exact. {remedy}",

@@ -1,18 +1,20 @@
 """The gradients of some samples, parameter by parameter: one forward pass, a backward for each output."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from likewise.data import Samples
+from likewise.gradients.backward import chain, output_gradients
 from likewise.gradients.instead import Instead
-from likewise.gradients.pieces import Dense, Piece
+from likewise.gradients.partition import Even
+from likewise.gradients.pieces import Piece
+from likewise.gradients.ragged import gather_by_rows
 from likewise.gradients.rules import Call, pieces
 from likewise.gradients.sums import summed
-from likewise.gradients.trace import Recorder, Step, Trace, Untraceable
+from likewise.gradients.trace import Recorder, RowTrace, Trace
 from likewise.linalg import wide
 from likewise.network import Network, Parameters
 
@@ -66,73 +68,23 @@ def gathered(
     `live`: the model's own parameters instead of copies, if the gradients are to be differentiable, and
     what to call `instead` of functions whose derivatives are wrong.
     """
+    if isinstance(trace, RowTrace):
+        found = gather_by_rows(net, trace, samples, live, instead)
+        returned = found.returned if live else None
+        return Chunk(samples, found.outputs.shape[1], found.pieces, returned, found.outputs.detach())
     recorder = Recorder(net, trace, live, instead)
     outputs = recorder.recorded(net, samples)
     uses: dict[str, list[Piece]] = {}
-    for step, deltas in zip(recorder.steps, _deltas(outputs, recorder.steps, live is not None), strict=True):
-        if not step.unchanged():
-            raise Untraceable(f"the inputs of {step.operation.name} were overwritten in place")
+    steps = recorder.steps
+    for step, deltas in zip(steps, output_gradients(outputs, steps, live is not None), strict=True):
+        step.refuse_overwritten()
         if deltas:
-            for place, piece in pieces(Call(step, deltas, len(samples), instead)).items():
-                chained = _chained(step, place, piece, recorder.parameters, live is not None)
+            for place, piece in pieces(
+                Call(step.operation, step.layout, deltas, Even(len(samples)), instead)
+            ).items():
+                chained = chain(step.operation, place, piece, recorder.parameters, live is not None)
                 for name, part in chained.items():
                     uses.setdefault(name, []).append(part)
     ordered = {name: summed(uses[name]) for name in net.names if name in uses}
     returned = recorder.returned if live else None
     return Chunk(samples, outputs.shape[1], ordered, returned, outputs.detach())
-
-
-def _deltas(outputs: Tensor, steps: list[Step], live: bool) -> list[dict[int, Tensor]]:
-    """Return the gradients of the summed outputs in each operation's outputs, (d, ...) each."""
-    edges = [edge for step in steps for edge in step.edges.values()]
-    if not edges or not outputs.requires_grad:
-        return [{} for _ in steps]
-    d = outputs.shape[1]
-    with torch.enable_grad():
-        sums = outputs.sum(0).unbind()
-    found = [
-        torch.autograd.grad(
-            sums[i], edges, retain_graph=live or i < d - 1, create_graph=live, allow_unused=True
-        )
-        for i in range(d)
-    ]
-    stacked = iter([_stacked(column) for column in zip(*found, strict=True)])
-    deltas = []
-    for step in steps:
-        mine = {place: next(stacked) for place in step.edges}
-        deltas.append({place: value for place, value in mine.items() if value is not None})
-    return deltas
-
-
-def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
-    known = [delta for delta in column if delta is not None]
-    if not known:
-        return None
-    if len(column) == 1:
-        return known[0].unsqueeze(0)
-    return torch.stack([torch.zeros_like(known[0]) if delta is None else delta for delta in column])
-
-
-def _chained(step: Step, place: int, piece: Piece, parameters: Parameters, live: bool) -> dict[str, Piece]:
-    """Return the pieces of the parameters that the tensor at this place was computed from."""
-    source = step.operation.sources[place]
-    if isinstance(source, str):
-        return {source: piece}
-    tensor, names = step.operation.leaves[place], sorted(source.names)
-    rows, values = piece.rows(), [parameters[name] for name in names]
-    flat = rows.reshape(-1, *tensor.shape).to(tensor.dtype)
-    chain = partial(
-        torch.autograd.grad,
-        step.operation.edges[place],
-        values,
-        retain_graph=True,
-        create_graph=live,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    try:
-        found = chain(grad_outputs=flat, is_grads_batched=True)
-    except RuntimeError:  # no batching rule for one of the operations
-        each = [chain(grad_outputs=row) for row in flat]
-        found = tuple(torch.stack(column) for column in zip(*each, strict=True))
-    return {name: Dense(value.reshape(*rows.shape[:2], -1)) for name, value in zip(names, found, strict=True)}

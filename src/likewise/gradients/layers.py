@@ -33,10 +33,12 @@ from likewise.gradients.centered import Centered
 from likewise.gradients.gathering import Chunk, gathered
 from likewise.gradients.pieces import Dense, Factored, Piece, own_of
 from likewise.gradients.reference import full_float32
-from likewise.gradients.trace import Regrouped, Trace, Untraceable, repeated, traced
+from likewise.gradients.trace import WAYS, Regrouped, Trace, Untraceable, Way, repeated
 from likewise.gradients.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch
 from likewise.linalg import Power, power, rank_floor, wide
 from likewise.network import Network
+
+MOST_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
 @final
@@ -251,20 +253,30 @@ class Layers(Gradients):
                 regrouped = problem
             except Untraceable:
                 continue
-        try:
-            trace = traced(self._net, samples)
-            found = gathered(self._net, trace, samples)
-            with full_float32():
-                exact = self._net.exact()
-                fault = find_fault_of_batch(exact, traced(exact, samples), samples)
-        except Untraceable as problem:
-            if regrouped is not None:  # earlier batches may have looked in order without being so
-                raise self._regrouped(samples, regrouped) from problem
-            return self._by_reference(samples, str(problem))
-        if fault is not None:
-            return self._by_reference(samples, fault.reason)
-        self._traces.append(trace)
-        return found
+        reason = ""
+        for way in self._ways(regrouped):
+            try:
+                trace = way(self._net, samples)
+                found = gathered(self._net, trace, samples)
+                with full_float32():
+                    exact = self._net.exact()
+                    fault = find_fault_of_batch(exact, way(exact, samples), samples)
+            except Untraceable as problem:
+                reason = str(problem)
+                continue
+            if fault is None:
+                self._traces.append(trace)
+                return found
+            reason = fault.reason
+        if regrouped is not None:  # earlier batches may have looked in order without being so
+            raise self._regrouped(samples, regrouped)
+        return self._by_reference(samples, reason)
+
+    def _ways(self, regrouped: Regrouped | None) -> tuple[Way, ...]:
+        """Return how a batch that fits no known trace may be followed."""
+        if regrouped is not None:
+            return WAYS[:1]
+        return WAYS if len(self._traces) < MOST_TRACES else WAYS[1:]
 
     def _regrouped(self, samples: Samples, problem: Regrouped) -> GradientMismatchError:
         first = int(samples.ids[0])

@@ -23,7 +23,7 @@ from likewise.gradients.pieces import Dense, Factored, Piece
 from likewise.gradients.probe import refuse_dependent_samples
 from likewise.gradients.reference import full_float32
 from likewise.gradients.sums import Tied
-from likewise.gradients.trace import Trace, Untraceable, repeated, traced
+from likewise.gradients.trace import WAYS, Trace, Untraceable, repeated
 from likewise.gradients.validation import find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.network import Network, Parameters
@@ -208,16 +208,16 @@ def _signature(samples: Samples) -> Any:
 def _checked_trace(net: Network, samples: Samples) -> Trace | None:
     """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
     refuse_dependent_samples(net, samples[:3])
-    remedy = ""
     with torch.no_grad(), full_float32():
-        try:
-            trace = traced(net, samples[:3])
-            fault = find_fault(net, samples[:3])
-            if fault is None:
-                return trace
-            reason, remedy = fault
-        except Untraceable as problem:
-            reason = str(problem)
+        for way in WAYS:
+            try:
+                trace = way(net, samples[:3])
+                fault = find_fault(net, samples[:3], way=way)
+                if fault is None:
+                    return trace
+                reason, remedy = fault
+            except Untraceable as problem:
+                reason, remedy = str(problem), ""
     warnings.warn(
         f"{type(net.model).__name__} cannot be followed by its operations ({reason}): the training term "
         f"takes each sample's gradient on its own, which is exact but slow. {remedy}",

@@ -183,6 +183,87 @@ class Indexed(Piece):
         return Indexed(self.indices[where], self.deltas[where], self.size)
 
 
+@final
+@dataclass(frozen=True)
+class Sliced(Piece):
+    """G of which some consecutive numbers are pieces of their own, and the rest is 0."""
+
+    parts: dict[int, Piece]  # by where they start; no two overlap
+    sizes: dict[int, int]
+    numel: int
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ."""
+        return torch.stack([part.own() for part in self.parts.values()]).sum(0)
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        rows = {start: part.rows() for start, part in self.parts.items()}
+        first = next(iter(rows.values()))
+        found = first.new_zeros(*first.shape[:2], self.numel)
+        for start, value in rows.items():
+            found[:, :, start : start + self.sizes[start]] = value
+        return found
+
+    def pull(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        pulled = {start: part.pull(weights) for start, part in self.parts.items()}
+        first = next(iter(pulled.values()))
+        found = first.new_zeros(len(first), self.numel)
+        for start, value in pulled.items():
+            found[:, start : start + self.sizes[start]] = value
+        return found
+
+    def push(self, directions: Tensor) -> Tensor:
+        """Return G u."""
+        moved = [
+            part.push(directions[:, start : start + self.sizes[start]]) for start, part in self.parts.items()
+        ]
+        return torch.stack(moved).sum(0)
+
+    def transposed(self) -> "Sliced":
+        """Return the same of a stack of matrices, one in each part, that are transposed."""
+        parts = {start: _transposed(part) for start, part in self.parts.items()}
+        return Sliced(parts, self.sizes, self.numel)
+
+
+@final
+@dataclass(frozen=True)
+class Subset(Piece):
+    """G of which only some samples are not 0."""
+
+    samples: Tensor  # (m,) their places
+    piece: Piece  # of these
+    n: int  # samples in all
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ."""
+        return self._spread(self.piece.own())
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        return self._spread(self.piece.rows())
+
+    def pull(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        return self.piece.pull(weights[self.samples.to(weights.device)])
+
+    def push(self, directions: Tensor) -> Tensor:
+        """Return G u."""
+        return self._spread(self.piece.push(directions))
+
+    def _spread(self, value: Tensor) -> Tensor:
+        empty = value.new_zeros(self.n, *value.shape[1:])
+        return empty.index_copy(0, self.samples.to(value.device), value)
+
+
+def _transposed(piece: Piece) -> Piece:
+    if isinstance(piece, Subset):
+        return Subset(piece.samples, _transposed(piece.piece), piece.n)
+    assert isinstance(piece, Factored)
+    return Factored(piece.inputs, piece.deltas, not piece.inputs_first)
+
+
 def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
     """Whether G Gᵀ takes less from G than from Gram matrices of its t positions."""
     by_positions = t * t * (i + d * d * o)

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_unflatten
 from likewise.gradients.base import is_out_of_memory
 from likewise.gradients.convolution import Convolution, arguments_of, convolving
 from likewise.gradients.instead import Instead
+from likewise.gradients.partition import Partition
 from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
-from likewise.gradients.trace import Step, outputs_of
+from likewise.gradients.trace import Layout, Operation, outputs_of
 from likewise.recording import is_recording
 
 Pieces = dict[int, Piece]  # by the place of the parameter among the leaves
@@ -29,14 +30,21 @@ Rule = Callable[["Call"], Pieces | None]
 class Call:
     """One operation with the gradients of its outputs, (n, d, ...), samples first."""
 
-    def __init__(self, step: Step, deltas: dict[int, Tensor], n: int, live: Instead | None = None) -> None:
-        self.operation, self.layout, self.n = step.operation, step.layout, n
+    def __init__(
+        self,
+        operation: Operation,
+        layout: Layout,
+        deltas: dict[int, Tensor],
+        partition: Partition,
+        live: Instead | None = None,
+    ) -> None:
+        self.operation, self.layout, self.partition, self.n = operation, layout, partition, partition.n
         self.live = live is not None  # whether what is found is to be differentiable in turn
-        self.function = (live or {}).get(step.operation.function, step.operation.function)
-        parameters = [step.operation.leaves[place].dtype for place in step.operation.sources]
+        self.function = (live or {}).get(operation.function, operation.function)
+        parameters = [operation.leaves[place].dtype for place in operation.sources]
         dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
         self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
-            place: _samples_first(delta.to(dtype), step.layout.outputs[place] + 1, n)
+            place: partition.split(delta.to(dtype), layout.outputs[place] + 1, fill=True)
             for place, delta in deltas.items()
         }
         self.dtype = dtype
@@ -57,7 +65,7 @@ class Call:
     def samples(self, value: Any) -> Tensor | None:
         """Return an argument as (n, ...), samples first, or None if it holds no samples."""
         dimension = self.batch_dimension(value)
-        return None if dimension is None else _samples_first(self.raised(value), dimension, self.n)
+        return None if dimension is None else self.partition.split(self.raised(value), dimension)
 
     def raised(self, value: Tensor) -> Tensor:
         """Return an argument in the parameters' precision."""
@@ -67,12 +75,17 @@ class Call:
 
 def pieces(call: Call) -> Pieces:
     """Return the pieces of all parameters of one operation."""
+    return pieces_by_rule(call) or _generic(call)
+
+
+def pieces_by_rule(call: Call) -> Pieces | None:
+    """Return the pieces of all parameters of one operation, None where no rule applies."""
     rule = RULES.get(call.operation.function)
     if rule is not None and set(call.deltas) == {0}:
         found = rule(call)
         if found is not None and found.keys() == call.operation.sources.keys():
             return found
-    return _generic(call)
+    return None
 
 
 def _linear(call: Call) -> Pieces | None:
@@ -136,13 +149,13 @@ def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[i
             return None
         found: Pieces = {}
         deltas = call.deltas[0]
-        summed = summed_over(x.dim(), weight if isinstance(weight, Tensor) else bias)
+        summed = summed_over(inputs.dim() - 1, weight if isinstance(weight, Tensor) else bias)
         place, bias_place = call.place(weight), call.place(bias)
         if place is not None:
             with torch.set_grad_enabled(call.live):
                 bare = dict.fromkeys({"weight", "bias"} & set(names))
                 plain = call.function(**{**a, **bare, "input": call.raised(x)})
-            hat = _samples_first(plain, call.layout.outputs[0], call.n).unsqueeze(1)
+            hat = call.partition.split(plain, call.layout.outputs[0]).unsqueeze(1)
             found[place] = Dense(_dot(deltas, hat, summed).flatten(2))
         if bias_place is not None:
             found[bias_place] = Dense(_sum(deltas, summed).flatten(2))
@@ -181,7 +194,10 @@ def _convolution(dims: int, transposed: bool) -> Rule:
     def rule(call: Call) -> Pieces | None:
         a = call.bound(*arguments_of(transposed))
         x, weight = a["input"], a["weight"]
-        if call.batch_dimension(x) != 0 or len(x) != call.n or call.batch_dimension(weight) is not None:
+        inputs = call.samples(x)
+        if inputs is None or call.batch_dimension(x) != 0 or inputs.shape[1] != 1:
+            return None
+        if call.batch_dimension(weight) is not None:
             return None
         if x.is_complex() or weight.is_complex():
             return None
@@ -189,7 +205,7 @@ def _convolution(dims: int, transposed: bool) -> Rule:
         place, bias_place = call.place(weight), call.place(a.get("bias"))
         deltas = call.deltas[0].squeeze(2)
         if place is not None:
-            x, how = convolving(call.raised(x), weight, a, dims, transposed)
+            x, how = convolving(inputs.squeeze(1), weight, a, dims, transposed)
             piece = Convolution(x, deltas, weight.detach(), how)
             found[place] = piece.differentiable() if call.live else piece
         if bias_place is not None:
@@ -203,7 +219,7 @@ def _generic(call: Call) -> Pieces:
     """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
     operation, layout = call.operation, call.layout
     batched = {
-        place: _samples_first(call.raised(operation.leaves[place]), dimension, call.n)
+        place: call.partition.split(call.raised(operation.leaves[place]), dimension)
         for place, dimension in layout.batched.items()
     }
     counts = {place: operation.leaves[place] // call.n for place in layout.counts}
@@ -263,9 +279,72 @@ def _generic(call: Call) -> Pieces:
     return {place: Dense(rows) for place, rows in found.items()}
 
 
-def _samples_first(value: Tensor, dimension: int, n: int) -> Tensor:
-    """Return (n, ...) with what one sample has left in the place of the batch."""
-    return value.unflatten(dimension, (n, -1)).movedim(dimension, 0)
+def pieces_by_mask(
+    operation: Operation,
+    deltas: dict[int, Tensor],
+    masks: Callable[[int], dict[int, Tensor]],
+    samples: list[int],
+    live: Instead | None = None,
+) -> Pieces:
+    """Return the pieces of any operation: a backward through it alone for each sample and output.
+
+    Args:
+        operation: On whatever parameters.
+        deltas: Gradients of its outputs, (d, ...) each.
+        masks: What of each output belongs to a sample.
+        samples: Those to which anything belongs.
+        live: See `Call`.
+
+    """
+    function = (live or {}).get(operation.function, operation.function)
+    leaves = [
+        leaf.detach() if isinstance(leaf, Tensor) and live is None else leaf for leaf in operation.leaves
+    ]
+    with torch.enable_grad():
+        for place in operation.sources:
+            leaves[place] = leaves[place].requires_grad_().view_as(leaves[place])
+        args, kwargs = tree_unflatten(leaves, operation.spec)
+        outputs = outputs_of(function(*args, **kwargs))
+    back = partial(
+        torch.autograd.grad,
+        [outputs[place] for place in deltas],
+        [leaves[place] for place in operation.sources],
+        retain_graph=True,
+        create_graph=live is not None,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    parts: list[list[Tensor]] = [[] for _ in operation.sources]
+    size = sum(delta.numel() for delta in deltas.values())
+    step = max(1, 2**24 // max(1, size))
+    for some in (samples[i : i + step] for i in range(0, len(samples), step)):
+        chosen = [masks(sample) for sample in some]
+        rows = [
+            torch.stack([delta * mask[place].to(delta) for mask in chosen]).flatten(0, 1)
+            for place, delta in deltas.items()
+        ]
+        try:
+            found = back(grad_outputs=rows, is_grads_batched=True)
+        except RuntimeError:  # no batching rule for its backward
+            each = [back(grad_outputs=list(row)) for row in zip(*rows, strict=True)]
+            found = tuple(torch.stack(column) for column in zip(*each, strict=True))
+        for part, value in zip(parts, found, strict=True):
+            part.append(value.reshape(len(some), -1, value[0].numel()))
+    return {place: Dense(torch.cat(part)) for place, part in zip(operation.sources, parts, strict=True)}
+
+
+def _expand(call: Call) -> Pieces | None:
+    parameter, deltas = call.operation.leaves[0], call.deltas[0]
+    if call.place(parameter) != 0:
+        return None
+    shape = call.operation.outputs[0].shape
+    extra = len(shape) - parameter.dim()
+    if deltas.dim() - 2 != len(shape):
+        return None
+    summed = [i for i in range(len(shape)) if i < extra or parameter.shape[i - extra] == 1]
+    if call.layout.outputs[0] not in summed:
+        return None
+    return {0: Dense(_sum(deltas, summed).flatten(2))}
 
 
 def _all_but_channel(dims: int, parameter: Any) -> list[int]:
@@ -285,6 +364,9 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.__matmul__: _matmul,
     F.embedding: _embedding,
     torch.prelu: _prelu,
+    torch.Tensor.expand: _expand,
+    torch.Tensor.expand_as: _expand,
+    torch.broadcast_to: _expand,
     F.batch_norm: _normalized(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
         _all_but_channel,

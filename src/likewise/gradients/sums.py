@@ -4,13 +4,14 @@ Positions of uses of one kind are put side by side. A matrix that is also a tabl
 language models, stays in two parts, whose inner product needs no gradient either.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from likewise.gradients.pieces import Dense, Factored, Indexed, Piece
+from likewise.gradients.pieces import Dense, Factored, Indexed, Piece, Sliced
 from likewise.linalg import wide
 
 
@@ -18,6 +19,9 @@ def summed(uses: list[Piece]) -> Piece:
     """Return the sum of the pieces of one parameter."""
     if len(uses) == 1:
         return uses[0]
+    sliced = [use for use in uses if isinstance(use, Sliced)]
+    if len(sliced) == len(uses):
+        return _slices_side_by_side(sliced)
     factored = [use for use in uses if isinstance(use, Factored)]
     indexed = [use for use in uses if isinstance(use, Indexed)]
     if len(factored) + len(indexed) < len(uses) or len({use.inputs_first for use in factored}) > 1:
@@ -36,6 +40,21 @@ def _formed(uses: list[Piece]) -> Piece:
     for use in uses[1:]:
         total += use.rows()
     return Dense(total)
+
+
+def _slices_side_by_side(uses: list[Sliced]) -> Piece:
+    """Return the sum of slices, in slices where these are the same or do not overlap."""
+    parts: dict[int, list[Piece]] = {}
+    sizes: dict[int, int] = {}
+    for use in uses:
+        for start, part in use.parts.items():
+            if sizes.setdefault(start, use.sizes[start]) != use.sizes[start]:
+                return _formed(list(uses))
+            parts.setdefault(start, []).append(part)
+    ends = [(start, start + size) for start, size in sorted(sizes.items())]
+    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
+        return _formed(list(uses))
+    return Sliced({start: summed(same) for start, same in parts.items()}, sizes, uses[0].numel)
 
 
 def _factors_side_by_side(uses: list[Factored]) -> Factored:

@@ -10,7 +10,8 @@ noticed: the model branches on its data, and another trace may fit.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,15 @@ class Layout(NamedTuple):
     outputs: dict[int, int]  # outputs that hold samples; none: derived from parameters alone
 
 
-Trace = dict[int, Layout]  # by place in the sequence of all operations
+@dataclass(frozen=True)
+class RowTrace:
+    """In the place of layouts: samples are told apart row by row, anew in every pass."""
+
+    checked: set[Any] = field(default_factory=set)  # signatures of operations whose sums were compared
+
+
+Layouts = dict[int, Layout]  # by place in the sequence of all operations
+Trace = Layouts | RowTrace
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,14 @@ class Step:
     edges: dict[int, GradientEdge]  # to the gradients of its outputs
     versions: list[int]
 
-    def unchanged(self) -> bool:
-        """Whether no argument was written to since."""
-        return self.versions == _versions(self.operation)
+    def present_versions(self) -> list[int]:
+        """Return how often each argument was written to up to now."""
+        return _versions(self.operation)
+
+    def refuse_overwritten(self) -> None:
+        """Raise Untraceable if an argument was written to since."""
+        if self.versions != _versions(self.operation):
+            raise Untraceable(f"the inputs of {self.operation.name} were overwritten in place")
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -98,7 +112,7 @@ def outputs_of(result: Any) -> list[Any]:
     return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
 
 
-def traced(net: Network, samples: Samples) -> Trace:
+def traced(net: Network, samples: Samples) -> Layouts:
     """Return the operations on parameters, from calls on these samples and on one more of them."""
     samples = repeated(samples, max(2, len(samples)))  # one alone may be squeezed away
     more = repeated(samples, len(samples) + 1)
@@ -131,6 +145,15 @@ class Write:
     def tensors(self) -> list[Tensor]:
         """What changed: the target, and what it is a view of."""
         return [self.target] if self.target._base is None else [self.target, self.target._base]
+
+
+def untraced(net: Network, samples: Samples) -> RowTrace:
+    """Return what holds for any model whose samples do not share rows, at the cost of backward passes."""
+    return RowTrace()
+
+
+Way = Callable[[Network, Samples], Trace]
+WAYS: tuple[Way, ...] = (traced, untraced)  # the faster first
 
 
 class Watch(TorchFunctionMode):
@@ -178,22 +201,27 @@ class Watch(TorchFunctionMode):
         result = self.instead.get(func, func)(*args, **kwargs)
         outputs = outputs_of(result)
         seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
-        if write is not None:
-            write.apply(result)
         if overwritten and func in _VALUE_FREE:
             leaves[0] = result.detach()  # of the same shape
-        if sources and seen:
-            operation = Operation(func, leaves, spec, sources, edges, outputs)
-            self.seen[place] = operation
-            self.noticed(place, operation)
-            written = [] if write is None else write.tensors
-            if self.derives(place, operation):
-                self._derive(place, operation, written)
-            else:
-                for tensor in written:
-                    self._known.pop(id(tensor), None)
-                self.passed(func, leaves, [*outputs, *written])
+        operation = Operation(func, leaves, spec, sources, edges, outputs) if sources and seen else None
+        if operation is not None and not self.derives(place, operation):
+            result = tree_map(partial(_with_own_node, several=len(outputs) > 1), result)
+            operation = replace(operation, outputs=outputs_of(result))
+        if write is not None:
+            write.apply(result)
+        if operation is not None:
+            self._record(place, operation, [] if write is None else write.tensors)
         return result if write is None else write.target
+
+    def _record(self, place: int, operation: Operation, written: list[Tensor]) -> None:
+        self.seen[place] = operation
+        self.noticed(place, operation)
+        if self.derives(place, operation):
+            self._derive(place, operation, written)
+        else:
+            for tensor in written:
+                self._known.pop(id(tensor), None)
+            self.passed(operation.function, operation.leaves, [*operation.outputs, *written])
 
     def derives(self, place: int, operation: Operation) -> bool:
         """Whether the outputs are computed from parameters alone."""
@@ -252,7 +280,7 @@ class Recorder(Watch):
     def __init__(
         self,
         net: Network,
-        trace: Trace,
+        trace: Layouts,
         parameters: Parameters | None = None,
         instead: Instead | None = None,
     ) -> None:
@@ -300,6 +328,15 @@ def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
     result = target.clone()
     result[index] = value
     return result
+
+
+def _with_own_node(value: Any, several: bool) -> Any:
+    """Return an output whose gradient is of what is done with it later, and of all of that.
+
+    A write to a view of a view's base would go around its gradient, and one of several outputs may be
+    computed from another.
+    """
+    return value.clone() if isinstance(value, Tensor) and (several or value._is_view()) else value
 
 
 def _names(source: Source) -> frozenset[str]:

@@ -26,7 +26,7 @@ from likewise.gradients.reference import (
     rounding_tolerance,
     weighted_gradient,
 )
-from likewise.gradients.trace import Regrouped, Trace, Untraceable, repeated, traced
+from likewise.gradients.trace import Regrouped, RowTrace, Trace, Untraceable, Way, repeated, traced
 from likewise.network import Network
 
 WINDOW = 1024  # samples of a pass of which one is checked on the way
@@ -48,7 +48,9 @@ class Fault(NamedTuple):
     remedy: str
 
 
-def find_fault(net: Network, samples: Samples, later: Samples | None = None) -> Fault | None:
+def find_fault(
+    net: Network, samples: Samples, later: Samples | None = None, way: Way = traced
+) -> Fault | None:
     """Return what is wrong with the traced gradients of a model, None if they are autograd's.
 
     Looked at are the samples in their order, in reverse, samples of a later batch if any are given, and
@@ -61,23 +63,22 @@ def find_fault(net: Network, samples: Samples, later: Samples | None = None) -> 
     """
     samples = repeated(samples, max(2, len(samples)))
     with full_float32():
-        trace = traced(net, samples)
+        trace = way(net, samples)
         fault = find_fault_of_batch(net, trace, samples, explicit=True)
         fault = fault or find_fault_of_batch(net, trace, samples[torch.arange(len(samples)).flip(0)])
         if fault is None and later is not None:
-            fault = _find_fault_later(net, repeated(later, max(2, len(later))))
+            fault = _find_fault_later(net, repeated(later, max(2, len(later))), way)
         return fault or _find_fault_in_invented(net, trace, samples)
 
 
-def _find_fault_later(net: Network, samples: Samples) -> Fault | None:
+def _find_fault_later(net: Network, samples: Samples, way: Way) -> Fault | None:
     """Return what is wrong on samples on which the model may take another branch."""
     try:
-        trace = traced(net, samples)
+        return find_fault_of_batch(net, way(net, samples), samples)
     except Regrouped as problem:
         return regrouping_fault(problem)
     except Untraceable:  # such batches are differentiated one by one, when they come
         return None
-    return find_fault_of_batch(net, trace, samples)
 
 
 def _find_fault_in_invented(net: Network, trace: Trace, samples: Samples) -> Fault | None:
@@ -88,7 +89,10 @@ def _find_fault_in_invented(net: Network, trace: Trace, samples: Samples) -> Fau
         if is_out_of_memory(error):
             raise
         return None
-    return find_fault_of_batch(net, trace, batch) if outputs.isfinite().all() else None
+    try:
+        return find_fault_of_batch(net, trace, batch) if outputs.isfinite().all() else None
+    except Untraceable:
+        return None
 
 
 def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: bool = False) -> Fault | None:
@@ -103,10 +107,15 @@ def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: 
     except Regrouped as problem:
         return regrouping_fault(problem)
     except Untraceable:
+        if isinstance(trace, RowTrace):  # which has no branches
+            raise
         return None
 
     def chunk(other: Network) -> Chunk:
-        return known if other is net else gathered(other, traced(other, samples), samples)
+        if other is net:
+            return known
+        again = RowTrace() if isinstance(trace, RowTrace) else traced(other, samples)
+        return gathered(other, again, samples)
 
     def mismatch(weights: Tensor) -> str | None:
         return find_mismatch(net, lambda other: _sum(chunk(other), other, weights), samples, weights)
