@@ -59,6 +59,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], needed: in
             part.replace(path)
     except OSError as error:
         if error.errno in FULL:
+            part.unlink(missing_ok=True)  # so that what it took counts as free
             raise DiskFullError(error, path, needed) from error
         raise
     finally:

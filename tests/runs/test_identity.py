@@ -84,6 +84,19 @@ def test_an_attribute_that_changes_outputs_or_gradients_makes_another_model(run,
         lw.analyze(model, (x, y), out=out, readout=doubled())
 
 
+def test_functions_that_a_module_holds_belong_to_the_model():
+    model = Scaled()
+    prints = [fingerprint_model(lw.Network(model))]
+    for activation in (
+        lambda x: x.clamp(min=-100),
+        lambda x: x.clamp(min=-200),
+        functools.partial(torch.clamp, min=-100),
+    ):
+        model.activation = activation
+        prints.append(fingerprint_model(lw.Network(model)))
+    assert len(set(prints)) == 4
+
+
 def test_another_lambda_is_another_readout(run):
     model, x, y, out = run
     with pytest.raises(ValueError, match="another readout"):

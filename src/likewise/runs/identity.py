@@ -42,8 +42,9 @@ def fingerprint_model(net: Network) -> str:
     for kind in dict.fromkeys(type(module) for module in net.model.modules()):
         walk.method(kind, "forward")
     for module in net.model.modules():
-        if "forward" in vars(module):  # replaced on this one object
-            walk.value(vars(module)["forward"])
+        for value in vars(module).values():  # an activation, say, or a forward replaced on this one object
+            if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+                walk.value(value)
     for name, value in net.model.state_dict().items():
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
