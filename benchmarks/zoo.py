@@ -1,0 +1,133 @@
+"""Are the numbers right on other people's models, and at which speed?
+
+One small model of every family of timm and torchvision, tiny configurations of transformers, peft's adapters:
+
+    python benchmarks/zoo.py --setup out/zoo        # once: an environment with timm, torchvision and peft
+    out/zoo/bin/python benchmarks/zoo.py            # measures what has no result yet
+    python benchmarks/zoo.py --table                # writes the results into docs/correctness.md
+
+Without that environment the models of transformers alone are measured. Each model runs in a process of its
+own, on one thread, under limits of time and memory. `--only llama` measures some, `--again` also those
+that have a result. The first lines of `zoo/measurement.py` say what is compared with what.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from zoo.cases import Case
+from zoo.environment import declare_compiled_operators, setup_environment
+from zoo.hugging_face import transformers_cases
+
+RESULTS = Path(__file__).parent / "results" / "zoo.jsonl"
+FORK = multiprocessing.get_context("fork")  # libraries are imported once
+
+
+def main() -> None:
+    given = _arguments()
+    cases = [case for case in transformers_cases() if given.only in case.key]
+    known = {} if given.again else read_results(given.out)
+    torch.set_num_threads(1)
+    import_libraries()
+    run_cases([case for case in cases if case.key not in known], given)
+
+
+def read_results(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the last record of each case."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {record["key"]: record for record in map(json.loads, lines)}
+
+
+def import_libraries() -> None:
+    """Import once what the processes of all cases share."""
+    declare_compiled_operators()
+    import transformers.modeling_utils
+    import transformers.models.auto.modeling_auto  # noqa: F401
+
+    import zoo.measurement  # noqa: F401
+
+
+class Running(NamedTuple):
+    """A case that is being measured."""
+
+    case: Case
+    process: Any
+    records: Connection
+    until: float
+
+
+def run_cases(cases: list[Case], given: argparse.Namespace) -> None:
+    """Measure each case in a process of its own, and append its record to the file."""
+    waiting, running = list(cases), list[Running]()
+    while waiting or running:
+        while waiting and len(running) < given.processes:
+            running.append(_start(waiting.pop(0), given))
+        ended = [one for one in running if not one.process.is_alive() or time.monotonic() > one.until]
+        for one in ended:
+            _append(given.out, _finish(one))
+        running = [one for one in running if one not in ended]
+        time.sleep(0.02)
+
+
+def _start(case: Case, given: argparse.Namespace) -> Running:
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_measure, args=(case, sender, given.gigabytes), daemon=True)
+    process.start()
+    sender.close()
+    return Running(case, process, receiver, time.monotonic() + given.seconds)
+
+
+def _measure(case: Case, sender: Connection, gigabytes: float) -> None:
+    from zoo.measurement import measure
+
+    limit = int(gigabytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    try:
+        record = measure(case)
+    except Exception as error:  # of the model itself: the rest go on
+        record = {"key": case.key, "failed": f"{type(error).__name__}: {error}"[:500]}
+    sender.send(record)
+
+
+def _finish(one: Running) -> dict[str, Any]:
+    """Return the record of a case that has ended, or that is ended here because its time is over."""
+    if one.records.poll():
+        try:
+            record = one.records.recv()
+            one.process.join()
+            return record
+        except EOFError:
+            pass  # it ended without one
+    reason = "out of time" if one.process.is_alive() else f"exit code {one.process.exitcode}"
+    one.process.kill()
+    one.process.join()
+    return {"key": one.case.key, "failed": reason}
+
+
+def _append(file: Path, record: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(record) + "\n")
+    print(json.dumps(record), flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results are appended")
+    parser.add_argument("--only", default="", help="cases that contain this")
+    parser.add_argument("--again", action="store_true", help="also cases that have a result")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of a model")
+    parser.add_argument("--gigabytes", type=float, default=6, help="memory limit of a model")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
