@@ -14,8 +14,10 @@ that have a result. The first lines of `zoo/measurement.py` say what is compared
 import argparse
 import json
 import multiprocessing
+import re
 import resource
 import time
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ import torch
 from zoo.cases import Case
 from zoo.environment import declare_compiled_operators, setup_environment
 from zoo.hugging_face import transformers_cases
+from zoo.image_models import torchvision_cases
 
 RESULTS = Path(__file__).parent / "results" / "zoo.jsonl"
 FORK = multiprocessing.get_context("fork")  # libraries are imported once
@@ -32,10 +35,12 @@ FORK = multiprocessing.get_context("fork")  # libraries are imported once
 
 def main() -> None:
     given = _arguments()
-    cases = [case for case in transformers_cases() if given.only in case.key]
-    known = {} if given.again else read_results(given.out)
+    if given.setup:
+        print(f"{setup_environment(given.setup)} benchmarks/zoo.py")
+        return
     torch.set_num_threads(1)
-    import_libraries()
+    cases = [case for case in find_cases() if re.search(given.only, case.key)]
+    known = {} if given.again else read_results(given.out)
     run_cases([case for case in cases if case.key not in known], given)
 
 
@@ -45,13 +50,20 @@ def read_results(file: Path) -> dict[str, dict[str, Any]]:
     return {record["key"]: record for record in map(json.loads, lines)}
 
 
-def import_libraries() -> None:
-    """Import once what the processes of all cases share."""
+def find_cases() -> list[Case]:
+    """Return the cases of the libraries that are installed, and import what their processes share."""
     declare_compiled_operators()
-    import transformers.modeling_utils
     import transformers.models.auto.modeling_auto  # noqa: F401
 
     import zoo.measurement  # noqa: F401
+
+    cases = transformers_cases()
+    for library, find in (("torchvision", torchvision_cases),):
+        if find_spec(library):
+            cases += find()
+        else:
+            print(f"{library} is not installed: its models are left out (see --setup).")
+    return cases
 
 
 class Running(NamedTuple):
@@ -120,8 +132,9 @@ def _append(file: Path, record: dict[str, Any]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", type=Path, help="make an environment in this folder, and end")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results are appended")
-    parser.add_argument("--only", default="", help="cases that contain this")
+    parser.add_argument("--only", default="", help="cases whose name this regular expression finds")
     parser.add_argument("--again", action="store_true", help="also cases that have a result")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120, help="time limit of a model")

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from likewise.readouts import main_tensor
 
-SAMPLES = 4
+SAMPLES = 3
 
 
 class Problem(NamedTuple):
@@ -38,30 +39,54 @@ def build_case(case: Case) -> Problem:
     """Return the model, in evaluation mode and with weights that leave no gradient zero by initialization."""
     torch.manual_seed(0)
     problem = case.build()
-    randomize(problem.model)
-    return Problem(problem.model.eval(), problem.inputs)
+    model = problem.model.eval()
+    generator = torch.Generator().manual_seed(0)
+    disturb_constants(model, generator)
+    fit_batch_norms(problem, generator)
+    return problem
 
 
-def randomize(model: nn.Module, seed: int = 0) -> None:
-    """Disturb what initialization makes constant: norms, biases, zero layers, running statistics.
+def call(problem: Problem, inputs: Any = None) -> Any:
+    """Return what the model returns of its own inputs, or of these."""
+    inputs = problem.inputs if inputs is None else inputs
+    return problem.model(**inputs) if isinstance(inputs, dict) else problem.model(inputs)
+
+
+@torch.no_grad()
+def disturb_constants(model: nn.Module, generator: torch.Generator) -> None:
+    """Add noise to what initialization makes constant: norms, biases, scales, layers of zeros.
 
     A layer that starts at zero hides the gradients of those before it, and a scale of one hides a mistake
     in how scales are treated.
     """
-    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and (parameter.dim() < 2 or bool((parameter == parameter.mean()).all())):
+            parameter.add_(0.1 * _noise(parameter, generator))
 
-    def noise(value: Tensor) -> Tensor:
-        return torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value.dtype)
 
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point() and (parameter.dim() < 2 or bool((parameter == 0).all())):
-                parameter.add_(0.1 * noise(parameter))
-        for name, buffer in model.named_buffers():
-            if name.endswith("running_mean"):
-                buffer.add_(0.1 * noise(buffer))
-            elif name.endswith("running_var"):
-                buffer.mul_(torch.exp(0.2 * noise(buffer)))
+@torch.no_grad()
+def fit_batch_norms(problem: Problem, generator: torch.Generator) -> None:
+    """Set running statistics to about those of the inputs, as training would have.
+
+    With those of initialization, activations fade or grow from layer to layer.
+    """
+    norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm) and m.running_var is not None]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0
+    if norms:
+        call(problem)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
+        variance = norm.running_var
+        norm.running_mean.add_(0.1 * variance.sqrt() * _noise(variance, generator))
+        norm.running_var = variance * torch.exp(0.2 * _noise(variance, generator)) + 0.1 * variance.mean()
+
+
+def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value.dtype)
 
 
 def random_combination(outputs: Any, labels: Tensor | None = None) -> Tensor:

@@ -61,7 +61,7 @@ MODEL_TYPES = {
     "MaskedLM": """
         albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm
         eurobert fnet funnel gte ibert jina_embeddings_v3 layoutlm longformer megatron-bert mobilebert
-        modernbert mpnet mra nomic_bert nystromformer rembert roberta roberta-prelayernorm roc_bert roformer
+        modernbert mpnet nomic_bert nystromformer rembert roberta roberta-prelayernorm roc_bert roformer
         squeezebert tapas ultrabert xlm-roberta xlm-roberta-xl yoso""",
     "CausalLM": """
         afmoe apertus arcee aria_text bailing_hybrid beam bert-generation biogpt bitnet bloom cohere cohere2
@@ -85,10 +85,27 @@ MODEL_TYPES = {
         vit_msn""",
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "resnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]),
-    "regnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4),
+    "canine": dict(local_transformer_stride=4, num_hash_buckets=32),
+    "cpmant": dict(dim_head=8, dim_ff=24),
+    "ctrl": dict(dff=24),
+    "cvt": dict(embed_dim=[8, 16, 16], num_heads=[1, 1, 2], depth=[1, 1, 1]),
+    "falcon_h1": dict(
+        mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=8
+    ),
+    "focalnet": dict(embed_dim=16, hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1]),
+    "fsmt": dict(src_vocab_size=32, tgt_vocab_size=32),
+    "funnel": dict(block_sizes=[1, 1], block_repeats=[1, 1], d_head=8),
+    "led": dict(attention_window=4, max_encoder_position_embeddings=64, max_decoder_position_embeddings=64),
+    "longformer": dict(attention_window=4),
+    "mobilenet_v1": dict(depth_multiplier=0.25),
+    "mobilenet_v2": dict(depth_multiplier=0.25),
     "poolformer": dict(hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
+    "pvt": dict(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2]),
+    "pvt_v2": dict(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2]),
+    "regnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4),
+    "resnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]),
     "roc_bert": dict(pronunciation_vocab_size=32, shape_vocab_size=32),
+    "segformer": dict(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2]),
 }
 
 
@@ -122,7 +139,8 @@ def _inputs(head: str) -> dict[str, Any]:
     if head == "ImageClassification":
         return {"pixel_values": random_images(32)}
     tokens = random_tokens()
-    return {"input_ids": tokens, "decoder_input_ids": tokens.flip(1)} if head == "Seq2SeqLM" else {"input_ids": tokens}
+    more = {"decoder_input_ids": tokens.flip(1)} if head == "Seq2SeqLM" else {}
+    return {"input_ids": tokens, **more}
 
 
 def transformers_cases() -> list[Case]:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 import likewise as lw
-from zoo.cases import SAMPLES, Case, Problem, build_case, random_combination
+from zoo.cases import SAMPLES, Case, Problem, build_case, call, random_combination
 
 WRONG = 1e-8  # a float64 error beyond rounding
 
@@ -51,20 +51,15 @@ def loop_similarities(problem: Problem) -> Tensor:
     Each sample is given twice: PyTorch's BatchNorm2d is wrong for a batch of one in evaluation mode where
     the incoming gradient has transposed strides.
     """
-    model = problem.model
-    wanted = [p for p in model.parameters() if p.requires_grad]
+    wanted = [p for p in problem.model.parameters() if p.requires_grad]
     rows = []
     for i in range(SAMPLES):
         pair = tree_map(lambda t, i=i: t[[i, i]], problem.inputs)
-        output = random_combination(_call(model, pair))[0, 0]
+        output = random_combination(call(problem, pair))[0, 0]
         found = torch.autograd.grad(output, wanted, allow_unused=True)
         rows.append(torch.cat([g.flatten() for g in found if g is not None]))
     directions = F.normalize(torch.stack(rows), dim=1)
     return directions @ directions.T
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def _in_float64(problem: Problem) -> Problem:
