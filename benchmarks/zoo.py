@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import re
 import resource
+import signal
 import time
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -23,13 +24,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
+from zoo.adapters import peft_cases
 from zoo.cases import Case
 from zoo.environment import declare_compiled_operators, setup_environment
 from zoo.hugging_face import transformers_cases
-from zoo.image_models import torchvision_cases
+from zoo.image_models import timm_cases, torchvision_cases
 
 RESULTS = Path(__file__).parent / "results" / "zoo.jsonl"
+WAITING = 10  # times the CPU time that a model may take, on busy cores
+OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 FORK = multiprocessing.get_context("fork")  # libraries are imported once
 
 
@@ -54,11 +57,10 @@ def find_cases() -> list[Case]:
     """Return the cases of the libraries that are installed, and import what their processes share."""
     declare_compiled_operators()
     import transformers.models.auto.modeling_auto  # noqa: F401
-
     import zoo.measurement  # noqa: F401
 
     cases = transformers_cases()
-    for library, find in (("torchvision", torchvision_cases),):
+    for library, find in (("peft", peft_cases), ("torchvision", torchvision_cases), ("timm", timm_cases)):
         if find_spec(library):
             cases += find()
         else:
@@ -90,17 +92,19 @@ def run_cases(cases: list[Case], given: argparse.Namespace) -> None:
 
 def _start(case: Case, given: argparse.Namespace) -> Running:
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_measure, args=(case, sender, given.gigabytes), daemon=True)
+    process = FORK.Process(target=_measure, args=(case, sender, given.seconds, given.gigabytes), daemon=True)
     process.start()
     sender.close()
-    return Running(case, process, receiver, time.monotonic() + given.seconds)
+    return Running(case, process, receiver, time.monotonic() + WAITING * given.seconds)
 
 
-def _measure(case: Case, sender: Connection, gigabytes: float) -> None:
+def _measure(case: Case, sender: Connection, seconds: float, gigabytes: float) -> None:
     from zoo.measurement import measure
 
     limit = int(gigabytes * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    seconds = int(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     try:
         record = measure(case)
     except Exception as error:  # of the model itself: the rest go on
@@ -117,7 +121,11 @@ def _finish(one: Running) -> dict[str, Any]:
             return record
         except EOFError:
             pass  # it ended without one
-    reason = "out of time" if one.process.is_alive() else f"exit code {one.process.exitcode}"
+    reason = (
+        "out of time"
+        if one.process.is_alive() or one.process.exitcode in OUT_OF_TIME
+        else f"exit code {one.process.exitcode}"
+    )
     one.process.kill()
     one.process.join()
     return {"key": one.case.key, "failed": reason}
@@ -131,13 +139,15 @@ def _append(file: Path, record: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--setup", type=Path, help="make an environment in this folder, and end")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results are appended")
     parser.add_argument("--only", default="", help="cases whose name this regular expression finds")
     parser.add_argument("--again", action="store_true", help="also cases that have a result")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=120, help="time limit of a model")
+    parser.add_argument("--seconds", type=float, default=60, help="limit of a model's CPU time")
     parser.add_argument("--gigabytes", type=float, default=6, help="memory limit of a model")
     return parser.parse_args()
 

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from likewise.readouts import main_tensor
 
 SAMPLES = 3
+MOST_PARAMETERS = 8_000_000  # beyond it, the largest tensors are frozen
 
 
 class Problem(NamedTuple):
@@ -28,6 +29,7 @@ class Case:
     family: str
     name: str
     build: Callable[[], Problem]
+    creates_float64: bool = False  # needs float64 as default type to run in it
 
     @property
     def key(self) -> str:
@@ -43,6 +45,7 @@ def build_case(case: Case) -> Problem:
     generator = torch.Generator().manual_seed(0)
     disturb_constants(model, generator)
     fit_batch_norms(problem, generator)
+    freeze_largest(model, MOST_PARAMETERS)
     return problem
 
 
@@ -60,7 +63,9 @@ def disturb_constants(model: nn.Module, generator: torch.Generator) -> None:
     in how scales are treated.
     """
     for parameter in model.parameters():
-        if parameter.is_floating_point() and (parameter.dim() < 2 or bool((parameter == parameter.mean()).all())):
+        if parameter.is_floating_point() and (
+            parameter.dim() < 2 or bool((parameter == parameter.mean()).all())
+        ):
             parameter.add_(0.1 * _noise(parameter, generator))
 
 
@@ -83,6 +88,16 @@ def fit_batch_norms(problem: Problem, generator: torch.Generator) -> None:
         variance = norm.running_var
         norm.running_mean.add_(0.1 * variance.sqrt() * _noise(variance, generator))
         norm.running_var = variance * torch.exp(0.2 * _noise(variance, generator)) + 0.1 * variance.mean()
+
+
+def freeze_largest(model: nn.Module, most: int) -> None:
+    """Freeze the largest tensors until at most so many parameters are left to differentiate."""
+    wanted = sorted((p for p in model.parameters() if p.requires_grad), key=Tensor.numel)
+    left = sum(p.numel() for p in wanted)
+    while left > most:
+        frozen = wanted.pop()
+        frozen.requires_grad_(False)
+        left -= frozen.numel()
 
 
 def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
