@@ -25,7 +25,7 @@ def _timm(name: str, size: int = 64, **options: Any) -> TimmModel:
 
 TIMM = {  # by module of timm.models
     "beit": _timm("beit_base_patch16_224", img_size=64, embed_dim=64, depth=2, num_heads=2),
-    "byoanet": _timm("bat_resnext26ts", 256),
+    "byoanet": _timm("botnet26t_256", img_size=64),
     "byobnet": _timm("test_byobnet", img_size=64),
     "cait": _timm("cait_xxs24_224", img_size=64, depth=2, embed_dim=48, num_heads=2),
     "coat": _timm("coat_tiny", img_size=64),

@@ -23,7 +23,8 @@ def measure(case: Case) -> dict[str, Any]:
 
     `float64` and `float32` are the largest errors of similarities and of soft neighbors (per sample)
     against a loop in float64 with the same weights; `loop32` is the larger error of two such
-    loops in float32. Seconds are of CPU time. A `spread` of similarities near 0 would mean that they tell nothing.
+    loops in float32. A `spread` of similarities near 0 would mean that they tell nothing. Seconds are of
+    CPU time.
     """
     began = time.process_time()
     problem = build_case(case)
