@@ -29,7 +29,9 @@ from zoo.cases import Case
 from zoo.environment import declare_compiled_operators, setup_environment
 from zoo.hugging_face import transformers_cases
 from zoo.image_models import timm_cases, torchvision_cases
+from zoo.table import write_table
 
+PAGE = Path(__file__).parents[1] / "docs" / "correctness.md"
 RESULTS = Path(__file__).parent / "results" / "zoo.jsonl"
 WAITING = 10  # times the CPU time that a model may take, on busy cores
 OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
@@ -40,6 +42,9 @@ def main() -> None:
     given = _arguments()
     if given.setup:
         print(f"{setup_environment(given.setup)} benchmarks/zoo.py")
+        return
+    if given.table:
+        write_table(PAGE, list(read_results(given.out).values()))
         return
     torch.set_num_threads(1)
     cases = [case for case in find_cases() if re.search(given.only, case.key)]
@@ -143,6 +148,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--setup", type=Path, help="make an environment in this folder, and end")
+    parser.add_argument("--table", action="store_true", help="write the results into docs, and end")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results are appended")
     parser.add_argument("--only", default="", help="cases whose name this regular expression finds")
     parser.add_argument("--again", action="store_true", help="also cases that have a result")
