@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 import likewise as lw
 from zoo.cases import SAMPLES, Case, Problem, build_case, call, random_combination
-
-WRONG = 1e-8  # a float64 error beyond rounding
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -38,6 +37,7 @@ def measure(case: Case) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in problem.model.parameters()),
         "differentiated": sum(p.numel() for p in problem.model.parameters() if p.requires_grad),
         "spread": float(expected.max() - expected.min()),
+        "float32_inside": computes_in_float32(exact),
         "loop32": max(_difference(loop, expected) for loop in loops),
     }
     for name, given, default in (("float64", exact, wide), ("float32", problem, torch.float32)):
@@ -69,6 +69,25 @@ def loop_similarities(problem: Problem, together: bool = False) -> Tensor:
             rows.append(torch.cat([g.flatten() for g in filled]))
     directions = F.normalize(torch.stack(rows), dim=1)
     return directions @ directions.T
+
+
+class _Narrowing(TorchFunctionMode):
+    """Notices differentiable float32 values."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float32 and result.requires_grad:
+            self.seen = True
+        return result
+
+
+def computes_in_float32(problem: Problem) -> bool:
+    """Return whether a float64 model casts what it differentiates to float32 in its forward pass."""
+    with _Narrowing() as mode:
+        call(problem)
+    return mode.seen
 
 
 def _in_float64(problem: Problem) -> Problem:
