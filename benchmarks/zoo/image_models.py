@@ -28,7 +28,7 @@ TIMM = {  # by module of timm.models
     "byoanet": _timm("botnet26t_256", img_size=64),
     "byobnet": _timm("test_byobnet", img_size=64),
     "cait": _timm("cait_xxs24_224", img_size=64, depth=2, embed_dim=48, num_heads=2),
-    "coat": _timm("coat_tiny", img_size=64),
+    "coat": _timm("coat_tiny", img_size=64, serial_depths=(1, 1, 1, 1), parallel_depth=1),
     "convit": _timm("convit_tiny", img_size=64, depth=3, local_up_to_layer=2),
     "convmixer": _timm("convmixer_768_32", img_size=64),
     "convnext": _timm("convnext_zepto_rms"),

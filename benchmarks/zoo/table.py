@@ -60,13 +60,13 @@ def _float32_sentence(records: list[Record]) -> str:
     measured = [r for r in records if "error" in r.get("float32", {})]
     large = [r for r in measured if not r["float32"]["error"] <= SMALL]
     beyond = [r for r in large if not r["float32"]["error"] <= 2 * r["loop32"]]
-    text = (
-        f"In float32, {len(measured) - len(large)} of {len(measured)} are within {SMALL:.0e} of the float64 "
-        f"loop. The other {len(large)} are networks whose gradients float32 itself does not tell better"
-    )
-    text += f": of {len(large) - len(beyond)} a plain float32 loop is as far off or further (within a factor of 2)"
     names = ", ".join(f"{_name(r)} {r['float32']['error']:.0e} against {r['loop32']:.0e}" for r in beyond)
-    return text + (f"; of {len(beyond)} it is closer: {names}." if beyond else ".")
+    return (
+        f"In float32, {len(measured) - len(large)} of {len(measured)} are within {SMALL:.0e} of the float64 "
+        f"loop. Of the other {len(large)}, {len(large) - len(beyond)} are no further from it than twice a plain "
+        "float32 loop, where units near zero and cancellation decide what float32 can tell"
+        + (f"; {len(beyond)} are further: {names}." if beyond else ".")
+    )
 
 
 def _exception(record: Record) -> list[str]:
