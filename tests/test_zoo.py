@@ -21,7 +21,7 @@ def test_published_architectures_are_right_at_full_speed(name):
     record = measure(CASES[name])
     assert table.status(record) == "full speed", record
     assert record["spread"] > 1e-3  # similarities that differ
-    assert record["float64"]["error"] < 1e-12
+    assert record["float64"]["error"] < 1e-9
     assert record["float32"]["error"] < 1e-5
 
 

@@ -63,8 +63,8 @@ def _float32_sentence(records: list[Record]) -> str:
     names = ", ".join(f"{_name(r)} {r['float32']['error']:.0e} against {r['loop32']:.0e}" for r in beyond)
     return (
         f"In float32, {len(measured) - len(large)} of {len(measured)} are within {SMALL:.0e} of the float64 "
-        f"loop. Of the other {len(large)}, {len(large) - len(beyond)} are no further from it than twice a plain "
-        "float32 loop, where units near zero and cancellation decide what float32 can tell"
+        f"loop. Of the other {len(large)}, {len(large) - len(beyond)} are no further from it than twice a "
+        "plain float32 loop, where units near zero and cancellation decide what float32 can tell"
         + (f"; {len(beyond)} are further: {names}." if beyond else ".")
     )
 
