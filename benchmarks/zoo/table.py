@@ -19,6 +19,7 @@ def write_table(page: Path, records: list[Record]) -> None:
 
 def build_tables(records: list[Record]) -> str:
     """Return a summary by library, the exceptions with their reasons, and all models."""
+    records = sorted(records, key=lambda record: record["key"].lower())
     libraries = list(dict.fromkeys(record["key"].split("/")[0] for record in records))
     parts = [
         _rows(
