@@ -295,3 +295,9 @@ def test_a_finite_difference_decides_who_is_right(torch_is_right):
         else:
             with pytest.warns(UserWarning, match="PyTorch's own gradient of Model in w is wrong"):
                 assert find_mismatch(net, lambda other: right.to(other.dtype), samples, weights) is None
+
+
+def test_a_training_term_follows_convolutions_by_their_operations():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    found = live(lw.Network(model), Samples(torch.randn(6, 1, 8, 8), None, torch.arange(6)))
+    assert found.chunk.outputs is not None  # of one forward pass, not of a sample at a time

@@ -170,6 +170,7 @@ class Watch(TorchFunctionMode):
         self.calls, self.seen, self.derived = 0, dict[int, Operation](), derived or set()
         self._known: dict[int, Source] = {id(parameters[name]): name for name in net.names}
         self._alive: list[Tensor] = []  # an id is only unique among the living
+        self.inside = False  # an operation: what it calls in turn is no operation of the model's
 
     def run(self, net: Network, samples: Samples) -> "Watch":
         """Return itself, after a call of the network on these samples."""
@@ -183,7 +184,7 @@ class Watch(TorchFunctionMode):
         place, self.calls = self.calls, self.calls + 1
         kwargs = kwargs or {}
         if not self._touched((args, kwargs)):
-            result = self.instead.get(func, func)(*args, **kwargs)
+            result = self._call(func, args, kwargs)
             self.passed(func, (args, kwargs), result)
             return result
         func, args, write = self._out_of_place(func, args)
@@ -198,7 +199,7 @@ class Watch(TorchFunctionMode):
         if overwritten and func not in _VALUE_FREE:
             leaves[0] = leaves[0].clone()
             args, kwargs = tree_unflatten(leaves, spec)
-        result = self.instead.get(func, func)(*args, **kwargs)
+        result = self._call(func, args, kwargs)
         outputs = outputs_of(result)
         seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
         if overwritten and func in _VALUE_FREE:
@@ -212,6 +213,13 @@ class Watch(TorchFunctionMode):
         if operation is not None:
             self._record(place, operation, [] if write is None else write.tensors)
         return result if write is None else write.target
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.inside = True
+        try:
+            return self.instead.get(func, func)(*args, **kwargs)
+        finally:
+            self.inside = False
 
     def _record(self, place: int, operation: Operation, written: list[Tensor]) -> None:
         self.seen[place] = operation
@@ -349,6 +357,8 @@ def _custom_functions_seen_by(watch: Watch) -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if watch.inside:
+            return original.__get__(None, cls)(*args, **kwargs)
         with torch._C.DisableTorchFunction():  # what happens inside is its own business
             return watch.__torch_function__(original.__get__(None, cls), (), args, kwargs)
 
