@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 
 from likewise.gradients.trace import Untraceable
 
-SLACK = 1e-3  # how much a ratio may deviate from a power of two, for sums in no fixed order on a GPU
+ROUNDINGS = 64  # by how many a ratio may deviate from a power of two: sums may be taken in any order
 
 
 class Members(NamedTuple):
@@ -81,6 +81,7 @@ def _members(plain: Tensor | None, weighted: list[Tensor | None], digits: list[T
     if plain is None:
         return 0
     dtype = torch.promote_types(plain.dtype, torch.float32)
+    slack = _slack(plain)
     plain = plain.to(dtype).reshape(plain.shape or (1,))
     others = [value.to(dtype).reshape(plain.shape) for value in weighted if value is not None]
     sizes = plain.abs()
@@ -91,10 +92,18 @@ def _members(plain: Tensor | None, weighted: list[Tensor | None], digits: list[T
     if not digits:  # one sample alone
         return Members(0, 1, torch.zeros(len(plain), dtype=torch.int64))
     for dimension, width in _ranges(plain.dim()):
-        owners = _owners(plain, sizes, others, digits, dimension, width)
+        owners = _owners(plain, sizes, others, digits, dimension, width, slack)
         if owners is not None:
             return Members(dimension, width, owners)
     return SHARED
+
+
+def _slack(gradient: Tensor) -> float:
+    """Return by how much of a row's gradient its multiple may be off."""
+    eps = torch.finfo(gradient.dtype).eps
+    if gradient.device.type != "cpu":  # parts of the model may compute in float32, in no fixed order
+        eps = max(eps, torch.finfo(torch.float32).eps)
+    return min(ROUNDINGS * eps, 1e-3)
 
 
 def _ranges(dims: int) -> Iterator[tuple[int, int]]:
@@ -105,7 +114,13 @@ def _ranges(dims: int) -> Iterator[tuple[int, int]]:
 
 
 def _owners(
-    plain: Tensor, sizes: Tensor, others: list[Tensor], digits: list[Tensor], dimension: int, width: int
+    plain: Tensor,
+    sizes: Tensor,
+    others: list[Tensor],
+    digits: list[Tensor],
+    dimension: int,
+    width: int,
+    slack: float,
 ) -> Tensor | None:
     """Return the sample of each index along these dimensions, None if they do not tell samples apart."""
     rest = [i for i in range(plain.dim()) if not dimension <= i < dimension + width]
@@ -120,7 +135,7 @@ def _owners(
     for value, exponents in zip(others, digits, strict=True):
         exponent = (total(value.abs()) / size).log2().round()
         ratio = exponent.exp2()
-        off = total((value - ratio * plain).abs()) > SLACK * ratio * size
+        off = total((value - ratio * plain).abs()) > slack * ratio * size
         if (off & counts).any():
             return None
         lowest, highest = int(exponents.min()), int(exponents.max())
