@@ -21,7 +21,7 @@ from tqdm import trange
 
 import likewise as lw
 from likewise.demo import trained
-from likewise.statistics.labels import judged
+from likewise.statistics.label_issues import suspicion_from_votes
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 from spread import interval
@@ -57,7 +57,7 @@ def likeness(k: Tensor) -> Tensor:
 def suspicion(similar: Tensor, y: Tensor, exponent: int) -> Tensor:
     """Return how much votes by these similarities speak against each label."""
     votes = similar.clamp(min=0).pow(exponent).fill_diagonal_(0) @ nn.functional.one_hot(y).to(similar)
-    return judged(votes, y, dtype=torch.float64).suspicion
+    return suspicion_from_votes(votes, y, dtype=torch.float64).suspicion
 
 
 def alone(density: Tensor, distance: Tensor) -> Iterator[tuple[str, float]]:

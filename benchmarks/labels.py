@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
-from likewise.likeness import sketched
-from likewise.sketch import Sketch
+from likewise.gram.projection import Sketch
+from likewise.gram.sketches import sketch_rows
 from nets import conv6, evaluated, margin, resnet9, spoiled, trained
 
 SKETCH = 1024
@@ -90,7 +90,7 @@ def self_influence(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def trak(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return TRAK's self-influence, φᵀ(ΦᵀΦ + λ)⁻¹φ (1 − p), from sketches of the label's gradient."""
     gram = lw.GramMatrix(lw.Network(model, lw.label_against_rest), (x, y), max_memory=MEMORY)
-    rows = sketched(gram, Sketch(1031, 0)).rows[:, 0].double()
+    rows = sketch_rows(gram, Sketch(1031, 0)).rows[:, 0].double()
     square = rows.T @ rows
     damped = square + 1e-3 * square.diagonal().mean() * torch.eye(len(square)).to(square)
     leverage = (rows * torch.linalg.solve(damped, rows.T).T).sum(1)

@@ -106,7 +106,7 @@ def similarities(a: argparse.Namespace) -> None:
     for tf32 in (False, True):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         gram = lw.GramMatrix(net, *data, max_memory=a.memory * 2**30)
-        _ = gram.gradients
+        _ = gram.engine
         seconds, _ = clock(gram.dense, 1, True)
         p = sum(q.numel() for q in model.parameters()) / 1e6
         report(f"ResNet-9 ({p:.1f} M), {n:,} × 2,000 similarities, {'TF32' if tf32 else 'float32'}", seconds)
@@ -133,7 +133,7 @@ def gpt2(a: argparse.Namespace) -> None:
     model.zero_grad(set_to_none=True)
     data = lw.batches({"input_ids": tokens, "labels": tokens}, 16)
     gram = lw.GramMatrix(lw.Network(model, score), data, max_memory=a.memory * 2**30)
-    _ = gram.gradients
+    _ = gram.engine
     torch.cuda.reset_peak_memory_stats()
     seconds, _ = clock(lambda: lw.soft_neighbors(gram), 3, True)
     report(f"GPT-2 small, {len(tokens)} × 128 tokens, N_S {seconds / unit:.2f} plain epochs", seconds)

@@ -91,7 +91,7 @@ def main() -> None:
     engines = ["layers"] if a.skip_reference else ["layers", "autograd"]
     for engine in engines:
         gram = lw.GramMatrix(model, lw.batches(x, a.batch), engine=engine, max_memory=a.memory * 2**30)
-        start, _ = clock(lambda g=gram: g.gradients, 1, cuda)
+        start, _ = clock(lambda g=gram: g.engine, 1, cuda)
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             lw.soft_neighbors(gram)

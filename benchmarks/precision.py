@@ -31,11 +31,11 @@ def usual(model: nn.Module, x: Tensor) -> Tensor:
     data, total, rows = gradients.data, torch.zeros(()), []
     with gradients.net.evaluating():
         for where in data.spans():
-            found = gradients.gradients.rows(data.samples(where), -0.5).rows[:, 0]
+            found = gradients.engine.rows(data.samples(where), -0.5).rows[:, 0]
             for row in found:  # one after another, as a loop over a loader would
                 total = total + row
         for where in data.spans():
-            rows.append(gradients.gradients.rows(data.samples(where), -0.5).rows[:, 0] @ total)
+            rows.append(gradients.engine.rows(data.samples(where), -0.5).rows[:, 0] @ total)
     return torch.cat(rows)
 
 

@@ -111,7 +111,7 @@ def of_classes(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     trust = {
         "likewise": chance,
         "agreement alone": found.agreement[HELD:],
-        "density alone": found.density[HELD:],
+        "closeness alone": found.closeness[HELD:],
         "shift alone": -found.shift[HELD:],
         "neighbors in features": agreeing(model, x, y, test)[HELD:],
         "largest probability": take(plain),
@@ -164,7 +164,7 @@ def of_angles(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     trust = {
         "likewise": -expected,
         "agreement alone": found.agreement[HELD:],
-        "density alone": found.density[HELD:],
+        "closeness alone": found.closeness[HELD:],
         "shift alone": -found.shift[HELD:],
         "neighbors in features": (there @ here.T).topk(10, dim=1).values[HELD:, -1],
         "paper's uncertainty": -lw.uncertainty(gram)[HELD:],

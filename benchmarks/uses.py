@@ -1,5 +1,6 @@
 """The tables of docs/uses.md, from the results in benchmarks/results: `python benchmarks/uses.py`."""
 
+import math
 import re
 import statistics
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 from records import FOLDER, lines
 from scipy.stats import spearmanr
 
-from likewise.statistics.fit import verdict_of
+from likewise.statistics.fit import decide_verdict
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 from spread import interval
@@ -256,7 +257,7 @@ def verdicts(rows: Rows) -> str:
         return "underfit" if peak[key(row)] - row["new"] > 0.05 else "fit"
 
     names = ("underfit", "fit", "overfit")
-    counts = grouped(rows, lambda r: (truth(r), verdict_of(r["learned"], r["supported"])))
+    counts = grouped(rows, lambda r: (truth(r), decide_verdict(r["learned"], r["supported"], math.inf)))
     body = [[f"truly {a}", *(str(len(counts.get((a, b), []))) for b in names)] for a in names]
     return table(["", *(f"said {name}" for name in names)], body)
 

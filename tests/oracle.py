@@ -85,14 +85,16 @@ def subspace_match(found: Tensor) -> Tensor:
     return found.pow(2).sum((-1, -2)) / found.shape[-1]
 
 
-def likeness(k: Tensor) -> Tensor:
+def centered(k: Tensor) -> Tensor:
     """Similarities less what all samples share, normalized; 0 for a sample with nothing of its own."""
     n = len(k)
     h = torch.eye(n, dtype=k.dtype) - torch.full((n, n), 1 / n, dtype=k.dtype)
     c = h @ k @ h
     own = c.diagonal()
-    scale = torch.tensor([float(v) ** -0.5 if v > 1e-6 * k[i, i] else 0.0 for i, v in enumerate(own)])
-    return scale.double()[:, None] * c * scale.double()
+    scale = torch.tensor(
+        [float(v) ** -0.5 if v > 1e-12 * k[i, i] else 0.0 for i, v in enumerate(own)], dtype=k.dtype
+    )
+    return scale[:, None] * c * scale
 
 
 def denoising_weights(jacobian: Tensor, columns: Tensor | None = None) -> Tensor:

@@ -32,17 +32,10 @@ LEVELS = {
     "network": 2,  # knows the readouts
     "report": 2,  # knows only its folder
     "gradients": 3,
-    "head": 4,
     "losses": 4,
-    "pairs": 4,
-    "passes": 4,
-    "sketch": 4,
-    "plan": 5,
     "gram": 6,
-    "similarity": 7,
-    "likeness": 7,
     "analysis": 7,  # knows only its folder, and who writes its report
-    "statistics": 8,  # may use a likeness
+    "statistics": 8,
     "comparison": 9,
     "runs": 9,
     "demo": 10,

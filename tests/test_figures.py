@@ -17,19 +17,19 @@ from matplotlib.colors import to_hex
 from likewise import figures
 
 ODD = ["$x^2$", "<script>", "_hidden"]  # formulas, markup and matplotlib's mark of "no label"
-QUADRANTS = ["ordinary", "isolated", "contested", "indistinguishable"]
+STATUSES = ["ordinary", "isolated", "contested"]
 
 
 def table_of(n, classes=3):
     rng = np.random.default_rng(1)
     numbers = {
-        name: rng.random(n) + 0.01 for name in ("density", "local_density", "isolation", "map_x", "map_y")
+        name: rng.random(n) + 0.01 for name in ("density", "local_density", "novelty", "map_x", "map_y")
     }
     labels = {name: np.arange(n) % classes for name in ("label", "prediction", "suggested_label")}
-    quadrant = [QUADRANTS[i % 4] for i in range(n)]
-    agreement = [1.0 if name in QUADRANTS[:2] else 0.0 for name in quadrant]
+    status = [STATUSES[i % 3] for i in range(n)]
+    agreement = [1.0 if name == "ordinary" else 0.0 for name in status]
     issue = np.arange(n) % 4 == 2
-    return pd.DataFrame(numbers | labels | dict(agreement=agreement, label_issue=issue, quadrant=quadrant))
+    return pd.DataFrame(numbers | labels | dict(agreement=agreement, label_issue=issue, status=status))
 
 
 def matrix_of(n):
@@ -42,7 +42,7 @@ DRAWN = {
     "neighbor_grid": lambda ax: figures.neighbor_grid(IMAGES, [0, 1], [[1, 2, 3], [0, 4, 5]], ax=ax),
     "similarity_histogram": lambda ax: figures.similarity_histogram([-1, 0, 1], [3, 4], 0.0, ax=ax),
     "density_histogram": lambda ax: figures.density_histogram(TABLE["density"], IMAGES, ax=ax),
-    "quadrants": lambda ax: figures.quadrants(TABLE, ax=ax),
+    "neighborhoods": lambda ax: figures.neighborhoods(TABLE, ax=ax),
     "kernel_map": lambda ax: figures.kernel_map(TABLE, ax=ax),
     "confusion": lambda ax: figures.confusion([[3, 1], [0, 4]], ax=ax),
     "class_similarity": lambda ax: figures.class_similarity([[0.3, -0.1], [-0.1, 0.4]], ax=ax),
@@ -217,46 +217,40 @@ def test_histograms_refuse_what_does_not_match():
     assert not plt.get_fignums()
 
 
-# quadrants and kernel_map
+# neighborhoods and kernel_map
 
 
-def test_quadrants_counts_colors_and_cuts(ax):
-    figures.quadrants(TABLE, ax)
-    expected = {f"{name}: {count}" for name, count in TABLE["quadrant"].value_counts().items()}
-    assert {text.strip() for text in texts(drawn(ax))} == expected
-    assert legend(ax) == [f"label issue: {TABLE['label_issue'].sum()}"]
-    across, level = ax.lines
-    assert across.get_xdata()[0] == pytest.approx(np.median(TABLE["local_density"]) / 4)
-    assert level.get_ydata()[0] == 0.5
+def test_neighborhoods_counts_and_colors(ax):
+    figures.neighborhoods(TABLE, ax)
+    counts = [f"{name}: {(TABLE['status'] == name).sum()}" for name in STATUSES]
+    assert legend(ax) == [*counts, f"label issue: {TABLE['label_issue'].sum()}"]
     groups = [group for group in ax.collections if len(group.get_offsets())]
     assert sum(len(group.get_offsets()) for group in groups) == len(TABLE)
     colors = {to_hex(group.get_facecolor()[0]).upper() for group in groups}
-    assert colors == {figures.QUADRANTS[name].upper() for name in QUADRANTS}
+    assert colors == {figures.STATUSES[name].upper() for name in STATUSES}
 
 
-def test_spread_points_stay_on_their_side_and_are_always_the_same(ax):
+def test_spread_points_stay_close_and_are_always_the_same(ax):
     table = TABLE.assign(agreement=0.5)
-    drawings = [figures.quadrants(table, axes) for axes in (ax, ax.figure.add_subplot())]
+    drawings = [figures.neighborhoods(table, axes) for axes in (ax, ax.figure.add_subplot())]
     first, second = ([c.get_offsets() for c in axes.collections if len(c.get_offsets())] for axes in drawings)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    heights = [points[:, 1] for points in first]
-    assert all((y >= 0.5).all() or (y <= 0.5).all() for y in heights)
-    assert max(np.abs(y - 0.5).max() for y in heights) <= 0.06
+    assert max(np.abs(points[:, 1] - 0.5).max() for points in first) <= 0.0201
 
 
-def test_quadrants_with_densities_of_no_logarithm_are_drawn(ax):
-    figures.quadrants(TABLE.assign(local_density=TABLE["local_density"] - 0.5), ax)
+def test_neighborhoods_with_densities_of_no_logarithm_are_drawn(ax):
+    figures.neighborhoods(TABLE.assign(local_density=TABLE["local_density"] - 0.5), ax)
     assert drawn(ax).get_xscale() == "linear"
 
 
-def test_quadrants_refuses_other_names_and_missing_columns():
-    with pytest.raises(ValueError, match=r"Quadrants \['odd'\] found: expected ordinary, isolated"):
-        figures.quadrants(TABLE.assign(quadrant="odd"))
+def test_neighborhoods_refuses_other_names_and_missing_columns():
+    with pytest.raises(ValueError, match=r"Statuses \['odd'\] found: expected ordinary, isolated"):
+        figures.neighborhoods(TABLE.assign(status="odd"))
     with pytest.raises(ValueError, match="No column 'agreement' found: choose from density, "):
-        figures.quadrants(TABLE.drop(columns="agreement"))
+        figures.neighborhoods(TABLE.drop(columns="agreement"))
 
 
-@pytest.mark.parametrize("color", ["label", "prediction", "suggested_label", "quadrant", "label_issue"])
+@pytest.mark.parametrize("color", ["label", "prediction", "suggested_label", "status", "label_issue"])
 def test_classes_have_a_color_and_a_marker_each(color, ax):
     figures.kernel_map(TABLE, color, ax=ax)
     found = sorted(TABLE[color].unique())
@@ -350,7 +344,7 @@ def test_dynamics_draws_median_band_and_samples(ax):
         (dict(tables=[]), r"Tables of \[\] samples"),
         (dict(tables=[TABLE, TABLE[1:]]), r"Tables of \[40, 39\] samples found"),
         (dict(tables=[TABLE], column="speed"), "No column 'speed'"),
-        (dict(tables=[TABLE], column="quadrant"), "quadrant: .* found, pass finite numbers"),
+        (dict(tables=[TABLE], column="status"), "status: .* found, pass finite numbers"),
         (
             dict(tables=[TABLE], steps=[1, 2]),
             r"steps: int64 \(2,\) found, pass finite numbers of shape \(1,\)",
@@ -389,12 +383,12 @@ def test_names_are_plain_text(ax):
 
 
 def test_odd_column_names_are_plain_text(ax):
-    table = TABLE.rename(columns={"isolation": "$_isolation$"})
-    figures.kernel_map(table, "$_isolation$", ax=ax)
-    figures.dynamics([table], "$_isolation$", ax=ax)
+    table = TABLE.rename(columns={"novelty": "$_novelty$"})
+    figures.kernel_map(table, "$_novelty$", ax=ax)
+    figures.dynamics([table], "$_novelty$", ax=ax)
     drawn(ax)
     for label in (ax.yaxis.label, ax.figure.axes[1].yaxis.label):
-        assert label._preprocess_math(label.get_text()) == ("$_isolation$", False)
+        assert label._preprocess_math(label.get_text()) == ("$_novelty$", False)
 
 
 def test_long_names_are_cut_and_lines_joined():
@@ -405,7 +399,7 @@ def test_long_names_are_cut_and_lines_joined():
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning", "ignore:.*deprecated")
 @pytest.mark.parametrize(
     "table",
-    [table_of(1, 1), table_of(9, 1).assign(density=0.25, agreement=1.0, map_x=0.0, map_y=0.0, isolation=0.0)],
+    [table_of(1, 1), table_of(9, 1).assign(density=0.25, agreement=1.0, map_x=0.0, map_y=0.0, novelty=0.0)],
     ids=["one sample", "constant"],
 )
 def test_one_sample_one_class_and_constant_values_are_drawn(table, ax):
@@ -415,9 +409,9 @@ def test_one_sample_one_class_and_constant_values_are_drawn(table, ax):
     drawn(figures.similarity_histogram([-1, 1], [1], 0.5, ax=one()))
     bars = drawn(figures.density_histogram(table["density"], images, ax=one())).patches
     assert sum(bar.get_height() for bar in bars) == len(table)
-    drawn(figures.quadrants(table, ax=one()))
+    drawn(figures.neighborhoods(table, ax=one()))
     drawn(figures.kernel_map(table, ax=one()))
-    drawn(figures.kernel_map(table, "isolation", ax=one()))
+    drawn(figures.kernel_map(table, "novelty", ax=one()))
     assert texts(drawn(figures.confusion([[0]], ["only"], ax=one()))) == ["0"]
     assert texts(drawn(figures.class_similarity([[0.0]], ax=one()))) == ["0.00"]
     drawn(figures.dynamics([table], samples=[0], ax=one()))

@@ -1,11 +1,13 @@
 """The two uses of a Gram matrix, under little memory, and their errors."""
 
+import pandas
 import pytest
 import torch
 from torch import nn
 
 import likewise as lw
 import nets
+from likewise.gram import matrix
 
 
 @pytest.fixture
@@ -49,21 +51,64 @@ def test_product_is_the_block_matrix_times_the_weights(case):
     assert torch.allclose(gram @ weights, torch.einsum("nmde,mec->ndc", blocks, weights))
 
 
-def test_transposed_and_other_columns(case):
+def test_other_columns_keep_the_reference_of_centering(case):
     model, x = case
-    gram = lw.GramMatrix(model, x, x[:4], kernel=lw.INFLUENCE, centered=True)
-    mirrored = lw.Kernel(-1, 0)
-    assert torch.allclose(gram.transposed().dense(), gram.dense().T)
-    assert gram.transposed().kernel == mirrored
+    gram = lw.GramMatrix(model, x, x[:4], centered=True)
     part = gram.with_columns(gram.columns.take([2, 0]))
     assert torch.allclose(part.dense(), gram.dense()[:, [2, 0]])
+    assert torch.allclose(part @ torch.ones(2).double(), part.dense().sum(1))
+    with pytest.raises(ValueError, match="centered=True needs a symmetric kernel"):
+        lw.GramMatrix(model, x, kernel=lw.INFLUENCE, centered=True)
+
+
+def test_the_same_data_as_rows_and_columns_is_square(case):
+    model, x = case
+    assert lw.GramMatrix(model, x, x).square and lw.GramMatrix(model, x, columns=x).square
+    data = lw.batches(x)
+    assert lw.GramMatrix(model, data, data).square and not lw.GramMatrix(model, x, x.clone()).square
+
+
+def test_products_take_vectors_matrices_arrays_and_series(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x)
+    dense, weights = gram.dense(), torch.randn(len(x), 3, dtype=torch.float64)
+    assert torch.allclose(gram @ weights, dense @ weights)
+    assert torch.allclose(gram @ weights[:, 0].numpy(), dense @ weights[:, 0])
+    assert torch.allclose(gram @ pandas.Series(weights[:, 1].numpy()), dense @ weights[:, 1])
+    with pytest.raises(TypeError, match="weights must be numbers"):
+        gram @ "ones"
+
+
+def test_a_users_linear_reduction_takes_two_passes(case):
+    model, x = case
+
+    @lw.reduction(linear=True)
+    def mixed(blocks):
+        return blocks[..., 0, 1] - 2 * blocks[..., 2, 2]
+
+    gram = lw.GramMatrix(model, x, x[:4], kernel=lw.Kernel(-0.5, -0.5, mixed))
+    weights = torch.randn(4, 2, dtype=torch.float64)
+    assert torch.allclose(gram @ weights, gram.dense() @ weights)
+    assert gram.plan().visits_of_pairs == 0
+
+
+def test_matrices_made_from_one_share_its_engine(case, monkeypatch):
+    model, x = case
+    count = []
+    original = matrix.chosen
+    monkeypatch.setattr(matrix, "chosen", lambda *args: count.append(1) or original(*args))
+    gram = lw.GramMatrix(model, (x, torch.arange(len(x)) % 2))
+    other = gram.with_kernel(lw.INNER_PRODUCT).with_centering(True)
+    assert other.engine is gram.engine is gram.of_columns().take(3).engine
+    lw.label_suspicion(gram), lw.uncertainty(gram), lw.nearest(gram), lw.soft_neighbors(other)
+    assert len(count) == 1
 
 
 def test_rows_are_reduced_strip_by_strip_with_their_own_place(case):
     model, x = case
     gram = lw.GramMatrix(model, x, max_memory=60 * ROW)
     k = gram.dense()
-    best, where = gram.over_rows(lambda row: tuple(row.max(1)), own=-torch.inf)
+    best, where = gram.over_rows(lambda row: tuple(row.max(1)), fill_diagonal=-torch.inf)
     assert torch.allclose(best, k.clone().fill_diagonal_(-torch.inf).max(1).values)
     assert (where != torch.arange(10)).all()
     places = gram.map_strips(lambda where, _: torch.tensor(list(where)))
@@ -89,9 +134,9 @@ def test_diagonal_is_that_of_the_matrix(case):
 def test_wrong_weights_and_kernels_are_said(case):
     model, x = case
     gram = lw.GramMatrix(model, x)
-    with pytest.raises(ValueError, match=r"\(10, 3, c\), found \(10, 3\)"):
-        gram @ torch.ones(10, 3)
-    with pytest.raises(ValueError, match=r"\(10, c\)"):
+    with pytest.raises(ValueError, match=r"m = 10, d = 3, found \(10, 2, 1\)"):
+        gram @ torch.ones(10, 2, 1)
+    with pytest.raises(ValueError, match=r"m = 10, found \(9, 2\)"):
         gram.row_sums(torch.ones(9, 2))
     with pytest.raises(ValueError, match="not linear"):
         gram.with_kernel(lw.ROTATION_INVARIANT) @ torch.ones(10, 3, 1)
@@ -101,7 +146,7 @@ def test_wrong_weights_and_kernels_are_said(case):
 
 def test_wrong_arguments_of_statistics_are_said(case):
     model, x = case
-    gram, cross = lw.GramMatrix(model, x), lw.GramMatrix(model, x, x)
+    gram, cross = lw.GramMatrix(model, x), lw.GramMatrix(model, x, x.clone())
     labels = torch.zeros(10).long()
     for call, text in [
         (lambda: lw.nearest(gram, 0), "k = 0"),
@@ -126,8 +171,8 @@ def test_wrong_arguments_of_statistics_are_said(case):
 
 def test_centered_queries_are_about_the_mean_of_the_columns(case):
     model, x = case
-    gram = lw.GramMatrix(model, x[:3], x, kernel=lw.INNER_PRODUCT, centered=True)
+    gram = lw.GramMatrix(model, x[:3], x, centered=True)
     with gram.net.evaluating():
-        rows = gram._probed.rows(gram.columns.samples(range(10)), 0).rows
-    shifted = rows - rows.mean(0)
-    assert torch.allclose(gram.dense(), torch.einsum("ndp,mdp->nm", shifted[:3], shifted) / 3)
+        rows = gram.engine.rows(gram.columns.samples(range(10)), -0.5).rows
+    shifted = nn.functional.normalize((rows - rows.mean(0)).flatten(1), dim=1)
+    assert torch.allclose(gram.dense(), shifted[:3] @ shifted.T)

@@ -1,5 +1,7 @@
 """Every kernel, reduction and statistic against the formulas written out, over kinds of nets."""
 
+import functools
+
 import pytest
 import torch
 
@@ -9,7 +11,14 @@ import oracle
 
 ENGINES = ("autograd", "layers")
 OUTPUTS = {nets.Added: (1, 2)}  # of the others also 3 and 10
-CASES = [(make, d, e) for make in nets.SHAPES for d in OUTPUTS.get(make, (1, 2, 3, 10)) for e in ENGINES]
+NETS = [(make, d) for make in nets.SHAPES for d in OUTPUTS.get(make, (1, 2, 3, 10))]
+GRID = [(make, d, engine) for make, d in NETS for engine in ENGINES]
+# For statistics, which only combine kernels: every net with every number of outputs, every net and every number
+# of outputs with every engine.
+PAIRWISE = [
+    (make, d, ENGINES[(list(nets.SHAPES).index(make) + (1, 2, 3, 10).index(d)) % len(ENGINES)])
+    for make, d in NETS
+]
 TOLERANCE = 1e-10
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent"),
@@ -23,10 +32,9 @@ def close(found, expected, tolerance=TOLERANCE):
     assert (found - expected).abs().max().item() <= tolerance * scale
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda c: f"{c[0].__name__}-{c[1]}-{c[2]}")
-def case(request):
+@functools.lru_cache(maxsize=4)
+def build_case(make, d, engine):
     """A gram of 7 rows with 5 other columns and one of the rows with themselves, and Jacobians."""
-    make, d, engine = request.param
     model, x = nets.case(make, d, 12)
     left, right = oracle.jacobians(model, x[:7]), oracle.jacobians(model, x[7:])
     net = lw.Network(model)
@@ -35,24 +43,38 @@ def case(request):
     return cross, own, left, right
 
 
-def test_inner_products(case):
-    cross, own, left, right = case
+def case_id(case):
+    return f"{case[0].__name__}-{case[1]}-{case[2]}"
+
+
+@pytest.fixture(scope="module", params=GRID, ids=case_id)
+def grid_case(request):
+    return build_case(*request.param)
+
+
+@pytest.fixture(scope="module", params=PAIRWISE, ids=case_id)
+def case(request):
+    return build_case(*request.param)
+
+
+def test_inner_products(grid_case):
+    cross, own, left, right = grid_case
     kernel = lw.Kernel(0, 0, lw.whole_block)
     close(cross.with_kernel(kernel).dense(), oracle.inner(left, right))
     close(own.with_kernel(kernel).dense(), oracle.inner(left, left))
 
 
 @pytest.mark.parametrize("exponents", [(0, -1), (-1, 0), (-0.5, -0.5)], ids=str)
-def test_blocks_of_every_normalization(case, exponents):
-    cross, _, left, right = case
+def test_blocks_of_every_normalization(grid_case, exponents):
+    cross, _, left, right = grid_case
     close(
         cross.with_kernel(lw.Kernel(*exponents, lw.whole_block)).dense(),
         oracle.blocks(left, right, *exponents),
     )
 
 
-def test_reductions(case):
-    cross, _, left, right = case
+def test_reductions(grid_case):
+    cross, _, left, right = grid_case
     expected = oracle.correlation(left, right)
     close(cross.dense(), oracle.trace(expected))
     close(cross.with_kernel(lw.NEAR_IDENTITY).dense(), oracle.near_identity(expected))
@@ -141,12 +163,16 @@ def test_predicted_move(case):
 
 def test_centered(case):
     _, own, left, _ = case
-    centered = lw.GramMatrix(own.net, own.data, centered=True, engine=own._engine)
-    shifted = left - left.mean(0)
-    close(centered.with_kernel(lw.INNER_PRODUCT).dense(), oracle.trace(oracle.inner(shifted, shifted)))
-    k = oracle.trace(oracle.correlation(shifted, shifted))
+    centered = own.with_centering(True)
+    inner = oracle.centered(oracle.trace(oracle.inner(left, left)))
+    close(centered.with_kernel(lw.INNER_PRODUCT).dense(), inner, TOLERANCE)
+    k = oracle.centered(own_correlation(left))
     close(centered.dense(), k, TOLERANCE)
-    close(lw.soft_neighbors(centered), k.sum(1), TOLERANCE)
+    close(lw.soft_neighbors(centered), k.sum(1), 1e-6)
+    weights = torch.randn(7, 3, dtype=torch.float64)
+    close(centered @ weights, k @ weights, 1e-6)
+    close(centered @ weights[:, 0].numpy(), k @ weights[:, 0], 1e-6)
+    close(centered.diagonal(), k.diagonal(), TOLERANCE)
 
 
 def test_classes(case):
@@ -162,7 +188,7 @@ def test_classes(case):
 def test_label_votes(case):
     _, own, left, _ = case
     labels = torch.tensor([0, 1, 2, 1, 1, 0, 2])
-    c = oracle.likeness(own_correlation(left)).fill_diagonal_(0)
+    c = oracle.centered(own_correlation(left)).fill_diagonal_(0)
     votes = torch.stack([c.clamp(min=0).pow(4)[:, labels == c_].sum(1) for c_ in range(3)], 1)
     found = lw.label_suspicion(own, labels)
     opinion = torch.zeros(7, max(3, own.d), dtype=torch.float64)
@@ -187,7 +213,7 @@ def test_novelty(case):
 def test_reliability_of_values(case):
     _, own, left, _ = case
     labels = torch.randn(7, own.d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    c = oracle.likeness(own_correlation(left)).fill_diagonal_(0).clamp(min=0).pow(8)
+    c = oracle.centered(own_correlation(left)).fill_diagonal_(0).clamp(min=0).pow(8)
     found, outputs = lw.reliability(own, labels), own.outputs()
     for i in range(7):
         others = (torch.arange(7) != i).double() / 6  # who has no neighbor gets the mean of all others
@@ -196,7 +222,7 @@ def test_reliability_of_values(case):
         gap, shift = ((outputs[i] - weights @ of).norm() / spread for of in (labels, outputs))
         close(found.agreement[i], (-gap).exp(), 1e-6)
         close(found.shift[i], shift, 1e-6)
-    close(found.density, 1 - lw.novelty(own))
+    close(found.closeness, 1 - lw.novelty(own))
     assert found.confidence is None
 
 

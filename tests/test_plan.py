@@ -77,7 +77,7 @@ def test_a_meter_counts_what_is_alive():
 @pytest.mark.parametrize("megabytes", [4, 16, 64])
 def test_the_memory_allowed_is_kept(megabytes):
     gram = example(2000, max_memory=megabytes * 2**20)
-    _ = gram.gradients
+    _ = gram.engine
     for statistic in (lw.soft_neighbors, lw.nearest, lw.hard_neighbors, lw.uncertainty):
         with Meter() as meter:
             statistic(gram)
@@ -86,10 +86,10 @@ def test_the_memory_allowed_is_kept(megabytes):
 
 def test_batches_are_as_large_as_fits_when_no_size_is_given():
     small, large = example(3000, max_memory=2**22), example(3000)
-    spans = [gram.passes.spans(gram.data) for gram in (small, large)]
+    spans = [gram.products().spans(gram.data) for gram in (small, large)]
     assert len(spans[0][0]) < len(spans[1][0]) <= 2048
     given = lw.GramMatrix(large.net, lw.batches(torch.randn(100, 1, 8, 8), 7))
-    assert len(given.passes.spans(given.data)[0]) == 7
+    assert len(given.products().spans(given.data)[0]) == 7
     close = torch.testing.assert_close
     close(lw.soft_neighbors(small), lw.soft_neighbors(large), rtol=1e-5, atol=0)
 

@@ -22,8 +22,8 @@ def example(n=40, seed=0):
     return model, torch.randn(n, 5), torch.arange(n) % 3
 
 
-def likeness_of(gram):
-    """The kernel less its means, normalized: written out."""
+def centered_of(gram):
+    """The double-centered kernel, normalized: written out."""
     k = gram.dense().double()
     h = torch.eye(len(k), dtype=k.dtype) - 1 / len(k)
     c = h @ k @ h
@@ -31,44 +31,65 @@ def likeness_of(gram):
     return scale[:, None] * c * scale
 
 
-def test_the_table_holds_what_the_formulas_say(tmp_path):
+@pytest.mark.parametrize("classes", [True, False], ids=["classes", "values"])
+def test_every_column_and_table_equals_the_function_of_its_name(tmp_path, classes):
     model, x, y = example()
-    found = lw.analyze(model, (x, y), out=tmp_path / "run", neighbors=4, threshold=0.25)
-    gram = lw.GramMatrix(model, (x, y))
-    c, table = likeness_of(gram), found.table
-    others = c - 10 * torch.eye(40)
-    near = others.topk(4)
-    votes = c.clamp(min=0).fill_diagonal_(0).pow(4) @ nn.functional.one_hot(y).double()
+    model, x = model.double(), x.double()
+    y = y if classes else torch.randn(40, 3, dtype=torch.float64)
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", neighbors=4, threshold=0.3)
+    gram = lw.GramMatrix(model, (x, y), centered=True)
+    plain, table = gram.with_centering(False), found.table
 
     def close(column, expected):
         torch.testing.assert_close(
-            torch.tensor(table[column].to_numpy()).double(), expected.double(), rtol=1e-4, atol=1e-5
+            torch.tensor(table[column].to_numpy()).double(), expected.double(), rtol=0, atol=1e-6
         )
 
-    close("density", lw.soft_neighbors(gram) / 40)
-    close("uncertainty", lw.uncertainty(gram))
-    plain = gram.dense().double().fill_diagonal_(-1)
-    close("isolation", 1 - plain.topk(10).values.mean(1))
-    close("near", (c >= 0.25).sum(1))
-    opinion = (votes / votes.sum(1, keepdim=True) + model(x).detach().softmax(1)) / 2
-    mine, others = opinion.gather(1, y[:, None])[:, 0], opinion.scatter(1, y[:, None], -1)
-    close("label_suspicion", (1 - mine + others.max(1).values) / 2)
-    close("agreement", (y[near.indices] == y[:, None]).double().mean(1))
-    chances = model(x).softmax(1).double()
-    weights = near.values.clamp(min=0)
-    around = (weights[:, :, None] * chances[near.indices]).sum(1) / weights.sum(1, keepdim=True)
-    close("shift", (chances - around).abs().sum(1) / 2)
-    contested = (votes.argmax(1) != y) | (others.max(1).values > mine)
-    assert table["suggested_label"].tolist() == torch.where(contested, others.argmax(1), y).tolist()
-    judged = lw.label_suspicion(gram)
-    assert table["label_issue"].tolist() == judged.flagged.tolist()
-    close("chance_wrong", judged.chance_wrong)
+    close("density", lw.soft_neighbors(plain) / 40)
+    close("uncertainty", lw.uncertainty(plain))
+    close("novelty", lw.novelty(plain))
+    close("hard_neighbors", lw.hard_neighbors(gram, 0.3))
+    close("local_density", lw.positive_neighbors(gram, 4))
+    reliability = lw.reliability(gram)
+    close("shift", reliability.shift)
+    close("agreement", reliability.agreement)
+    neighbors = lw.nearest(gram, 4)
+    assert found.neighbor_matrix.tolist() == neighbors.indices.tolist()
+    torch.testing.assert_close(
+        torch.tensor(found.similarity_matrix), neighbors.similarities, rtol=0, atol=1e-6
+    )
+    histogram = lw.similarity_histogram(gram, bins=40)
+    for sample in range(40):
+        shown = found.histogram(sample)
+        assert shown.counts.tolist() == histogram.counts[sample].tolist()
+        assert shown.edges.tolist() == pytest.approx(histogram.edges.tolist())
+    if not classes:
+        assert "label_suspicion" not in table and "status" not in table
+        return
+    suspicion = lw.label_suspicion(gram)
+    close("label_suspicion", suspicion.suspicion)
+    close("chance_wrong", suspicion.chance_wrong)
+    assert table["label_issue"].tolist() == suspicion.flagged.tolist()
+    assert table["suggested_label"].tolist() == suspicion.suggested.tolist()
+    assert (table["status"] == "contested").tolist() == suspicion.contested.tolist()
+    assert (table["status"] == "isolated").tolist() == suspicion.isolated.tolist()
     assert table["prediction"].tolist() == model(x).argmax(1).tolist()
-    assert found.neighbors(7)["neighbor"].tolist() == near.indices[7].tolist()
-    assert len(found.neighbors(7, 2)) == 2
-    counts = torch.histc(c[7].float(), 40, -1, 1).long()
-    assert abs(torch.tensor(found.histogram(7).counts) - counts).sum() <= 2  # one may lie on an edge
-    assert found.summary.samples == 40 and found.summary.label_issues == int(table["label_issue"].sum())
+    similarity = lw.class_similarity(gram).mean
+    torch.testing.assert_close(torch.tensor(found.class_similarity.to_numpy()), similarity, rtol=0, atol=1e-4)
+    fit = lw.fit_quality(plain)
+    assert found.manifest["fit"] == {
+        "learned": fit.learned,
+        "supported": fit.supported,
+        "verdict": fit.verdict,
+    }
+
+
+def test_a_run_folder_holds_its_files(tmp_path):
+    model, x, y = example()
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", neighbors=4)
+    assert len(found.neighbors(7)) == 4 and len(found.neighbors(7, 2)) == 2
+    assert found.summary.samples == 40
+    assert found.summary.label_issues == int(found.table["label_issue"].sum())
     assert "40 samples" in repr(found) and "<table" in found._repr_html_()
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "details.parquet",
@@ -84,7 +105,7 @@ def test_the_table_holds_what_the_formulas_say(tmp_path):
 def test_class_similarity_and_confusion_are_what_they_say(tmp_path):
     model, x, y = example()
     found = lw.analyze(model, (x, y), out=tmp_path / "run", classes=["a", "b", "c"])
-    c = likeness_of(lw.GramMatrix(model, (x, y)))
+    c = centered_of(lw.GramMatrix(model, (x, y)))
     pairs = ~torch.eye(40, dtype=torch.bool)
     for a in range(3):
         for b in range(3):
@@ -100,7 +121,7 @@ def test_class_similarity_and_confusion_are_what_they_say(tmp_path):
 def test_the_map_is_the_leading_part_of_the_kernel(tmp_path):
     model, x, y = example(60)
     found = lw.analyze(model, (x, y), out=tmp_path / "run")
-    c = likeness_of(lw.GramMatrix(model, (x, y)))
+    c = centered_of(lw.GramMatrix(model, (x, y)))
     values, vectors = torch.linalg.eigh(c)
     expected = (vectors * values.clamp(min=0).sqrt())[:, -2:].flip(1)
     shown = torch.tensor(found.table[["map_x", "map_y"]].to_numpy())
@@ -126,7 +147,7 @@ def test_a_sketched_run_comes_close_and_tells_its_error(tmp_path):
     exact = lw.analyze(model, (x, y), out=tmp_path / "exact", sketch="never")
     small = lw.analyze(model, (x, y), out=tmp_path / "small", sketch=3000)
     assert exact.manifest["approximations"] == [] and "off by" in small.manifest["approximations"][0]
-    for column in ("density", "label_suspicion", "isolation", "uncertainty"):
+    for column in ("density", "label_suspicion", "novelty", "uncertainty"):
         assert exact.table[column].corr(small.table[column], method="spearman") > 0.8, column
     for readout in (lw.all_outputs, lw.log_probabilities):  # of the latter, k(x, x) is 2/3
         wide = [
@@ -163,7 +184,7 @@ def test_names_columns_and_pictures_of_ones_own(tmp_path):
         ({"extra": {"density": y}}, "a name of ours"),
         ({"extra": {"mine": y[:3]}}, r"shape \(3,\)"),
         ({"classes": ["a", "b"]}, "2 names of classes"),
-        ({"threshold": 0.33}, "multiple of 0.05"),
+        ({"threshold": 1.5}, "threshold"),
     ):
         with pytest.raises(ValueError, match=message):
             lw.analyze(model, (x, y), out=tmp_path / f"wrong{len(list(tmp_path.iterdir()))}", **wrong)
@@ -174,7 +195,7 @@ def test_names_columns_and_pictures_of_ones_own(tmp_path):
 def test_labels_are_optional_and_may_be_numbers(tmp_path):
     model, x, _ = example()
     without = lw.analyze(model, x, out=tmp_path / "a").table
-    assert "label_suspicion" not in without and "agreement" in without and "quadrant" in without
+    assert "label_suspicion" not in without and "agreement" in without and "status" in without
     torch.manual_seed(0)
     one = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
     numbers = torch.randn(40)
@@ -301,10 +322,10 @@ def test_what_a_network_says_may_be_probabilities_or_integers_numbers(tmp_path):
         lw.analyze(model, (x, y * 25_000), out=tmp_path / "many")
 
 
-def test_local_density_and_isolation_agree(tmp_path):
+def test_local_density_and_novelty_agree(tmp_path):
     model, x, y = clustered()
     table = lw.analyze(model, (x, y), out=tmp_path / "run").table
-    assert table["local_density"].corr(table["isolation"], method="spearman") < -0.5
+    assert table["local_density"].corr(table["novelty"], method="spearman") < -0.5
 
 
 def test_another_model_data_set_or_option_is_refused(tmp_path):

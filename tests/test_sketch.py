@@ -1,4 +1,4 @@
-"""Sketches keep inner products; likeness is the kernel less what all samples share."""
+"""Sketches keep inner products; centered similarities are the double-centered kernel, normalized."""
 
 import pytest
 import torch
@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import likewise as lw
-from likewise.likeness import SketchedLikeness, likeness
-from likewise.sketch import Sketch, whitened
+from likewise.gram import Reducer
+from likewise.gram.projection import Sketch, whitened
+from likewise.gram.sketches import Sketches
 from nets import SHAPES, case
 
 
@@ -21,11 +22,11 @@ def conv(outputs=4):
 
 def sketched(gram, q, seed=0):
     with gram.net.evaluating():
-        return Sketch(q, seed)(gram.gradients, gram.data.samples(range(gram.shape[0])))
+        return Sketch(q, seed)(gram.engine, gram.data.samples(range(gram.shape[0])))
 
 
-def likeness_of(k):
-    """The likeness written out: the Gram matrix of normalized gradients less their mean, normalized again."""
+def centered_of(k):
+    """The centered similarity written out: normalized gradients less their mean, normalized again."""
     n = len(k)
     h = torch.eye(n, dtype=k.dtype) - 1 / n
     c = h @ k @ h
@@ -33,8 +34,17 @@ def likeness_of(k):
     return scale[:, None] * c * scale
 
 
-def every(likeness):
-    return likeness.map_strips(lambda _, c: (c.clone(),))[0]
+class Both(Reducer):
+    """Keeps whole strips, centered and plain."""
+
+    results, centered = 2, True
+
+    def __call__(self, strip):
+        return strip.centered.clone(), strip.plain.clone()
+
+
+def every(source):
+    return source.visit(Both())[0][0]
 
 
 @pytest.mark.parametrize("engine", ["layers", "autograd"])
@@ -80,49 +90,48 @@ def test_equal_samples_stay_equal_and_no_gradient_is_like_nothing():
     x = torch.randn(6, 3)
     x[1], x[2] = x[0], 0
     features = whitened(sketched(lw.GramMatrix(model, x), 64))
-    likeness = every(SketchedLikeness(features, 2**20))
-    assert torch.allclose(features[0], features[1]) and abs(float(likeness[0, 1]) - 1) < 1e-5
-    assert features[2].abs().max() == 0 and likeness[2].abs().max() == 0
+    centered = every(Sketches(features))
+    assert torch.allclose(features[0], features[1]) and abs(float(centered[0, 1]) - 1) < 1e-5
+    assert features[2].abs().max() == 0 and centered[2].abs().max() == 0
 
 
 @pytest.mark.parametrize("make", SHAPES, ids=lambda make: make.__name__)
-def test_exact_likeness_is_the_doubly_centered_kernel(make):
+def test_centered_similarities_are_the_double_centered_kernel(make):
     model, x = case(make, 3, 12)
     gram = lw.GramMatrix(model, x)
-    found = every(likeness(gram))
-    torch.testing.assert_close(found.double(), likeness_of(gram.dense().double()), rtol=1e-8, atol=1e-8)
+    found = every(gram)
+    assert torch.equal(found, gram.with_centering(True).dense())
+    torch.testing.assert_close(found.double(), centered_of(gram.dense().double()), rtol=1e-8, atol=1e-8)
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(2, 12), q=st.integers(1, 8))
 @settings(max_examples=30, deadline=None)
-def test_sketched_likeness_is_the_same_of_any_features(seed, n, q):
+def test_sketches_center_any_features(seed, n, q):
     chance = torch.Generator().manual_seed(seed)
     features = nn.functional.normalize(torch.randn(n, q + 1, generator=chance, dtype=torch.float64), dim=1)
-    found = every(SketchedLikeness(features, 2**20))
-    torch.testing.assert_close(found, likeness_of(features @ features.T), rtol=1e-6, atol=1e-6)
+    found = every(Sketches(features))
+    torch.testing.assert_close(found, centered_of(features @ features.T), rtol=1e-6, atol=1e-6)
     assert found.abs().max() <= 1 + 1e-9
     assert torch.allclose(found.diagonal(), torch.ones(n, dtype=torch.float64))
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(2, 9), m=st.integers(2, 9))
 @settings(max_examples=30, deadline=None)
-def test_likeness_of_new_inputs_is_about_the_mean_of_the_data(seed, n, m):
+def test_new_inputs_are_centered_about_the_mean_of_the_data(seed, n, m):
     chance = torch.Generator().manual_seed(seed)
     draw = lambda k: nn.functional.normalize(torch.randn(k, 6, generator=chance).double(), dim=1)  # noqa: E731
     new, data = draw(n), draw(m)
-    seen = []
-    keep = lambda where, k: (seen.append(k.clone()), (k.sum(1),))[1]  # noqa: E731
-    found = SketchedLikeness(new, 2**20, data).map_strips(lambda where, c: (c.clone(),), keep)[1]
+    found, plain = Sketches(new, columns=data).visit(Both())[0]
     apart = [nn.functional.normalize(part - data.mean(0), dim=1) for part in (new, data)]
     torch.testing.assert_close(found, apart[0] @ apart[1].T, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(torch.cat(seen), new @ data.T, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(plain, new @ data.T, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", SHAPES, ids=lambda make: make.__name__)
-def test_exact_likeness_of_new_inputs(make):
+def test_exact_centered_similarities_of_new_inputs(make):
     model, x = case(make, 3, 12)
     gram = lw.GramMatrix(model, x[:4], columns=x[4:])
-    found = every(likeness(gram))
+    found = every(gram)
     data = lw.GramMatrix(model, x[4:]).dense().double()
     cross, own = gram.dense().double(), lw.GramMatrix(model, x[:4]).dense().double()
     r, s, g = cross.mean(1), data.mean(1), data.mean()

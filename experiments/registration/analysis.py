@@ -42,7 +42,7 @@ def matrix(
 def density(model: nn.Module, patches: Patches) -> dict[str, Any]:
     """Return N_S of every patch, and how long it took."""
     gram = matrix(model, patches)
-    lw.soft_neighbors(gram.part(16))  # checks of the model are no part of the time
+    lw.soft_neighbors(gram.take(16))  # checks of the model are no part of the time
     start = time.perf_counter()
     soft = lw.soft_neighbors(gram)
     taken = float(soft.sum()) * 0 + time.perf_counter() - start  # the sum waits for the device

@@ -4,7 +4,7 @@ from likewise import figures, losses
 from likewise.analysis import Analysis
 from likewise.data import Batches, Samples, batches
 from likewise.gradients import DependentSampleError, GradientMismatchError, VanishingGradientWarning
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, Plan, similarity
 from likewise.kernels import (
     CORRELATION,
     IDENTITY_DISTANCE,
@@ -18,13 +18,13 @@ from likewise.kernels import (
     identity_distance,
     mean_diagonal,
     near_identity,
+    reduction,
     subspace_match,
     whole_block,
 )
 from likewise.liveness import RankLost, rank_timeout
 from likewise.network import Network
 from likewise.parallel import FailedElsewhere, RanksDiffer
-from likewise.plan import Plan
 from likewise.readouts import (
     all_outputs,
     label_against_random,
@@ -33,8 +33,6 @@ from likewise.readouts import (
     one_output,
 )
 from likewise.runs import analyze
-from likewise.similarity import similarity
-from likewise.statistics.bound import lipschitz_bound
 from likewise.statistics.calibration import Calibration, calibrate
 from likewise.statistics.denoising import Denoising, denoising
 from likewise.statistics.density import (
@@ -45,7 +43,8 @@ from likewise.statistics.density import (
     soft_neighbors,
 )
 from likewise.statistics.fit import FitQuality, fit_quality
-from likewise.statistics.labels import LabelSuspicion, label_evidence, label_suspicion
+from likewise.statistics.label_issues import LabelSuspicion, label_evidence, label_suspicion
+from likewise.statistics.lipschitz import lipschitz_bound
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
 from likewise.statistics.novelty import novelty
 from likewise.statistics.perceptual import perceptual
@@ -111,6 +110,7 @@ __all__ = [
     "positive_neighbors",
     "predicted_move",
     "rank_timeout",
+    "reduction",
     "reliability",
     "similarity",
     "similarity_histogram",

@@ -21,8 +21,8 @@ class Summary(NamedTuple):
     """A run in a few numbers."""
 
     samples: int
-    label_issues: int | None  # labels that the neighbors vote against; None without classes
-    isolated: int | None  # samples of low density whose neighbors agree; None without classes
+    label_issues: int | None  # labels that look wrong; None without classes
+    isolated: int | None  # samples with too few neighbors to judge by; None without classes
     median_density: float  # share of the data that a sample is like
     seconds: float  # of all stages
     label_errors: tuple[int, int, int] | None = None  # how many labels seem wrong: at least, about, at most
@@ -73,7 +73,7 @@ class Analysis:
 
     @cached_property
     def table(self) -> "pandas.DataFrame":
-        """One row a sample: density, isolation, uncertainty, and with classes label_suspicion and more."""
+        """One row a sample: density, novelty, uncertainty, and with classes label_suspicion and more."""
         return self._read("samples.parquet").set_index("sample")
 
     def neighbors(self, sample: int | str, k: int | None = None) -> "pandas.DataFrame":
@@ -133,7 +133,7 @@ class Analysis:
         """The run in a few numbers."""
         table, seconds = self.table, sum(s["seconds"] for s in self.manifest["stages"].values())
         issues = int(table["label_issue"].sum()) if "label_issue" in table else None
-        isolated = int((table["quadrant"] == "isolated").sum()) if "quadrant" in table else None
+        isolated = int((table["status"] == "isolated").sum()) if "status" in table else None
         told, fit = self.manifest.get("wrong_labels"), self.manifest.get("fit")
         return Summary(
             len(table),
@@ -173,7 +173,7 @@ class Analysis:
         return f"Analysis({s.samples:,} samples{labels}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        column = "label_suspicion" if "label_suspicion" in self.table else "isolation"
+        column = "label_suspicion" if "label_suspicion" in self.table else "novelty"
         top = self.table.sort_values(column, ascending=False).head(10)
         return top.to_html(escape=True, float_format="{:.3f}".format)
 

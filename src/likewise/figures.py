@@ -22,11 +22,11 @@ Box = tuple[float, float, float, float]
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#8C8C8C"
 COLORS = [BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "#000000", "#C9BC00", GRAY, "#7B3F00"]
 MARKERS = "osD^vP<X>p"
-QUADRANTS = {"ordinary": GRAY, "isolated": BLUE, "contested": VERMILION, "indistinguishable": "#AA4A85"}
+STATUSES = {"ordinary": GRAY, "isolated": BLUE, "contested": VERMILION}
 TITLES = {
     "density": "density $N_S / N$",
     "local_density": "local density",
-    "agreement": "share of neighbors with its label",
+    "agreement": "agreement with the prediction",
 }
 
 
@@ -112,33 +112,31 @@ def density_histogram(
     return ax
 
 
-def quadrants(table: DataFrame, ax: Axes | None = None) -> Axes:
-    """Return local density against agreement, by quadrant, cut at a quarter of the median and at 0.5."""
+def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
+    """Return local density against agreement, colored by status; labels that look wrong are crosses."""
     x, agreement = _column(table, "local_density", numeric=True), _column(table, "agreement", numeric=True)
-    quadrant = _column(table, "quadrant")
-    judged = "label_issue" in table  # not without labels
-    issue = _column(table, "label_issue").astype(bool) if judged else np.zeros(len(x), dtype=bool)
-    if unknown := set(quadrant) - set(QUADRANTS):
-        raise ValueError(f"Quadrants {sorted(map(str, unknown))} found: expected {', '.join(QUADRANTS)}.")
+    status = _column(table, "status")
+    has_labels = "label_issue" in table
+    issue = _column(table, "label_issue").astype(bool) if has_labels else np.zeros(len(x), dtype=bool)
+    if unknown := set(status) - set(STATUSES):
+        raise ValueError(f"Statuses {sorted(map(str, unknown))} found: expected {', '.join(STATUSES)}.")
     ax = _axes(ax, 5.5, 4.0)
-    away = np.where(np.isin(quadrant, ["ordinary", "isolated"]), 0.06, -0.06)  # none seems to cross the cut
-    y = agreement + away * (0.618034 * np.arange(len(x)) % 1)
-    for (name, color), (right, top) in zip(QUADRANTS.items(), [(1, 1), (0, 1), (0, 0), (1, 0)], strict=True):
-        here = quadrant == name
-        ax.scatter(x[here & ~issue], y[here & ~issue], 10, color, marker="o", lw=0, rasterized=True)
+    y = agreement + 0.04 * (0.618034 * np.arange(len(x)) % 1 - 0.5)  # many are exactly 0 or 1
+    keys, names = [], []
+    for name, color in STATUSES.items():
+        here = status == name
+        keys.append(ax.scatter(x[here & ~issue], y[here & ~issue], 10, color, lw=0, rasterized=True))
         ax.scatter(x[here & issue], y[here & issue], 26, color, marker="X", ec="black", lw=0.5)
-        text = ax.text(right, top, f" {name}: {here.sum():,} ", color=color, transform=ax.transAxes)
-        text.set(ha="right" if right else "left", va="top" if top else "bottom", weight="bold")
-    ax.axvline(float(np.median(x)) / 4, color="black", lw=0.8, ls="--", zorder=0)
-    ax.axhline(0.5, color="black", lw=0.8, ls="--", zorder=0)
-    ax.set(xlabel=TITLES["local_density"], ylabel=TITLES["agreement"], ylim=(-0.2, 1.2), yticks=[0, 0.5, 1])
+        names.append(f"{name}: {here.sum():,}")
+    ax.set(xlabel=TITLES["local_density"], ylabel=TITLES["agreement"], ylim=(-0.1, 1.1), yticks=[0, 0.5, 1])
     if x.min() > 0:
         ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(x.min(), x.max(), 5)})
         ax.set(xscale="log", xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
         ax.minorticks_off()
-    if judged:
-        key = ax.scatter([], [], 26, "white", marker="X", ec="black", lw=0.8)
-        _legend(ax, [key], [f"label issue: {issue.sum():,}"], beside=False)
+    if has_labels:
+        keys.append(ax.scatter([], [], 26, "white", marker="X", ec="black", lw=0.8))
+        names.append(f"label issue: {issue.sum():,}")
+    _legend(ax, keys, names, beside=False)
     return ax
 
 
@@ -160,7 +158,7 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
         slots = found if labels and found[0] >= 0 and found[-1] < len(COLORS) else np.arange(len(found))
         keys = []
         for place, slot in enumerate(slots):
-            here, shade = which == place, QUADRANTS.get(str(found[place]), COLORS[slot])
+            here, shade = which == place, STATUSES.get(str(found[place]), COLORS[slot])
             keys.append(ax.scatter(x[here], y[here], size, shade, marker=MARKERS[slot], lw=0))
             keys[-1].set(zorder=2 + 1 / here.sum(), rasterized=True)
         _legend(ax, keys, names, beside=True)

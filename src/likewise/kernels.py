@@ -1,13 +1,16 @@
 """The paper's kernels, as values.
 
-A kernel is reduce( K(x,x)^row · K(x,x') · K(x',x')^column ), with K(x,x') = J(x) J(x')ᵀ the (d, d)
-block of inner products of the gradients of d outputs. A reduction turns a block into one number,
-larger for more similar; on the correlation block K^C each of them is 1 for x' = x, if K(x,x) has full
-rank (else the trace is rank / d).
+A kernel is reduce( K(x,x)^left · K(x,x') · K(x',x')^right ), with K(x,x') = J(x) J(x')ᵀ the (d, d) block of inner
+products of the gradients of d outputs. A reduction turns a block into one number, larger for more similar; on the
+correlation block K^C each of ours is 1 for x' = x, if K(x,x) has full rank (else the trace is rank / d).
+
+A reduction says of itself whether it is linear in the block, which makes products with the Gram matrix two passes
+over the data, and whether it is the same of a block and of its transpose, which halves the work of a square matrix.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +18,43 @@ from torch import Tensor
 from likewise.checks import check_function, check_number
 
 Reduction = Callable[[Tensor], Tensor]
+R = TypeVar("R", bound=Reduction)
 
 
+def reduction(*, linear: bool = False, symmetric: bool = False) -> Callable[[R], R]:
+    """Declare what holds of a reduction of blocks, so that kernels with it can be computed faster.
+
+    Args:
+        linear: reduce(a A + b B) = a reduce(A) + b reduce(B): products of the Gram matrix take two passes.
+        symmetric: reduce(Aᵀ) = reduce(A): each pair of a square matrix is formed once.
+
+    Returns:
+        A decorator that returns the function itself.
+
+    Example:
+        >>> import likewise as lw
+        >>> @lw.reduction(linear=True)
+        ... def first_output(blocks):
+        ...     return blocks[..., 0, 0]
+        >>> lw.Kernel(-0.5, -0.5, first_output).linear
+        True
+
+    """
+
+    def declare(function: R) -> R:
+        function.linear, function.symmetric = linear, symmetric  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+@reduction(linear=True, symmetric=True)
 def mean_diagonal(blocks: Tensor) -> Tensor:
-    """Return tr B / d, in [-1, 1] on K^C; eq. 5. The only reduction that is linear in the block."""
+    """Return tr B / d, in [-1, 1] on K^C; eq. 5. Linear in the block."""
     return blocks.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
+@reduction(symmetric=True)
 def best_rotation(blocks: Tensor) -> Tensor:
     """Return max over rotations R of tr(B R) / d; for d = 2 it is ½ √(‖B‖² + 2 det B); sec. 3.
 
@@ -38,23 +71,27 @@ def best_rotation(blocks: Tensor) -> Tensor:
     return (values.sum(-1) - 2 * values[..., -1] * mirrored) / d
 
 
+@reduction(symmetric=True)
 def subspace_match(blocks: Tensor) -> Tensor:
     """Return ‖B‖² / d, in [0, 1] on K^C: 1 when the outputs at x and x' can only move jointly."""
     return blocks.square().sum((-2, -1)) / blocks.shape[-1]
 
 
+@reduction(symmetric=True)
 def near_identity(blocks: Tensor) -> Tensor:
     """Return 1 − ‖B − Id‖² / 2d, which is tr B / d + ½ (1 − ‖B‖²/d); appendix."""
     return 1 - _distance_to_identity(blocks).square() / (2 * blocks.shape[-1])
 
 
+@reduction(symmetric=True)
 def identity_distance(blocks: Tensor) -> Tensor:
     """Return 1 − ‖B − Id‖ / √d, the distance to the identity as a similarity; appendix."""
     return 1 - _distance_to_identity(blocks) / blocks.shape[-1] ** 0.5
 
 
+@reduction(linear=True, symmetric=True)
 def whole_block(blocks: Tensor) -> Tensor:
-    """Return the (d, d) block itself."""
+    """Return the (d, d) block itself; the block of (x', x) is its transpose."""
     return blocks
 
 
@@ -65,20 +102,55 @@ def _distance_to_identity(blocks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Kernel:
-    """reduce( K(x,x)^row · K(x,x') · K(x',x')^column )."""
+    """reduce( K(x,x)^left_power · K(x,x') · K(x',x')^right_power ).
 
-    row: float
-    column: float
+    Args:
+        left_power: Power of the row's own kernel K(x,x); -½ normalizes.
+        right_power: Power of the column's own kernel K(x',x').
+        reduce: From blocks (..., d, d) to numbers (...); declare with `reduction` what holds of your own.
+
+    """
+
+    left_power: float
+    right_power: float
     reduce: Reduction = mean_diagonal
 
     def __post_init__(self) -> None:
-        for name in ("row", "column"):
+        for name in ("left_power", "right_power"):
             advice = "an exponent such as 0, -0.5 or -1"
             object.__setattr__(self, name, check_number(name, getattr(self, name), advice=advice))
         check_function("reduce", self.reduce, "of blocks (..., d, d)", "such as likewise.mean_diagonal")
 
     def __repr__(self) -> str:
-        return f"Kernel({self.row:g}, {self.column:g}, {getattr(self.reduce, '__name__', self.reduce)})"
+        name = getattr(self.reduce, "__name__", self.reduce)
+        return f"Kernel({self.left_power:g}, {self.right_power:g}, {name})"
+
+    @property
+    def linear(self) -> bool:
+        """Whether the reduction is linear in the block: products take two passes."""
+        return bool(getattr(self.reduce, "linear", False))
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether k(x', x) follows from k(x, x')."""
+        return self.left_power == self.right_power and bool(getattr(self.reduce, "symmetric", False))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether gradients are normalized on both sides, so that similarities are at most 1."""
+        return self.left_power == self.right_power == -0.5
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether k(x, x') is a (d, d) block instead of a number."""
+        return self.reduce is whole_block
+
+    def coefficients(self, d: int) -> Tensor:
+        """Return A, (d, d) in float64, with reduce(B) = Σ A ∘ B, of a linear reduction to one number."""
+        if self.reduce is mean_diagonal:
+            return torch.eye(d, dtype=torch.float64) / d
+        unit = torch.eye(d * d, dtype=torch.float64).view(d * d, d, d)
+        return self.reduce(unit).reshape(d, d)
 
 
 INNER_PRODUCT = Kernel(0, 0)  # k^I, eq. 1
@@ -88,5 +160,3 @@ ROTATION_INVARIANT = Kernel(-0.5, -0.5, best_rotation)  # sec. 3
 SUBSPACE_MATCH = Kernel(-0.5, -0.5, subspace_match)  # appendix
 NEAR_IDENTITY = Kernel(-0.5, -0.5, near_identity)  # appendix
 IDENTITY_DISTANCE = Kernel(-0.5, -0.5, identity_distance)  # appendix
-# Reductions that are the same of K(x, x') and of its transpose K(x', x); whole blocks are transposed with it.
-SYMMETRIC = (mean_diagonal, whole_block, best_rotation, subspace_match, near_identity, identity_distance)

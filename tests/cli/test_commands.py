@@ -230,7 +230,7 @@ def test_decisions_tell_the_precision(runs, tmp_path, capsys):
         (["analyze", "nowhere.py:model", "x.npz"], "nowhere.py"),
         (["analyze", "torch.nn:Identity", "nothing.npz"], "nothing.npz"),
         (["analyze", "no-colon", "x.npz"], "no-colon"),
-        (["analyze", "a:b", "c", "--threshold", "0.33"], "multiple of 0.05"),
+        (["analyze", "a:b", "c", "--threshold", "1.5"], "threshold"),
         (["analyze", "a:b", "c", "--neighbors", "0"], "neighbors"),
         (["analyze", "a:b", "c", "--max-memory", "much"], "4gb"),
         (["neighbors", "nowhere", "3"], "no run"),
@@ -270,8 +270,8 @@ def test_an_interrupted_run_says_how_to_go_on(made, tmp_path):
         "import sys, time\nsys.path.insert(0, "
         + repr(str(EXAMPLES))
         + ")\nimport table\nmodel = table.model\n"
-        "import likewise.runs.stages as stages\nplain = stages.pairs\n"
-        "stages.pairs = lambda *a: (open("
+        "import likewise.runs.results as results\nplain = results.pair_statistics\n"
+        "results.pair_statistics = lambda *a: (open("
         + repr(str(tmp_path / "begun"))
         + ", 'w').close(), time.sleep(300), plain(*a))[2]\n"
     )

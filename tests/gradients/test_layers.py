@@ -28,7 +28,7 @@ def errors(name, engine):
     sums = torch.einsum("ndc,ndp->cp", weights, expected)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        gradients = gram.gradients
+        gradients = gram.engine
         with gram.net.evaluating():
             pairs = gradients.features(samples, 0)
             found = {

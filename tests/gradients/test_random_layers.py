@@ -90,7 +90,7 @@ def models_of(layer, shape, d):
 def agrees(model, x):
     expected = oracle.jacobians(model, x)
     gram = lw.GramMatrix(model, x, engine="layers")
-    samples, gradients = gram.data.samples(range(len(x))), gram.gradients
+    samples, gradients = gram.data.samples(range(len(x))), gram.engine
     weights = torch.randn(*expected.shape[:2], 2, dtype=torch.float64)
     directions = torch.randn(3, expected.shape[2], dtype=torch.float64)
     assert type(gradients).__name__ == "Layers"

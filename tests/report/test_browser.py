@@ -113,7 +113,7 @@ def test_the_slider_counts_what_the_table_counts(page, run):
     page.evaluate("location.hash = 'sample=7'")
     page.wait_for_selector("#near-count[data-count]")
     count = lambda: int(page.get_attribute("#near-count", "data-count"))  # noqa: E731
-    assert count() == run.table["near"][7]
+    assert count() == run.table["hard_neighbors"][7]
     edges, counts = run.histogram(7)
     for threshold in (-0.5, 0.0, 0.3, 0.75):
         page.locator("#drawer-threshold").fill(str(threshold))
@@ -123,7 +123,7 @@ def test_the_slider_counts_what_the_table_counts(page, run):
     page.locator("#table input[type=search]").first.wait_for()
     page.locator(".tabulator-col[tabulator-field=sample] input").press_sequentially("7")
     page.wait_for_selector("#table[data-rows='1']")
-    cell = page.locator(".tabulator-row .tabulator-cell[tabulator-field=near]").first
+    cell = page.locator(".tabulator-row .tabulator-cell[tabulator-field=hard_neighbors]").first
     assert int(cell.inner_text()) == counts[edges[:-1] >= 0.75 - 1e-6].sum()
 
 
@@ -186,11 +186,11 @@ def test_a_cell_of_the_confusion_opens_its_samples(page, run):
     assert f"select=cell%3A{label}%3A{vote}" in page.url
 
 
-def test_cards_quadrants_and_bars_open_what_they_count(page, run):
+def test_cards_statuses_and_bars_open_what_they_count(page, run):
     page.click("[data-opens=label_issue]")
     assert shown(page) == run.table["label_issue"].sum()
-    page.click("[data-quadrant=isolated]")
-    assert shown(page) == (run.table["quadrant"] == "isolated").sum()
+    page.click("[data-status=contested]")
+    assert shown(page) == (run.table["status"] == "contested").sum()
     bar = page.locator("#density .bar-button:not([disabled])").nth(3)
     bar.click()
     assert shown(page) == int(bar.get_attribute("data-count"))
@@ -283,7 +283,7 @@ def many_classes(n):
 def test_every_kind_of_run_is_drawn(browser, tmp_path, make, n):
     model, data = make(n)
     found = lw.analyze(model, data, out=tmp_path / "run")
-    page, heard = opened(browser, found.folder / "report.html", "#sample=0&select=quadrant:isolated")
+    page, heard = opened(browser, found.folder / "report.html", "#sample=0&select=status:contested")
     assert heard["errors"] == [] and rows(page) <= n
     assert page.locator("#drawer").is_visible()
     page.context.close()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import likewise as lw
-from likewise.statistics.labels import judged
-from likewise.statistics.mislabeled import calibrated, mislabeled, wrong_chance
+from likewise.statistics.label_issues import suspicion_from_votes
+from likewise.statistics.noise_rate import calibrated, mislabeled, wrong_chance
 
 
 def voted(share, n=4000, classes=5, sharp=6.0, seed=0, kind="uniform"):
@@ -26,7 +26,7 @@ def voted(share, n=4000, classes=5, sharp=6.0, seed=0, kind="uniform"):
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
 def test_errors_are_counted_and_their_chances_are_right(share, kind):
     votes, labels, wrong = voted(share, kind=kind)
-    found = judged(votes, labels)
+    found = suspicion_from_votes(votes, labels)
     low, likely, high = found.errors
     assert low <= int(wrong.sum()) <= high and low <= likely <= high
     assert found.flagged.any() and found.chance_wrong[wrong].mean() > 5 * found.chance_wrong[~wrong].mean()
@@ -38,7 +38,7 @@ def test_errors_are_counted_and_their_chances_are_right(share, kind):
 def test_clean_labels_are_hardly_flagged():
     votes, labels, _ = voted(0.0)
     votes = votes + 2 * torch.nn.functional.one_hot(labels)  # nobody is in doubt
-    found = judged(votes, labels)
+    found = suspicion_from_votes(votes, labels)
     assert found.flagged.double().mean() < 0.05 and found.errors.low < 0.05 * len(labels)
 
 
@@ -61,7 +61,7 @@ def test_any_votes_give_chances_and_ordered_ends(seed, n, classes):
     votes = torch.rand(n, classes, generator=chance, dtype=torch.float64).pow(4)
     votes[torch.rand(n, generator=chance) < 0.2] = 0
     labels = torch.randint(0, classes, (n,), generator=chance)
-    found = judged(votes, labels)
+    found = suspicion_from_votes(votes, labels)
     for tensor in (found.suspicion, found.chance_wrong):
         assert ((tensor >= 0) & (tensor <= 1)).all()
     known = found.distinct and bool(found.flagged.any())
@@ -98,7 +98,7 @@ def test_hidden_errors_are_found_in_a_group_of_their_own():
     votes[torch.arange(n), other] += torch.where(wrong, 0.45, 0.0)
     found = mislabeled(votes / votes.sum(1, keepdim=True), labels)
     assert found.distinct and found.errors.low <= 200 <= found.errors.high
-    whole = judged(votes, labels)
+    whole = suspicion_from_votes(votes, labels)
     assert whole.precision.low <= whole.errors.low / int(whole.flagged.sum())  # if so few labels are wrong
     assert f"flagged; about {whole.errors.likely:.0f} wrong" in repr(whole)
     assert found.chance[wrong].mean() > 0.4 and found.chance[~wrong].mean() < 0.1
@@ -124,13 +124,13 @@ def test_no_error_is_seen_in_clean_classes_that_touch(ring):
 def test_a_class_of_one_does_not_make_others_wrong():
     votes, labels, _ = voted(0.0, n=2000)
     votes = votes + 2 * nn.functional.one_hot(labels, 5)
-    before = judged(votes, labels).errors.likely
+    before = suspicion_from_votes(votes, labels).errors.likely
     votes = torch.cat([votes, torch.zeros(2000, 1).double()], 1)
     labels = torch.cat([labels[:-1], torch.tensor([5])])
-    assert judged(votes, labels).errors.likely <= before + 5
+    assert suspicion_from_votes(votes, labels).errors.likely <= before + 5
 
 
 def test_many_classes_do_not_fill_memory():
     labels = torch.arange(3000) % 2500
-    found = judged(torch.rand(3000, 2500).double() + 3 * nn.functional.one_hot(labels), labels)
+    found = suspicion_from_votes(torch.rand(3000, 2500).double() + 3 * nn.functional.one_hot(labels), labels)
     assert not found.flagged.any() and found.suspicion.max() < 1

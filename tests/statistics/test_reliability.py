@@ -35,7 +35,7 @@ def test_trusted_predictions_are_right_more_often(digits):
     found = lw.reliability(gram)
     right = found.prediction == y[400:1400]
     assert 0.8 < right.double().mean() < 0.99
-    for ingredient in (found.agreement, found.density, -found.shift, found.confidence):
+    for ingredient in (found.agreement, found.closeness, -found.shift, found.confidence):
         order = ingredient.argsort()
         assert right[order[500:]].double().mean() > right[order[:500]].double().mean()
     assert ((found.agreement >= 0) & (found.agreement <= 1)).all()
@@ -201,9 +201,9 @@ def test_mistakes_are_named(what, ask, message):
         ask(what(gram))
 
 
-def test_centering_is_refused_for_novelty():
-    with pytest.raises(ValueError, match="centered=False"):
-        lw.novelty(lw.GramMatrix(nn.Linear(4, 2), torch.randn(5, 4), centered=True))
+def test_novelty_is_by_plain_similarities_whatever_the_matrix_is():
+    gram = lw.GramMatrix(nn.Linear(4, 2), torch.randn(5, 4))
+    assert torch.equal(lw.novelty(gram.with_centering(True), k=2), lw.novelty(gram, k=2))
 
 
 def test_few_or_other_answers_are_refused(digits):

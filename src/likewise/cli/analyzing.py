@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from likewise.analysis import Analysis
     from likewise.runs.settings import Settings
 
-COUNTED = ("label_issue", "isolated", "contested", "indistinguishable", "ordinary")
+COUNTED = ("label_issue", "isolated", "contested", "ordinary")
 
 
 def analyze(
@@ -262,7 +262,7 @@ def _rule(text: str) -> "Callable[[Analysis], None]":
 
 
 def _flags(found: "Analysis", name: str) -> Any:
-    table, column = found.table, "label_issue" if name == "label_issue" else "quadrant"
+    table, column = found.table, "label_issue" if name == "label_issue" else "status"
     if column not in table:
         raise ValueError(f"--fail-on {name} needs labels that are classes: this run has none.")
-    return table["label_issue"] if name == "label_issue" else table["quadrant"] == name
+    return table["label_issue"] if name == "label_issue" else table["status"] == name

@@ -112,14 +112,14 @@ def _tried(settings: Any) -> dict[str, Any]:
     data = batches(read.dataset, labels=read.labels)
     gram = GramMatrix(net, data.take(range(min(8, data.n))))
     similar = gram.dense()
-    gradients = type(gram.gradients).__name__
+    gradients = type(gram.engine).__name__
     return {
         "samples": data.n,
         "labels": "none" if data.take([0]).labels() is None else "yes",
         "outputs": gram.d,
         "parameters": sum(net.numels.values()),
         "engine": "layers, the fast one" if gradients == "Layers" else f"{gradients}, the slow and sure one",
-        "room of a sample": gigabytes(max(gram.gradients.room[1], 1)),
+        "room of a sample": gigabytes(max(gram.engine.room[1], 1)),
         "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it "
         "works",
     }

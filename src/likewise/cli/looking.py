@@ -26,7 +26,7 @@ def neighbors(
 
     found = Analysis(run)
     place = found.place(sample)
-    wanted = [name for name in ("name", "label", "prediction", "quadrant") if name in found.table]
+    wanted = [name for name in ("name", "label", "prediction", "status") if name in found.table]
     rows = [
         {
             "sample": int(pair.neighbor),

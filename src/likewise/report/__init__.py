@@ -23,7 +23,7 @@ SCRIPTS = (
     "state.js",
     "dom.js",
     "map.js",
-    "quadrants.js",
+    "neighborhoods.js",
     "table.js",
     "gallery.js",
     "matrices.js",

@@ -29,10 +29,10 @@ def _cards(run: Run) -> list[Card]:
     if "label_issue" in columns:
         found.append(_label_issues(columns["label_issue"], run.manifest.get("wrong_labels")))
     found += [_own(run, name) for name in run.own_columns if columns[name].dtype == bool]
-    if "quadrant" in columns:
-        found += [_indistinguishable(run), _isolated(run)]
+    if "status" in columns:
+        found += [_contested(run), _isolated(run)]
     if "shift" in columns and "prediction" in columns:
-        found.append(_shifted(columns["shift"], "quadrant" in columns))
+        found.append(_shifted(columns["shift"], "status" in columns))
     if "error" in columns:
         found.append(_error(columns["error"]))
     fit = run.manifest.get("fit")
@@ -45,7 +45,7 @@ def _label_issues(flagged: np.ndarray, told: dict[str, Any] | None) -> Card:
         "Labels that look wrong",
         _share(flagged),
         "The samples that the network treats like it carry another label. That holds also where the "
-        "network has learned the wrong label by heart. " + _expected(told, bool(flagged.any())),
+        "network has memorized the wrong label. " + _expected(told, bool(flagged.any())),
         "Review them below, the most suspicious first, then fix the labels and train again."
         if flagged.any()
         else "Nothing to do.",
@@ -109,30 +109,27 @@ def _own(run: Run, name: str) -> Card:
     return Card(name.replace("_", " "), value, meaning, "Compare with what was flagged.", name)
 
 
-def _indistinguishable(run: Run) -> Card:
-    here = run.columns["quadrant"] == "indistinguishable"
+def _contested(run: Run) -> Card:
     known = "label" in run.columns
     return Card(
-        "Not told apart",
-        _share(here),
-        "Many samples are like it, and most of its nearest have another label: its label is wrong, or the "
-        "network does not tell the classes apart there."
+        "Contested",
+        _share(run.columns["status"] == "contested"),
+        "Most votes of similar samples are for another class than its label: the label is wrong, or the network "
+        "does not tell the classes apart there."
         if known
-        else "Many samples are like it, and for most of its nearest the network predicts another class.",
+        else "Most votes of similar samples are for another class than the predicted one.",
         "Look at which classes mix, then at inputs: more pixels, more context, or one class.",
-        "quadrant:indistinguishable",
+        "status:contested",
     )
 
 
 def _isolated(run: Run) -> Card:
-    here = run.columns["quadrant"] == "isolated"
     return Card(
-        "Stand alone",
-        _share(here),
-        "Less than a quarter of the usual company (local density), and its neighbors agree: rare, not "
-        "contradicted.",
+        "Isolated",
+        _share(run.columns["status"] == "isolated"),
+        "Hardly any sample is similar to it: it gets less than a twentieth of the usual votes.",
         "Predictions there rest on few samples: collect more like them, or check that they belong.",
-        "quadrant:isolated",
+        "status:isolated",
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from likewise.report.reading import Run
 
 MOST_POINTS_AS_SVG = 4000  # more are drawn by WebGL
-RANKED = ("label_suspicion", "error", "isolation")  # by which samples are listed
+RANKED = ("label_suspicion", "error", "novelty")  # by which samples are listed
 
 
 def packed(run: Run) -> bytes:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from likewise.analysis import Analysis
+from likewise.checks import check_number
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix
 from likewise.network import Network
@@ -33,7 +34,6 @@ from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import identity, results
 from likewise.runs.folder import open_folder
-from likewise.runs.stages import on_an_edge
 
 if TYPE_CHECKING:
     from likewise.runs.settings import Settings
@@ -80,13 +80,13 @@ def analyze(
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     net = model if isinstance(model, Network) else Network(model, readout, parameters)
     data = dataset if isinstance(dataset, Batches) else batches(dataset, labels=labels)
-    gram = GramMatrix(net, data, max_memory=max_memory)
+    gram = GramMatrix(net, data, centered=True, max_memory=max_memory)
     data_print, given = identity.read_data(data)
     options = {
         "readout": getattr(net.readout, "__name__", repr(net.readout)),
         "parameters": list(net.names),
         "neighbors": neighbors,
-        "threshold": on_an_edge(threshold),
+        "threshold": check_number("threshold", threshold, -1, 1),
         "sketch": results.sketch_width(gram, sketch),
         "layout": layout,
         "excerpt_length": excerpt_length,

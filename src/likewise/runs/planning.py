@@ -7,11 +7,11 @@ import torch
 
 from likewise.data import batches
 from likewise.gram import GramMatrix
-from likewise.likeness import SketchedLikeness
+from likewise.gram.projection import Sketch, sketch_bytes, width_of
+from likewise.gram.sketches import Sketches
 from likewise.network import Network
-from likewise.runs import stages
+from likewise.runs.columns import Request, Targets, pair_statistics
 from likewise.runs.results import sketch_width
-from likewise.sketch import Sketch, sketch_bytes, width_of
 from likewise.statistics.neighbors import nearest
 from likewise.statistics.uncertainty import uncertainty
 
@@ -37,7 +37,7 @@ def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan
         seconds = sum(part.seconds for part in parts)
         return RunPlan(data.n, d, p, 0, seconds, max(part.peak_bytes for part in parts))
     q = width_of(width, d)
-    gradients, sketch = gram.gradients, Sketch(q, 0)
+    gradients, sketch = gram.engine, Sketch(q, 0)
     few = min(data.n, gradients.at_once or 32, 64)
     with net.evaluating():
         samples = data.samples(range(few))
@@ -57,5 +57,6 @@ def _seconds_of_pairs(n: int, width: int) -> float:
     chance = torch.Generator().manual_seed(0)
     features = torch.nn.functional.normalize(torch.randn(few, width, generator=chance), dim=1)
     start = time.perf_counter()
-    stages.pairs(SketchedLikeness(features, 2**30), torch.zeros(few, dtype=torch.long), 10, 0)
+    targets = Targets(torch.zeros(few, dtype=torch.long), torch.zeros(few, 2))
+    pair_statistics(Sketches(features), Request(few, min(10, few - 1), 0.5, targets, 0))
     return (time.perf_counter() - start) * (n / few) ** 2

@@ -8,13 +8,21 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches
-from likewise.gram import GramMatrix
-from likewise.likeness import ExactLikeness, Likeness, Shared
+from likewise.gram import GramMatrix, PairSource
 from likewise.pictures import Picture, kept, values_of
-from likewise.runs import stages
+from likewise.runs.columns import (
+    BINS,
+    RESERVED,
+    Request,
+    Results,
+    Targets,
+    pair_statistics,
+    pass_statistics,
+    sample_columns,
+    umap_layout,
+)
 from likewise.runs.folder import Arrays, Folder
-from likewise.runs.sketching import sketched
-from likewise.runs.stages import BINS, Targets
+from likewise.runs.sketching import sketched_statistics
 from likewise.statistics.targets import are_chances, model_outputs, unlikely
 
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
@@ -52,17 +60,19 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     targets = Targets(labels, _outputs(folder, gram))
     _refuse_mismatch(shown, targets, n)
     own_columns = _own_columns(shown.extra, n)
+    source: PairSource
     if options["sketch"]:
-        found, likeness = sketched(folder, gram, options["sketch"], SEED)
+        found, source = sketched_statistics(folder, gram, options["sketch"], SEED)
     else:
-        found, likeness = _exact(folder, gram)
-    groups, k = targets.groups, min(options["neighbors"], n - 1)
-    found |= folder.stage("pairs", lambda: stages.pairs(likeness, groups, k, SEED))
-    found["layout"] = found["map"][:, :2]
+        found, source = _exact(folder, gram)
+    k = min(options["neighbors"], n - 1)
+    request = Request(n, k, options["threshold"], targets, SEED)
+    found |= folder.stage("pairs", lambda: pair_statistics(source, request))
+    found["layout"] = found["coordinates"][:, :2]
     if options["layout"] == "umap":
-        found |= folder.stage("umap", lambda: {"layout": torch.tensor(stages.umap_layout(found, SEED))})
-    suspicion = stages.suspicion(found, targets)
-    columns = stages.samples(found, targets, suspicion, k, options["threshold"])
+        found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
+    results = Results(found, targets)
+    columns = sample_columns(results)
     if shown.names is not None:
         columns = {
             "sample": columns.pop("sample"),
@@ -70,17 +80,21 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
             **columns,
         }
     columns |= own_columns
-    folder.state |= {**_described(found, targets, shown, n), "own_columns": list(shown.extra)}
-    if suspicion is not None:
+    folder.state |= {**_described(results, shown, n), "own_columns": list(shown.extra)}
+    suspicion = results.suspicion
+    if targets.classes is not None and suspicion is not None:
         known = suspicion.distinct and bool(suspicion.flagged.any())
         folder.state["wrong_labels"] = {
             "errors": [round(v) for v in suspicion.errors],
             "precision": [round(v, 3) for v in suspicion.precision] if known else None,
             "distinct": suspicion.distinct,
         }
-    folder.state["fit"] = stages.fit(found, targets)
+    folder.state["fit"] = results.fit
     folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
-    lists = {"counts": found["counts"].astype(np.int32), "coordinates": found["map"].astype(np.float32)}
+    lists = {
+        "counts": found["counts"].astype(np.int32),
+        "coordinates": found["coordinates"].astype(np.float32),
+    }
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
     folder.write_table("pictures.parquet", _picture_table(shown, data, columns, found["indices"]))
     folder.write_table("samples.parquet", columns)
@@ -91,16 +105,14 @@ def _outputs(folder: Folder, gram: GramMatrix) -> Tensor:
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": model_outputs(gram)})["outputs"])
 
 
-def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, Likeness]:
-    found = folder.stage("passes", lambda: stages.passes(gram))
-    shared = Shared.of(torch.tensor(found["sums"]), torch.tensor(found["own"]), gram.shape[0])
-    likeness = ExactLikeness(gram, shared, shared)
+def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, PairSource]:
+    found = folder.stage("passes", lambda: pass_statistics(gram))
     folder.state["approximations"] = []
-    density = (found["sums"] / gram.shape[0]).astype(np.float32)
-    return {"density": density, "uncertainty": found["uncertainty"]}, likeness
+    return found, gram
 
 
-def _described(found: Arrays, targets: Targets, shown: Shown, n: int) -> dict[str, Any]:
+def _described(results: Results, shown: Shown, n: int) -> dict[str, Any]:
+    targets = results.targets
     groups = targets.groups
     about: dict[str, Any] = {"edges": np.linspace(-1, 1, BINS + 1).round(4).tolist()}
     about["classes"] = None
@@ -110,7 +122,7 @@ def _described(found: Arrays, targets: Targets, shown: Shown, n: int) -> dict[st
         named = [] if shown.classes is None else [str(name) for name in shown.classes]
         about["classes"] = named + [str(number) for number in range(len(named), count)]
         if count <= MOST_IN_A_MATRIX:
-            means = stages.class_similarity(found, groups)
+            means = results.class_similarity()
             about["class_similarity"] = [
                 [None if np.isnan(v) else round(float(v), 4) for v in r] for r in means
             ]
@@ -175,8 +187,8 @@ def _own_columns(extra: Mapping[str, Any], n: int) -> Arrays:
     found: Arrays = {}
     for name, values in extra.items():
         column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-        if name in stages.COLUMNS or column.shape != (n,):
-            wrong = "is a name of ours" if name in stages.COLUMNS else f"has shape {column.shape}, not ({n},)"
+        if name in RESERVED or column.shape != (n,):
+            wrong = "is a name of ours" if name in RESERVED else f"has shape {column.shape}, not ({n},)"
             raise ValueError(f"The column {name!r} of your own {wrong}: one value a sample, another name.")
         plain = column.dtype.kind in "biuf"
         found[str(name)] = column if plain else np.array([written(v) for v in column], dtype=object)
@@ -226,7 +238,7 @@ def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
     n, density = len(indices), columns["density"]
     order = np.argsort(density, kind="stable")
     first = [int(i) for i in order[np.linspace(0, n - 1, min(n, 200)).astype(int)]]
-    for name in ("label_suspicion", "isolation", "shift"):
+    for name in ("label_suspicion", "novelty", "shift"):
         if name in columns:
             worst = np.argsort(-columns[name], kind="stable")[: max(200, n // 20)]
             first += [int(i) for i in worst[:1000]]

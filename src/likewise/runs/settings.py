@@ -4,10 +4,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from likewise.pictures import EXCERPT
-from likewise.runs.stages import on_an_edge
 
 GIVEN_IN_PYTHON = "(given in Python)"
 PATHS = ("model", "data", "weights", "prepare", "show", "readout")  # paths, or import strings with one
@@ -36,16 +35,11 @@ class Settings(BaseModel):
     readout: Literal["all_outputs", "log_probabilities", "label_against_rest"] | str = "all_outputs"
     parameters: tuple[str, ...] | None = None
     neighbors: int = Field(default=10, ge=1)
-    threshold: float = 0.5
+    threshold: float = Field(default=0.5, ge=-1, le=1)
     sketch: Literal["auto", "never"] | int = "auto"
     layout: Literal["pca", "umap"] = "pca"
     max_memory: int = Field(default=2**31, ge=1)
     device: str = "cpu"
-
-    @field_validator("threshold")
-    @classmethod
-    def _on_an_edge(cls, value: float) -> float:
-        return on_an_edge(value)
 
     def text(self) -> str:
         """Return the settings as TOML; what is not set is left out.

@@ -47,7 +47,7 @@ class Calibration:
 def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
     """Return a Calibration from predictions whose true labels are known and were not trained on.
 
-    A logistic regression on density, agreement, shift and the network's confidence. For values a linear
+    A logistic regression on closeness, agreement, shift and the network's confidence. For values a linear
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
     """
@@ -70,7 +70,7 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
 def _checked(found: Reliability, truth: Tensor, levels: int) -> Tensor:
     """Return true labels as numbers, (n, q), or say what is wrong with them."""
     _refuse_other(found)
-    n = len(found.density)
+    n = len(found.closeness)
     if len(truth) != n:
         raise ValueError(f"{len(truth)} true labels for {n} predictions: one of each is needed.")
     values = truth.double().cpu().reshape(n, -1)
@@ -89,7 +89,7 @@ def _checked(found: Reliability, truth: Tensor, levels: int) -> Tensor:
 
 def _ingredients(found: Reliability) -> Tensor:
     """Return them as columns, (n, 3 or 4), on scales where equal steps weigh the same."""
-    parts = [found.density, _log_odds(found.agreement), (found.shift.double() + 1e-3).log()]
+    parts = [found.closeness, _log_odds(found.agreement), (found.shift.double() + 1e-3).log()]
     if found.confidence is not None:
         parts.append(_log_odds(found.confidence))
     return torch.stack([part.double().cpu() for part in parts], 1)
@@ -113,7 +113,7 @@ def _least_squares(features: Tensor, target: Tensor) -> Tensor:
     """Return weights of the right sign: nothing that speaks for a prediction makes its error larger."""
     from scipy.optimize import nnls
 
-    signs = torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)  # density, agreement, shift
+    signs = torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)  # closeness, agreement, shift
     found, _ = nnls((features * signs).numpy(), (target - target.mean()).numpy())
     return torch.cat([target.mean()[None], torch.tensor(found) * signs])
 

@@ -6,15 +6,15 @@ W_ij = (Σ_j K_ij)⁻¹ K_ij. Noise of size σ on each label leaves σ · √(Σ
 rank of Σ_j K_ij: d as a rule, less for outputs that cannot move independently.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
-from likewise.statistics.bound import Reach, output_head, pair_bounds, reach
-from likewise.statistics.probes import Squares, row_squares
+from likewise.statistics.lipschitz import Reach, output_head, pair_bounds, reach
+from likewise.statistics.squared_sums import Squares, row_squares
 from likewise.statistics.targets import given_labels, numeric
 from likewise.statistics.uncertainty import refuse_centered
 
@@ -38,7 +38,8 @@ class Denoising(NamedTuple):
 
 def denoising(
     gram: GramMatrix,
-    labels: Tensor | None = None,
+    labels: Any = None,
+    *,
     draws: int = 200,
     exact: bool = False,
     seed: int = 0,
@@ -97,7 +98,7 @@ class _Means:
             eye = torch.eye(d, dtype=torch.float64).expand(len(where), -1, -1)
             return torch.cat([eye, *(_spread(value, d) for value in values)], 2)
 
-        self.total, predictions, sums = inner.passes.product(weights, sum(sizes)).split(sizes, dim=2)
+        self.total, predictions, sums = inner.products().product(weights, sum(sizes)).split(sizes, dim=2)
         rounding = max(64 * torch.finfo(inner.net.dtype).eps, 1e-10)
         self.unit = torch.linalg.pinv(self.total, rtol=rounding)
         self._range = self.unit @ self.total
@@ -171,8 +172,8 @@ class _Bounds:
         self._d, self._head = inner.d, output_head(inner)
         if self._head is not None:
             self._rows = reach(inner, self._head)
-            self._columns = self._rows if inner.square else reach(inner.transposed(), self._head)
-            self._root, self._other = inner.self_kernel(0.5), inner.transposed().self_kernel(-0.5)
+            self._columns = self._rows if inner.square else reach(inner.of_columns(), self._head)
+            self._root, self._other = inner.self_kernel(0.5), inner.of_columns().self_kernel(-0.5)
 
     def of(self, where: range, blocks: Tensor) -> Tensor:
         """Return those of the rows at these places with all columns, (b, m)."""

@@ -1,34 +1,93 @@
-"""How many samples are like x? The paper's counts (sec. 4.1). A sample counts as its own neighbor."""
+"""How many samples are similar to each: the paper's counts (sec. 4.1). A sample counts as its own neighbor."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, Reducer, Strip
+from likewise.gram.sketches import pair_source
 
 
 def soft_neighbors(gram: GramMatrix) -> Tensor:
-    """Return N_S(x) = Σ k(x, x'), (n,), in two passes over the data; sec. 4.2.
+    """N_S(x) = Σ k(x, x'), the soft number of neighbors; sec. 4.2. Two passes over the data.
 
-    Of all samples alike it is N, of samples alone 1. Every pair shares a common direction, so that
-    N_S is large in most networks: compare samples with each other, not with 1. Where similarities
-    can be negative (centered, label_against_rest) they cancel and N_S can be below 1 or negative.
+    N if all samples are alike, 1 if each is alone. Every pair shares a common direction, so that N_S is
+    large in most networks: compare samples with each other, not with 1. Where similarities can be negative
+    (centered, label_against_rest) they cancel, and N_S can be below 1 or negative.
+
+    Args:
+        gram: Plain or centered.
+
+    Returns:
+        (n,) N_S of the rows.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.soft_neighbors(lw.GramMatrix(torch.nn.Linear(4, 2), torch.randn(9, 4))).shape
+        torch.Size([9])
+
     """
     return gram.row_sums()
 
 
-def hard_neighbors(gram: GramMatrix, threshold: float = 0.9) -> Tensor:
-    """Return N_τ(x), how many samples have k(x, x') ≥ τ, (n,), up to rounding; visits all pairs."""
-    rounding = 8 * torch.finfo(gram.dtype).eps
-    return gram.over_rows(lambda k: (k >= threshold - rounding).sum(1))
+@dataclass(frozen=True)
+class CountReducer(Reducer):
+    """How many similarities of each row are at least a threshold, itself included."""
+
+    threshold: float
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the counts, (b,) integers; a few units of rounding below the threshold count."""
+        similarity = strip.similarity
+        rounding = 8 * torch.finfo(similarity.dtype).eps
+        return ((similarity >= self.threshold - rounding).sum(1),)
 
 
-def positive_neighbors(gram: GramMatrix, exponent: float = 2) -> Tensor:
-    """Return N⁺_α(x) = Σ max(k(x, x'), 0)^α, (n,); visits all pairs. The larger α, the more local."""
+def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | None = None) -> Tensor:
+    """N_τ(x), how many samples have k(x, x') ≥ τ, itself included; visits all pairs.
+
+    Args:
+        gram: Plain or centered.
+        threshold: τ.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        (n,) integers.
+
+    """
+    ((counts,),) = pair_source(gram, sketch).visit(CountReducer(threshold))
+    return counts
+
+
+@dataclass(frozen=True)
+class PositiveReducer(Reducer):
+    """The sum of the positive similarities of each row to a power, itself included."""
+
+    exponent: float
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the sums, (b,)."""
+        return (strip.similarity.clamp(min=0).pow_(self.exponent).sum(1, dtype=torch.float64),)
+
+
+def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | None = None) -> Tensor:
+    """N⁺_α(x) = Σ max(k(x, x'), 0)^α, itself included; visits all pairs. The larger α, the more local.
+
+    Args:
+        gram: Plain or centered. Of a centered matrix with α = 4 it is the `local_density` of `analyze`.
+        exponent: α, positive.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        (n,) sums.
+
+    """
     if not exponent > 0:
         raise ValueError(f"The exponent of N⁺_α must be positive, found {exponent}.")
-    return gram.over_rows(lambda k: k.clamp(min=0).pow(exponent).sum(1))
+    ((sums,),) = pair_source(gram, sketch).visit(PositiveReducer(exponent))
+    return sums.to(gram.dtype)
 
 
 class SimilarityHistogram(NamedTuple):
@@ -38,19 +97,52 @@ class SimilarityHistogram(NamedTuple):
     counts: Tensor  # (n, bins) integers; counts.sum(0) is the histogram of all pairs
 
 
-def similarity_histogram(
-    gram: GramMatrix, bins: int = 100, low: float = -1, high: float = 1
-) -> SimilarityHistogram:
-    """Return each row's histogram of k(x, x') over `bins` equal bins of [low, high].
+@dataclass(frozen=True)
+class HistogramReducer(Reducer):
+    """Each row's histogram over equal bins; what lies outside counts in the first or last bin."""
 
-    What lies outside counts in the first or last bin. Visits all pairs.
+    bins: int
+    low: float = -1
+    high: float = 1
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the counts, (b, bins) integers."""
+        similarity = strip.similarity
+        scaled = (similarity - self.low) * (self.bins / (self.high - self.low))
+        places = scaled.floor_().clamp_(0, self.bins - 1).to(torch.int32)
+        places += torch.arange(len(places), dtype=torch.int32, device=places.device)[:, None] * self.bins
+        counts = torch.bincount(places.flatten(), minlength=len(places) * self.bins)
+        return (counts.view(len(places), self.bins),)
+
+    @property
+    def edges(self) -> Tensor:
+        """The edges of the bins, (bins + 1,)."""
+        return torch.linspace(self.low, self.high, self.bins + 1, dtype=torch.float64)
+
+
+def similarity_histogram(
+    gram: GramMatrix,
+    bins: int = 100,
+    low: float = -1,
+    high: float = 1,
+    *,
+    sketch: int | None = None,
+) -> SimilarityHistogram:
+    """Each row's histogram of similarities over equal bins of [low, high]; visits all pairs.
+
+    Args:
+        gram: Plain or centered.
+        bins: How many.
+        low: Lower end; what lies below counts in the first bin.
+        high: Upper end; what lies above counts in the last bin.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).
+
     """
     if bins < 1 or not low < high:
         raise ValueError(f"Bins and a range are needed, found {bins} bins of [{low}, {high}].")
-
-    def counted(k: Tensor) -> Tensor:
-        place = ((k - low) * (bins / (high - low))).floor().clamp(0, bins - 1).long()
-        return k.new_zeros(len(k), bins, dtype=torch.int64).scatter_add(1, place, torch.ones_like(place))
-
-    counts = gram.over_rows(counted)
-    return SimilarityHistogram(torch.linspace(low, high, bins + 1, dtype=torch.float64), counts)
+    reducer = HistogramReducer(bins, low, high)
+    ((counts,),) = pair_source(gram, sketch).visit(reducer)
+    return SimilarityHistogram(reducer.edges, counts.long())

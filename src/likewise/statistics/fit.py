@@ -1,16 +1,17 @@
-"""Does the network tell the samples apart as far as their labels need, and no further? (sec. 4.4)"""
+"""Over- or underfit: does the network tell samples apart as far as their labels need, and no further? (sec. 4.4)"""
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
+from likewise.gram.sketches import pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.readouts import looks_at_label
 from likewise.statistics.density import soft_neighbors
-from likewise.statistics.reliability import neighbor_means
+from likewise.statistics.reliability import NeighborMeansReducer
 from likewise.statistics.targets import (
     class_chances,
     given_labels,
@@ -24,6 +25,7 @@ from likewise.statistics.uncertainty import refuse_centered
 Verdict = Literal["underfit", "fit", "overfit"]
 UNDERFIT, OVERFIT = 0.05, 0.15  # more learned than supported
 UNDERFIT_VALUES = 0.01  # of values, whose noise is not to be learned
+ALONE = 2  # soft neighbors, the sample included: below, the network can set each output alone
 LEARNED = 0.95  # of the labels: nothing is left to learn
 
 
@@ -53,8 +55,9 @@ class FitQuality(NamedTuple):
 
 def fit_quality(
     gram: GramMatrix,
-    labels: Tensor | None = None,
-    alone: float = 2,
+    labels: Any = None,
+    *,
+    alone: float = ALONE,
     underfit_below: float | None = None,
     overfit_above: float = OVERFIT,
     sketch: int | None = None,
@@ -63,11 +66,11 @@ def fit_quality(
 
     "overfit": the network reproduces labels that its neighbors' labels do not support, more than
     `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves
-    included (the paper's rule), so that any label can be learned by heart. "underfit": neighbors'
+    included (the paper's rule), so that any label can be memorized. "underfit": neighbors'
     labels tell nearly as much as the network, the difference is below `underfit_below` (None: .05, of
     values .01, since a good network leaves their noise alone), and less than .95 of the labels are
     learned: it has not made use of what it can tell apart. Wrong labels count as labels; the data
-    should be those trained on. Neighbors are weighted by max(likeness, 0)^8, which visits all pairs.
+    should be those trained on. Neighbors are weighted by max(centered similarity, 0)^8, which visits all pairs.
     The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two
     passes: nearly that of all labels in most networks. Where labels are nothing that the network
     tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
@@ -90,18 +93,32 @@ def fit_quality(
     elif overall > 0:
         usual = UNDERFIT if classes else UNDERFIT_VALUES
         below = usual if underfit_below is None else underfit_below
-        verdict = verdict_of(learned, supported, below, overfit_above)
+        verdict = decide_verdict(
+            learned, supported, math.inf, underfit_below=below, overfit_above=overfit_above
+        )
     if 0 < float(neighbors.median()) < alone:
         verdict = "overfit"
     return FitQuality(neighbors, variance, verdict, overall, learned, supported)
 
 
-def verdict_of(
-    learned: float, supported: float, underfit_below: float = UNDERFIT, overfit_above: float = OVERFIT
+def explained_shares(classes: Tensor, chances: Tensor, votes: Tensor) -> tuple[float, float]:
+    """Return the share of labels that the network predicts, and the share that neighbors' votes predict."""
+    learned, supported = (float((guess.argmax(1) == classes).double().mean()) for guess in (chances, votes))
+    return learned, supported
+
+
+def decide_verdict(
+    learned: float,
+    supported: float,
+    neighbors: float,
+    *,
+    alone: float = ALONE,
+    underfit_below: float = UNDERFIT,
+    overfit_above: float = OVERFIT,
 ) -> Verdict:
-    """Return what it means that so much is learned and so much of it supported."""
+    """Return what it means that so much is learned, so much of it supported, with so many neighbors (N_S)."""
     gap = learned - supported
-    if gap > overfit_above:
+    if gap > overfit_above or 0 < neighbors < alone:
         return "overfit"
     return "underfit" if gap < underfit_below and learned < LEARNED else "fit"
 
@@ -125,16 +142,20 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
     outputs = model_outputs(gram)
     classes = of_classes(labels, outputs.shape[1])
     chances = None if classes is None else class_chances(outputs, classes)
-    likeness_of = gram.with_kernel(CORRELATION)
     if classes is not None and chances is not None:
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
-        votes = neighbor_means(likeness_of, sketch, members)[1]
-        told = (float((guess.argmax(1) == classes).double().mean()) for guess in (chances, votes))
-        return next(told), next(told), True
+        votes = _neighbor_means(gram, members, sketch)
+        return *explained_shares(classes, chances, votes), True
     y = labels.reshape(len(labels), -1).double().cpu()
-    around = neighbor_means(likeness_of, sketch, y)[1]
+    around = _neighbor_means(gram, y, sketch)
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:
         return math.nan, supported, False  # labels are no outputs
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported, False
+
+
+def _neighbor_means(gram: GramMatrix, values: Tensor, sketch: int | None) -> Tensor:
+    source = pair_source(gram.with_kernel(CORRELATION), sketch)
+    ((means,),) = source.visit(NeighborMeansReducer(values))
+    return means.cpu()

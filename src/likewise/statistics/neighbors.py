@@ -1,11 +1,13 @@
-"""Which samples are like x? And how alike are whole classes?"""
+"""The most similar samples of each, and how similar whole classes are."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, Reducer, Strip
+from likewise.gram.sketches import pair_source
 from likewise.statistics.targets import class_numbers
 
 
@@ -16,17 +18,43 @@ class Neighbors(NamedTuple):
     similarities: Tensor  # (n, k)
 
 
-def nearest(gram: GramMatrix, k: int = 10) -> Neighbors:
-    """Return the k most similar samples of each row, best first; visits all pairs.
+@dataclass(frozen=True)
+class NearestReducer(Reducer):
+    """The k largest similarities of each row and their columns, a sample itself left out."""
 
-    Of a data set with itself, a sample is not its own neighbor. There are fewer than k if the data
-    set has no more.
+    k: int
+    results: ClassVar[int] = 2
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return indices and similarities, (b, k) each."""
+        best = strip.without_self(strip.similarity, -torch.inf).topk(self.k, dim=1)
+        return best.indices, best.values
+
+
+def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neighbors:
+    """The k most similar samples of each row, best first; visits all pairs.
+
+    Of a data set with itself, a sample is not its own neighbor.
+
+    Args:
+        gram: Plain or centered: neighbors are those of its similarity.
+        k: How many; fewer are returned if the data set has no more.
+        sketch: Estimate from random projections of so many numbers a sample instead of exact gradients.
+
+    Returns:
+        Neighbors with `indices` and `similarities`, (n, k) each.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.nearest(lw.GramMatrix(torch.nn.Linear(4, 2), torch.randn(9, 4)), k=3).indices.shape
+        torch.Size([9, 3])
+
     """
     if k < 1:
         raise ValueError(f"At least one neighbor must be asked for, found k = {k}.")
     k = min(k, gram.shape[1] - gram.square)
-    similarities, indices = gram.over_rows(lambda row: tuple(row.topk(k, dim=1)), own=-torch.inf)
-    return Neighbors(indices, similarities)
+    (found,) = pair_source(gram, sketch).visit(NearestReducer(k))
+    return Neighbors(*found)
 
 
 class ClassSimilarity(NamedTuple):
@@ -36,18 +64,59 @@ class ClassSimilarity(NamedTuple):
     counts: Tensor  # (classes,) samples of each
 
 
-def class_similarity(gram: GramMatrix, labels: Tensor | None = None) -> ClassSimilarity:
-    """Return the mean k(x, x') within and between classes, in two passes over the data.
+@dataclass(frozen=True)
+class ProductReducer(Reducer):
+    """The similarities of each row times weights (m, c): a product where pairs are visited anyway."""
+
+    weights: Tensor
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return (b, c) in float64."""
+        similarity = strip.similarity
+        return (similarity.double() @ self.weights.to(similarity.device, torch.float64),)
+
+
+class SelfSimilarityReducer(Reducer):
+    """Each sample's similarity to itself, where pairs are visited anyway."""
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the diagonal, (b,)."""
+        return (strip.self_similarity(strip.similarity),)
+
+
+def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
+    """Mean similarity of pairs of different samples, within and between classes; two passes over the data.
 
     A class that the network keeps together has a large diagonal entry; two that it confuses have
     one as large off the diagonal.
+
+    Args:
+        gram: A square matrix, plain or centered.
+        labels: (n,) class numbers; those that travel with the data if None.
+
+    Returns:
+        ClassSimilarity with `mean`, (classes, classes), and `counts`.
+
     """
     if not gram.square:
         raise ValueError("Classes are compared within one data set: make the GramMatrix without columns.")
     classes = class_numbers(gram, labels)
     members = torch.nn.functional.one_hot(classes).double()
-    sums = members.T.to(gram.dtype) @ gram.row_sums(members).cpu()
-    own = members.T.to(gram.dtype) @ gram.diagonal().cpu()
+    sums, diagonal = gram.exact_row_sums(members).cpu(), gram.exact_diagonal().cpu()
+    mean, counts = mean_between_classes(sums.double(), diagonal.double(), members)
+    return ClassSimilarity(mean.to(gram.dtype), counts)
+
+
+def mean_between_classes(sums: Tensor, diagonal: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean similarity of different samples class by class, and the classes' sizes.
+
+    Args:
+        sums: (n, classes) similarity of each sample to all samples of each class.
+        diagonal: (n,) similarity of each sample to itself.
+        members: (n, classes) one-hot classes.
+
+    """
     counts = members.sum(0)
     pairs = counts[:, None] * counts - torch.diag(counts)
-    return ClassSimilarity(((sums - torch.diag(own)) / pairs).to(gram.dtype), counts.long())
+    total = members.T @ sums - torch.diag(members.T @ diagonal)
+    return total / pairs, counts.long()

@@ -1,9 +1,12 @@
 """Labels in the form that sums over a neighborhood need."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
+from likewise.gram.matrix import outputs_of
 from likewise.network import Network
 from likewise.readouts import all_outputs, looks_at_label
 from likewise.sources import column
@@ -20,7 +23,7 @@ def refuse_other(gram: GramMatrix) -> None:
         )
 
 
-def given_labels(gram: GramMatrix, labels: Tensor | None) -> Tensor | None:
+def given_labels(gram: GramMatrix, labels: Any) -> Tensor | None:
     """Return the labels of the columns: those given, else those that travel with the data."""
     if labels is None:
         return gram.columns.labels()
@@ -32,7 +35,7 @@ def given_labels(gram: GramMatrix, labels: Tensor | None) -> Tensor | None:
     return found
 
 
-def class_numbers(gram: GramMatrix, labels: Tensor | None) -> Tensor:
+def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
     """Return the labels as class numbers, (m,), or say what is wrong with them."""
     found = given_labels(gram, labels)
     if found is None:
@@ -75,7 +78,7 @@ def model_outputs(gram: GramMatrix) -> Tensor:
         return gram.outputs().cpu()
     whole = Network(net.model, all_outputs, net.names, net.autocast)
     try:
-        return GramMatrix(whole, gram.data, max_memory=gram.max_memory).outputs().cpu()
+        return outputs_of(whole, gram.data).cpu()
     except TypeError:
         if looks_at_label(net.readout):
             raise

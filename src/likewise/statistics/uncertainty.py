@@ -35,7 +35,7 @@ def disturbance(gram: GramMatrix) -> Tensor:
     refuse_centered(gram)
     moves = gram.with_kernel(Kernel(-1, 0, whole_block))
     total = moves.over_rows(lambda b: b.square().sum((2, 3)).sqrt().sum(1)) / math.sqrt(gram.d)
-    return torch.where(gram.vanishing(), torch.inf, total) if (total == 0).any() else total
+    return torch.where(gram.zero_gradients(), torch.inf, total) if (total == 0).any() else total
 
 
 def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
@@ -51,12 +51,12 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     if move.shape[-1:] != (d,) or move.numel() not in (d, n * d):
         raise ValueError(f"move must be ({n}, {d}) or ({d},), found {tuple(move.shape)}.")
     with net.evaluating():
-        rows = here.gradients.rows(here.data.samples(range(n)), 0).rows.flatten(0, 1).double()
+        rows = here.engine.rows(here.data.samples(range(n)), 0).rows.flatten(0, 1).double()
     inverse = power(rows @ rows.T, -1, rank_floor(net.dtype)).matrix
     target = move.to(inverse).reshape(-1, d).expand(n, d).reshape(n * d, 1)
     weights = (inverse @ target).reshape(n, d, 1)
     there = GramMatrix(net, of, columns=here.columns, kernel=INNER_PRODUCT)
-    moves = there.passes.product(lambda where: weights[where.start : where.stop], 1)
+    moves = there.products().product(lambda where: weights[where.start : where.stop], 1)
     return moves[:, :, 0].to(there.dtype)
 
 

@@ -74,7 +74,7 @@ function rounded(value) {
 }
 
 // By which column samples are listed, the most telling first.
-const rankedBy = (data) => ["label_suspicion", "error", "isolation"].find((name) => data.columns[name]);
+const rankedBy = (data) => ["label_suspicion", "error", "novelty"].find((name) => data.columns[name]);
 
 function similarity(data, sample, rank) {
   return data.similarities[sample * data.k + rank] / 5000 - 1;

@@ -36,7 +36,7 @@ function drawerParts(state, close) {
     element("button", { type: "button", "aria-label": "next sample", onclick: step(1) }, "›"),
     element("button", { type: "button", class: "close", "aria-label": "close", onclick: close }, "✕"),
   );
-  const facts = Object.keys(data.columns).filter((key) => !HIDDEN.has(key) && key !== "name" && key !== "near").map((key) =>
+  const facts = Object.keys(data.columns).filter((key) => !HIDDEN.has(key) && key !== "name" && key !== "hard_neighbors").map((key) =>
     element("tr", { title: MEANINGS[key] ?? key }, element("th", {}, key.replaceAll("_", " ")), element("td", {}, shown(data, key, sample))),
   );
   const flag = data.columns.label_issue?.values[sample]

@@ -1,4 +1,4 @@
-// Put the page together, and keep its address in step: #sample=42, #select=quadrant:isolated.
+// Put the page together, and keep its address in step: #sample=42, #select=status:isolated.
 
 function selectNamed(state, name) {
   const found = namedSelection(state.data, name);
@@ -64,7 +64,7 @@ async function start() {
   document.body.classList.toggle("wide-tiles", state.data.pictures.wide);
   makeTheme(state);
   makeSelectionLine(state);
-  for (const make of [makeReview, makeGallery, makeDensity, makeMatrices, makeDrawer, makeMap, makeThreshold, makeTable, makeQuadrants]) {
+  for (const make of [makeReview, makeGallery, makeDensity, makeMatrices, makeDrawer, makeMap, makeThreshold, makeTable, makeNeighborhoods]) {
     make(state);
     await breath();
   }

@@ -40,7 +40,7 @@ function makeMap(state) {
 }
 
 function colorable(data) {
-  const wanted = ["label", "prediction", "density", "local_density", "label_suspicion", "shift", "isolation", "agreement", "quadrant", "near", "uncertainty", "error"];
+  const wanted = ["label", "prediction", "density", "local_density", "label_suspicion", "shift", "novelty", "agreement", "status", "hard_neighbors", "uncertainty", "error"];
   return [...wanted, ...data.ownColumns].filter((name) => data.columns[name]);
 }
 

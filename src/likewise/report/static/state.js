@@ -27,14 +27,14 @@ function makeState(data) {
   return state;
 }
 
-// Named selections, as cards, cells and links give them: "label_issue", "quadrant:isolated", "cell:3:5" ...
+// Named selections, as cards, cells and links give them: "label_issue", "status:isolated", "cell:3:5" ...
 function namedSelection(data, name) {
   const samples = (test) => Array.from({ length: data.n }, (_, i) => i).filter(test);
   const [kind, ...rest] = name.split(":");
   const columns = data.columns;
-  if (kind === "quadrant" && columns.quadrant) {
-    const code = columns.quadrant.texts.indexOf(rest[0]);
-    return { samples: samples((i) => columns.quadrant.values[i] === code), what: rest[0] };
+  if (kind === "status" && columns.status) {
+    const code = columns.status.texts.indexOf(rest[0]);
+    return { samples: samples((i) => columns.status.values[i] === code), what: rest[0] };
   }
   if (kind === "cell" && columns.suggested_label) {
     const [label, vote] = rest.map(Number);

@@ -5,15 +5,15 @@ const MEANINGS = {
   sample: "its number in the data set",
   label: "the label given",
   prediction: "what the network says",
-  local_density: "how many samples are like it, locally: the sum of likeness⁴",
+  local_density: "how many samples are like it, locally: the sum of its positive similarities to the fourth power",
   density: "mean similarity to all samples (N_S / N): large is ordinary, small is rare",
-  near: "how many samples are at least as similar as the threshold, itself among them",
-  isolation: "1 less the mean similarity of the ten most similar samples: large is unlike all others",
+  hard_neighbors: "how many samples are at least as similar as the threshold, itself among them",
+  novelty: "1 less the mean similarity of the ten most similar samples: large is unlike all others",
   uncertainty: "how freely its prediction can move without moving others",
   shift: "how far its prediction is from that of its neighbors",
   error: "distance of the prediction from the label",
-  agreement: "share of its nearest neighbors with its label",
-  quadrant: "density and agreement, in a word",
+  agreement: "share of its neighbors' votes for the predicted class",
+  status: "ordinary, contested (neighbors vote for another class) or isolated (too few neighbors)",
   label_suspicion: "how much its neighbors and the network speak against its label: 0 not at all, 1 all for one other",
   suggested_label: "the label that they speak for",
   label_issue: "neighbors vote for another label, and it is more likely wrong than right",
@@ -55,7 +55,7 @@ function makeTable(state) {
   });
   state.on("selection", follow);
   state.on("threshold", () => {
-    rows.forEach((row) => (row.near = countFrom(data, row.sample, state.threshold)));
+    rows.forEach((row) => (row.hard_neighbors = countFrom(data, row.sample, state.threshold)));
     table.replaceData(rows);
   });
   return table;
@@ -68,7 +68,6 @@ function rowOf(data, sample) {
     const asText = column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f");
     row[name] = asText ? shown(data, name, sample) : column.values[sample];
   }
-  row.near = countFrom(data, sample, data.threshold);
   return row;
 }
 

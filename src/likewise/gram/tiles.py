@@ -13,12 +13,12 @@ from torch import Tensor
 
 from likewise.data import Batches
 from likewise.gradients import Features, Gradients, Vanished
-from likewise.kernels import SYMMETRIC, Kernel, mean_diagonal
+from likewise.kernels import Kernel, mean_diagonal
 from likewise.parallel import processes
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Tiles:
     """k(x, x') of rows and columns, tiles of it in at most about `max_memory` bytes."""
 
     gradients: Gradients
@@ -45,20 +45,17 @@ class Pairs:
             return self.columns.n + (0 if self._symmetric else self.rows.n)
         return self.rows.n + self.columns.n * len(self.strips)
 
-    def strip(self, where: range, own: float | None = None) -> Tensor:
-        """Return k of these rows with all columns, (b, m) or (b, m, d, d); `own` on the diagonal."""
+    def strip(self, where: range) -> Tensor:
+        """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
         if self._kept is not None and self._symmetric:
             left = _part(self._kept, where)
         else:
-            left = self._formed(self.rows, where, self.kernel.row)
+            left = self._formed(self.rows, where, self.kernel.left_power)
         if self._mirrors and len(where) == self.columns.n:
             similarities = self._mirrored(left).to(self.dtype)
         else:
             tiles = [self._tile(left, right) for right in self._column_features(len(where))]
             similarities = torch.cat(tiles, 1).to(self.dtype)
-        if own is not None and self.rows is self.columns:
-            places = torch.arange(len(where), device=similarities.device)
-            similarities[places, places + where.start] = own
         return similarities
 
     @property
@@ -68,12 +65,12 @@ class Pairs:
 
     @property
     def _symmetric(self) -> bool:
-        return self.rows is self.columns and self.kernel.row == self.kernel.column
+        return self.rows is self.columns and self.kernel.left_power == self.kernel.right_power
 
     @property
     def _mirrors(self) -> bool:
-        """Whether k(x', x) follows from k(x, x'): not of any reduction that a user may write."""
-        return self._symmetric and self.kernel.reduce in SYMMETRIC
+        """Whether k(x', x) follows from k(x, x')."""
+        return self._symmetric and self.kernel.symmetric
 
     def _mirrored(self, features: Features) -> Tensor:
         """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
@@ -92,7 +89,7 @@ class Pairs:
 
     @cached_property
     def _bytes_per_sample(self) -> int:
-        first = self.gradients.features(self.columns.samples(range(1)), self.kernel.column)
+        first = self.gradients.features(self.columns.samples(range(1)), self.kernel.right_power)
         return sum(part.numel() * part.element_size() for part in first.tensors)
 
     @property
@@ -111,7 +108,7 @@ class Pairs:
         """The features of all columns, if they fit."""
         if not self._fits:
             return None
-        return self._formed(self.columns, range(self.columns.n), self.kernel.column)
+        return self._formed(self.columns, range(self.columns.n), self.kernel.right_power)
 
     def _column_features(self, strip: int) -> Iterator[Features]:
         blocks = max(1, self.max_memory // 8 // (self.d**2 * self.dtype.itemsize * strip))
@@ -120,7 +117,7 @@ class Pairs:
             if self._kept is not None:
                 yield _part(self._kept, where)
             else:
-                yield self._formed(self.columns, where, self.kernel.column)
+                yield self._formed(self.columns, where, self.kernel.right_power)
 
     def _formed(self, data: Batches, where: range, exponent: float) -> Features:
         """Return the features at these places, a batch at a time: activations are the user's to bound."""

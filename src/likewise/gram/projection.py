@@ -1,4 +1,4 @@
-"""Gradients made small: a random linear map that keeps inner products, for data sets of many pairs.
+"""Random projections of gradients that keep inner products, for data sets of many pairs.
 
 Explicit coordinates get a random sign each and are added up in q buckets, every q-th in one; an outer
 product a δᵀ, never formed, becomes (P a) ∘ (Q δ) with random signs in P and Q. Either way

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
-from likewise.passes import Passes, Weights
+from likewise.gram.products import Products, Weights
 
 
 class Squares(NamedTuple):
@@ -29,21 +29,21 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
     """Return Σ_x' ‖L(x) B(x, x')‖² of the kernel's blocks B, for L (n, d, d), by random signs."""
     if draws < 4:
         raise ValueError(f"At least 4 draws are needed for an error bar, found {draws}.")
-    passes = gram.passes
-    leading = min(draws // 4, 32, max(1, passes.vectors_at_once // 3))
-    signs = _Signs(passes.d, draws, seed)
-    basis = torch.linalg.qr(passes.pull(signs.columns(0, leading)).T).Q.T
-    exact = _exact_part(passes, left, basis)
+    products = gram.products()
+    leading = min(draws // 4, 32, max(1, products.vectors_at_once // 3))
+    signs = _Signs(products.d, draws, seed)
+    basis = torch.linalg.qr(products.pull(signs.columns(0, leading)).T).Q.T
+    exact = _exact_part(products, left, basis)
 
     def squares(where: range, outputs: Tensor) -> Tensor:
         size = (left[where.start : where.stop] @ outputs).square().sum(1)
         return torch.stack([size.sum(1), size.square().sum(1)], 1)
 
     count, moments = draws - leading, exact.new_zeros(len(exact), 2)
-    for start in range(leading, draws, passes.vectors_at_once):
-        probes = passes.pull(signs.columns(start, min(start + passes.vectors_at_once, draws)))
+    for start in range(leading, draws, products.vectors_at_once):
+        probes = products.pull(signs.columns(start, min(start + products.vectors_at_once, draws)))
         probes -= (probes @ basis.T) @ basis
-        moments += passes.push(probes, squares) / count
+        moments += products.push(probes, squares) / count
     rest, second = moments.unbind(1)
     error = ((second - rest.square()).clamp(min=0) / (count - 1)).sqrt()
     return Squares((exact + rest).clamp(min=0), error)
@@ -67,15 +67,15 @@ class _Signs:
         return weights
 
 
-def _exact_part(passes: Passes, left: Tensor, basis: Tensor) -> Tensor:
+def _exact_part(products: Products, left: Tensor, basis: Tensor) -> Tensor:
     def along(where: range) -> Tensor:
-        return passes.gradients.push(passes.columns.samples(where), basis, passes.column).outputs
+        return products.gradients.push(products.columns.samples(where), basis, products.right_power).outputs
 
-    spread = passes.pull(along)  # U C
+    spread = products.pull(along)  # U C
     inner = spread @ basis.T
 
     def read(where: range, outputs: Tensor) -> Tensor:
         near, far = (left[where.start : where.stop] @ outputs).split(len(basis), dim=2)
         return (near * (2 * far - near @ inner)).sum((1, 2))
 
-    return passes.push(torch.cat([basis, spread]), read)
+    return products.push(torch.cat([basis, spread]), read)

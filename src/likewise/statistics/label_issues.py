@@ -1,17 +1,18 @@
-"""Which labels look wrong? Those that the network and the samples it treats alike speak against."""
+"""Which labels look wrong: those that the network and the samples it treats alike contradict."""
 
 import math
 import warnings
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from likewise.gram import GramMatrix
-from likewise.likeness import likeness
+from likewise.gram import GramMatrix, Reducer, Strip
+from likewise.gram.sketches import pair_source
 from likewise.readouts import looks_at_label
-from likewise.statistics.mislabeled import Between, mislabeled
 from likewise.statistics.neighbors import Neighbors
+from likewise.statistics.noise_rate import Between, mislabeled
 from likewise.statistics.novelty import refuse_unbounded
 from likewise.statistics.targets import class_chances, class_numbers, model_outputs, unlikely
 
@@ -40,34 +41,58 @@ class LabelSuspicion(NamedTuple):
         return f"LabelSuspicion({flags}; {told}{sure}{group})"
 
 
+@dataclass(frozen=True)
+class VotesReducer(Reducer):
+    """The votes of all other samples on each row: Σ max(centered similarity, 0)^exponent by class."""
+
+    members: Tensor  # (m, classes) one-hot
+    exponent: float = EXPONENT
+    centered: ClassVar[bool] = True
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the votes, (b, classes) in float64."""
+        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
+        return (weights @ self.members.to(weights),)
+
+
 def label_suspicion(
     gram: GramMatrix,
-    labels: Tensor | None = None,
+    labels: Any = None,
+    *,
     exponent: float = EXPONENT,
     isolated_below: float = 0.05,
     sketch: int | None = None,
 ) -> LabelSuspicion:
-    """Return how much the network and the neighbors' votes speak against each label; all pairs.
+    """How much the network and the neighbors' votes contradict each label; visits all pairs.
 
-    Every other sample votes for its own label with max(likeness, 0)^exponent, where likeness is the
-    similarity less what all samples share (see likeness.py; a centered matrix is taken as it is). The
-    opinion on a sample is the mean of the shares of votes and of the network's own probabilities, where
-    its outputs are those of the classes: the votes also know of labels learned by heart, the network is
-    the better judge before. With b the opinion and y the label, suspicion is (1 − b(y) + max b(other))
-    / 2. No cross-validation. Isolated is who gets fewer votes than `isolated_below` of the median; with
-    no vote at all there is no suspicion. The readout should not look at the label (all_outputs,
-    log_probabilities): what is in doubt is no ground for similarity.
+    Every other sample votes for its own label with max(centered similarity, 0)^exponent. The opinion on a sample is
+    the mean of the shares of votes and of the network's own probabilities, where its outputs are those of the
+    classes: votes still know of labels that the network has memorized, the network is the better judge before.
+    With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2. No cross-validation. Isolated is
+    who gets fewer votes than `isolated_below` of the median; with no vote at all there is no suspicion.
+
+    Args:
+        gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
+            not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
+        labels: (n,) class numbers; those that travel with the data if None.
+        exponent: How local votes are.
+        isolated_below: Share of the median number of votes below which a sample is isolated.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        LabelSuspicion; rank by `suspicion`, look at `flagged` first.
+
     """
     refuse_unbounded(gram)
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
     given = class_numbers(gram, labels)
-    votes = class_votes(gram, given, exponent, sketch).cpu()
+    votes = class_votes(gram, given, exponent=exponent, sketch=sketch).cpu()
     outputs = model_outputs(gram) if gram.of_network else None
     chances = None if outputs is None else class_chances(outputs, given)
     if outputs is not None:
         _warn(gram, outputs, chances, given)
-    return judged(votes, given, chances, isolated_below, gram.dtype)
+    return suspicion_from_votes(votes, given, chances, isolated_below=isolated_below, dtype=gram.dtype)
 
 
 def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tensor) -> None:
@@ -87,10 +112,11 @@ def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tens
         warnings.warn(odd, stacklevel=3)
 
 
-def judged(
+def suspicion_from_votes(
     votes: Tensor,
     given: Tensor,
     chances: Tensor | None = None,
+    *,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
@@ -130,46 +156,64 @@ def judged(
     )
 
 
+@dataclass(frozen=True)
+class EvidenceReducer(Reducer):
+    """The k most similar columns of each row among those that have the row's suggested label."""
+
+    suggested: Tensor  # (n,)
+    labels: Tensor  # (n,)
+    k: int
+    results: ClassVar[int] = 2
+    centered: ClassVar[bool] = True
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return indices and similarities, (b, k) each; -inf where a class has fewer samples."""
+        wanted = self.suggested[strip.rows.start : strip.rows.stop, None] == self.labels
+        similarity = strip.without_self(strip.centered, -torch.inf)
+        best = similarity.masked_fill_(~wanted.to(similarity.device), -torch.inf).topk(self.k, dim=1)
+        return best.indices, best.values
+
+
 def label_evidence(
     gram: GramMatrix,
     found: LabelSuspicion,
-    labels: Tensor | None = None,
+    labels: Any = None,
     k: int = 5,
+    *,
     sketch: int | None = None,
 ) -> Neighbors:
-    """Return the k samples that speak loudest for each suggested label: most alike, with that label.
+    """The k samples that support each suggested label most: most similar, with that label; visits all pairs.
 
-    Fewer where a class has fewer: their similarities are then -inf. Visits all pairs.
+    Args:
+        gram: The matrix that `found` came from.
+        found: What `label_suspicion` returned.
+        labels: As given there.
+        k: How many; where a class has fewer samples, the rest have similarity -inf.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        Neighbors by centered similarity, (n, k).
+
     """
     given, count = class_numbers(gram, labels), min(k, gram.shape[1] - 1)
     suggested = found.suggested.cpu()
     if len(suggested) != gram.shape[0]:
         raise ValueError(f"Suspicions of {len(suggested)} samples, and {gram.shape[0]} in the GramMatrix.")
-
-    def loudest(where: range, c: Tensor) -> tuple[Tensor, ...]:
-        rows = torch.arange(len(where))
-        c = c.masked_fill((suggested[where.start : where.stop, None] != given).to(c.device), -torch.inf)
-        c[rows, rows + where.start] = -torch.inf
-        similarities, indices = c.topk(count, dim=1)
-        return indices, similarities
-
-    centered = gram if gram.centered and sketch is None else likeness(gram, sketch)
-    return Neighbors(*centered.map_strips(loudest))
+    (best,) = pair_source(gram, sketch).visit(EvidenceReducer(suggested, given, count))
+    return Neighbors(*best)
 
 
 def class_votes(
-    gram: GramMatrix, classes: Tensor, exponent: float = EXPONENT, sketch: int | None = None
+    gram: GramMatrix, classes: Tensor, *, exponent: float = EXPONENT, sketch: int | None = None
 ) -> Tensor:
-    """Return Σ max(likeness, 0)^exponent over the other samples of each class, (n, classes), in float64."""
+    """Σ max(centered similarity, 0)^exponent over the other samples of each class.
+
+    Returns:
+        (n, classes) in float64.
+
+    """
     if not exponent > 0:
         raise ValueError(f"The exponent of votes must be positive, found {exponent}.")
-    weights = torch.nn.functional.one_hot(classes).double()
-
-    def cast(where: range, k: Tensor) -> tuple[Tensor, ...]:
-        rows = torch.arange(len(where), device=k.device)
-        k[rows, rows + where.start] = 0  # nobody votes on itself
-        return (k.double().clamp_(min=0).pow_(exponent) @ weights.to(k.device),)
-
-    centered = gram if gram.centered and sketch is None else likeness(gram, sketch)
-    found: tuple[Tensor] = centered.map_strips(cast)
-    return found[0]
+    members = torch.nn.functional.one_hot(classes).double()
+    ((votes,),) = pair_source(gram, sketch).visit(VotesReducer(members, exponent))
+    return votes

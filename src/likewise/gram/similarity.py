@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from likewise.gradients import Engine
-from likewise.gram import GramMatrix
+from likewise.gram.matrix import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
 from likewise.network import Network
 from likewise.readouts import Readout, all_outputs

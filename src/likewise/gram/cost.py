@@ -1,4 +1,4 @@
-"""What will a statistic take? Told before the work, from a trial of it on a few samples.
+"""What a statistic will take, estimated before the work from a dry run on a few samples.
 
 The statistic itself is run on some samples and on twice as many, and each pass over data that it makes is
 extrapolated: passes over samples by their number, visits of all pairs by that of pairs and of gradients
@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from likewise.data import Batches
 from likewise.gradients import Gradients, Meter
+from likewise.gram.products import Products
+from likewise.gram.tiles import Tiles
 from likewise.network import Network
-from likewise.pairs import Pairs
 from likewise.parallel import Clock, Pass, recorded
-from likewise.passes import Passes
 
 
 class Matrix(Protocol):
@@ -31,16 +31,15 @@ class Matrix(Protocol):
     max_memory: int
 
     @property
-    def gradients(self) -> Gradients: ...  # noqa: D102
-    @property
-    def passes(self) -> Passes: ...  # noqa: D102
-    def pairs(self) -> Pairs: ...  # noqa: D102
-    def part(self, n: int) -> "Matrix": ...  # noqa: D102
+    def engine(self) -> Gradients: ...  # noqa: D102
+    def products(self) -> Products: ...  # noqa: D102
+    def tiles(self) -> Tiles: ...  # noqa: D102
+    def take(self, n: int) -> "Matrix": ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a statistic takes, as far as a trial tells."""
+    """What a statistic takes, as far as a dry run tells."""
 
     method: str  # how gradients are had, and which passes are made
     passes: int  # over the samples
@@ -60,7 +59,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _DryRun:
     """The passes of a statistic on some samples, by seconds and by operations."""
 
     n: int
@@ -72,18 +71,18 @@ class _Trial:
     result: int
 
 
-def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]) -> Plan:
+def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]) -> Plan:
     """Return what `statistic(gram, **options)` would take."""
-    _ = gram.gradients  # set-up, and the mean of a centered one, are no part of a batch
-    batch = len(gram.passes.spans(gram.data)[0])
+    _ = gram.engine  # set-up is no part of a batch
+    batch = len(gram.products().spans(gram.data)[0])
     trial = min(batch, max(8, gram.data.n // 50))
-    few = _tried(gram, statistic, options, trial)
+    few = _dry_run(gram, statistic, options, trial)
     n, m, visits = gram.data.n, gram.columns.n, sum(p.what == "pairs" for p in few.seconds)
     enough = min(128, max(48, n // 12), max(1, n // 2))
     if visits and trial < enough:  # of fewer, the products of pairs do not show
         trial = enough
-        few = _tried(gram, statistic, options, trial)
-    more = _tried(gram, statistic, options, 2 * trial)
+        few = _dry_run(gram, statistic, options, trial)
+    more = _dry_run(gram, statistic, options, 2 * trial)
     formations = _formations(gram) if visits else 0
     seconds, flops = (
         sum(
@@ -93,12 +92,12 @@ def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]
         for kind in ("seconds", "flops")
     )
     growth = max(0, more.peak - few.peak) / max(1, more.n - few.n)
-    reach = n if visits else min(batch, gram.gradients.at_once or batch)
-    rest, each = gram.gradients.room
-    at_once = rest + each * min(batch, gram.gradients.at_once or 0)
+    reach = n if visits else min(batch, gram.engine.at_once or batch)
+    rest, each = gram.engine.room
+    at_once = rest + each * min(batch, gram.engine.at_once or 0)
     peak = max(few.peak + growth * (reach - few.n), at_once) + more.result * n / more.n
     return Plan(
-        method=f"engine {type(gram.gradients).__name__.lower()}",
+        method=f"engine {type(gram.engine).__name__.lower()}",
         passes=sum(p.what != "pairs" for p in more.seconds),
         visits_of_pairs=visits,
         flops=flops,
@@ -108,8 +107,8 @@ def planned(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]
     )
 
 
-def _tried(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any], n: int) -> _Trial:
-    part = gram.part(n)
+def _dry_run(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any], n: int) -> _DryRun:
+    part = gram.take(n)
     cut = {name: _cut(value, gram, part) for name, value in options.items()}
     counter = FlopCounterMode(display=False)
     with counter, Meter() as meter, recorded(counter.get_total_flops) as flops:
@@ -117,14 +116,14 @@ def _tried(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any],
         result = meter.now
     del kept
     with recorded(_clock(gram.net)) as seconds:
-        statistic(part, **cut)
+        statistic(gram.take(n), **cut)  # a new part, which has nothing computed yet
     any_pairs = any(p.what == "pairs" for p in seconds)
     formations = _formations(part) if any_pairs else 0
-    return _Trial(part.data.n, part.columns.n, formations, seconds, flops, meter.peak, result)
+    return _DryRun(part.data.n, part.columns.n, formations, seconds, flops, meter.peak, result)
 
 
 def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
-    """Return an option's entries for the trial's rows or columns, if it has one for each."""
+    """Return an option's entries for the dry run's rows or columns, if it has one for each."""
     if isinstance(value, Tensor) and value.dim():
         for whole, some in ((gram.data.n, part.data.n), (gram.columns.n, part.columns.n)):
             if len(value) == whole:
@@ -134,7 +133,7 @@ def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
 
 def _formations(gram: Matrix) -> int:
     with gram.net.evaluating():
-        return gram.pairs().formations
+        return gram.tiles().formations
 
 
 def _clock(net: Network) -> Clock:
@@ -151,7 +150,7 @@ def _clock(net: Network) -> Clock:
 
 
 def _extrapolated(
-    few: Pass, more: Pass, small: _Trial, large: _Trial, n: int, m: int, formations: int
+    few: Pass, more: Pass, small: _DryRun, large: _DryRun, n: int, m: int, formations: int
 ) -> float:
     """Return what a pass takes of all samples, given what it took of fewer and of more."""
     if more.what == "summing gradients":

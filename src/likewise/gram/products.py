@@ -1,6 +1,8 @@
-"""The two passes of a product: over the columns to sum, over the rows to read off.
+"""Products with a Gram matrix in two passes: a vjp over the columns, a jvp over the rows.
 
-Σ_x' S(x) S(x')ᵀ w(x') = S(x) u with u = Σ S(x')ᵀ w(x'), one parameter vector for each column of weights.
+Σ_x' S(x) S(x')ᵀ w(x') = S(x) u with u = Σ S(x')ᵀ w(x'), one parameter vector for each column of weights. S(x) is the
+whitened Jacobian K(x, x)ᵉ J(x), so that these are products with whitened Jacobians. Exact, linear in N, and nothing
+is kept per sample.
 """
 
 from collections.abc import Callable
@@ -20,15 +22,15 @@ Read = Callable[[range, Tensor], Tensor]  # what to keep of the products (b, d, 
 
 
 @dataclass(frozen=True)
-class Passes:
-    """Passes over rows and columns, with the exponents of a kernel."""
+class Products:
+    """Passes over rows and columns, with the powers of a kernel."""
 
     net: Network
     gradients: Gradients
     rows: Batches
     columns: Batches
-    row: float
-    column: float
+    left_power: float
+    right_power: float
     d: int
     p: int
     max_memory: int
@@ -50,7 +52,7 @@ class Passes:
         fingerprint.add("network", self.net)
         fingerprint.add("rows", self.rows)
         fingerprint.add("columns", self.columns)
-        fingerprint.add("exponents", (self.row, self.column))
+        fingerprint.add("exponents", (self.left_power, self.right_power))
         fingerprint.add("engine", type(self.gradients).__name__)
 
     def pull(self, weights: Weights, kept: Kept | None = None) -> Tensor:
@@ -59,7 +61,7 @@ class Passes:
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
-            pulled = self.gradients.pull(samples, weights(where), self.column)
+            pulled = self.gradients.pull(samples, weights(where), self.right_power)
             if pulled.own is not None:
                 vanished.note(samples, pulled.own.rank)
                 if kept is not None:
@@ -80,7 +82,7 @@ class Passes:
         def answer(where: range) -> Tensor:
             samples = self.rows.samples(where)
             own = None if kept is None else kept.get(where)
-            pushed = self.gradients.push(samples, directions, self.row, own)
+            pushed = self.gradients.push(samples, directions, self.left_power, own)
             vanished.note(samples, pushed.ranks)
             return read(where, pushed.outputs)
 
@@ -98,32 +100,39 @@ class Passes:
                 for i in range(0, c, group)
             ]
             return read(range(self.rows.n), torch.cat(rounds, 2))
-        same = self.rows is self.columns and self.row == self.column
+        same = self.rows is self.columns and self.left_power == self.right_power
         fits = 8 * self.rows.n * self.d**2 <= self.max_memory // 8
         kept = Kept(self.rows.n) if same and fits else None
         return self.push(self.pull(weights, kept), read, kept)
 
-    def traces(self, weights: Tensor) -> Tensor:
-        """Return Σ_x' tr(S(x) S(x')ᵀ) w(x') / d for weights (m, c), (n, c), in float64."""
-        eye = torch.eye(self.d).to(weights)
-        outputs_at_once = min(self.d, self.vectors_at_once)
+    def reduced(self, weights: Tensor, coefficients: Tensor) -> Tensor:
+        """Return Σ_x' reduce(S(x) S(x')ᵀ) w(x') for weights (m, c), (n, c), in float64.
+
+        Args:
+            weights: One number per column sample and column of weights.
+            coefficients: A, (d, d), with reduce(B) = Σ A ∘ B.
+
+        """
+        used = [i for i in range(self.d) if coefficients[i].any()]
+        outputs_at_once = max(1, min(len(used), self.vectors_at_once))
         columns_at_once = max(1, self.vectors_at_once // outputs_at_once)
         sums = []
         for some in weights.split(columns_at_once, dim=1):
-            firsts = range(0, self.d, outputs_at_once)
-            parts = [self._trace(some, eye[:, i : i + outputs_at_once], i) for i in firsts]
-            sums.append(torch.stack(parts).sum(0) / self.d)
+            groups = (used[i : i + outputs_at_once] for i in range(0, len(used), outputs_at_once))
+            parts = [self._reduced_part(some, coefficients, group) for group in groups]
+            sums.append(torch.stack(parts).sum(0))
         return torch.cat(sums, 1)
 
-    def _trace(self, weights: Tensor, eye: Tensor, first: int) -> Tensor:
-        """Return the part of the traces that some of the outputs, from `first` on, add to them."""
-        c, some = weights.shape[1], eye.shape[1]
+    def _reduced_part(self, weights: Tensor, coefficients: Tensor, outputs: list[int]) -> Tensor:
+        """Return the part of the sums that some outputs of the rows contribute."""
+        c, some = weights.shape[1], len(outputs)
+        chosen = coefficients[outputs].to(weights)  # (some, d)
 
         def blocks(where: range) -> Tensor:
-            return torch.einsum("nc,de->ndec", weights[where.start : where.stop], eye).flatten(2)
+            return torch.einsum("nc,ed->ndec", weights[where.start : where.stop], chosen).flatten(2)
 
-        def read(_: range, outputs: Tensor) -> Tensor:
-            mine = outputs[:, first : first + some].unflatten(2, (some, c))
+        def read(_: range, products: Tensor) -> Tensor:
+            mine = products[:, outputs].unflatten(2, (some, c))
             return mine.diagonal(dim1=1, dim2=2).sum(-1)
 
         return self.product(blocks, some * c, read)

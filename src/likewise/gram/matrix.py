@@ -1,0 +1,559 @@
+"""The kernel between two data sets, as a matrix that is never formed.
+
+Two uses serve every statistic. `gram @ weights` is exact in two passes over the data and keeps one parameter vector
+per column of weights. `over_rows` and `visit` show every pair and keep one strip of the matrix. Nothing is computed
+before one of them is called. Matrices made from another one (`with_kernel`, `with_centering`, ...) share its engine,
+so that a model is traced and checked once.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from likewise.data import Batches, Samples, batches
+from likewise.fingerprint import Fingerprint
+from likewise.gradients import (
+    Engine,
+    Gradients,
+    PartsChanged,
+    Vanished,
+    chosen,
+    refuse_dependent_samples,
+)
+from likewise.gram.centering import CenteredPair, Centering, warn_of_cancellation
+from likewise.gram.cost import Plan, plan_statistic
+from likewise.gram.products import Products
+from likewise.gram.strips import Reducer, Strip, reduce_strip, split_results
+from likewise.gram.tiles import Tiles
+from likewise.kernels import CORRELATION, Kernel
+from likewise.linalg import wide
+from likewise.model_state import exclusive
+from likewise.network import Network
+from likewise.parallel import FailedElsewhere, join_over, processes
+
+
+class GramMatrix:
+    """k(x, x') for the samples x of `data` (rows) and x' of `columns`.
+
+    Args:
+        net: The network, or a model whose outputs are all compared.
+        data: The rows: anything that `likewise.batches` accepts.
+        columns: The columns; None, or `data` again, for a square matrix.
+        kernel: Which kernel; k^C by default.
+        engine: How gradients are computed: "auto" chooses, "layers" is the traced engine, "autograd" the reference.
+        centered: Double-centered over the columns, then normalized (see `likewise.gram.centering`): every pair
+            shares a large common direction that hides structure in plain similarities.
+        max_memory: Bytes for gradients and strips, beside the model and its activations.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 2), torch.randn(5, 4))
+        >>> gram.shape, gram.dense().shape, (gram @ torch.ones(5)).shape
+        ((5, 5), torch.Size([5, 5]), torch.Size([5]))
+
+    """
+
+    def __init__(
+        self,
+        net: Network | nn.Module,
+        data: Any,
+        columns: Any = None,
+        kernel: Kernel = CORRELATION,
+        engine: Engine | Gradients = "auto",
+        centered: bool = False,
+        max_memory: int = 2**31,
+    ) -> None:
+        self.net = net if isinstance(net, Network) else Network(net)
+        self.data = batches(data)
+        same = columns is None or columns is data
+        self.columns = self.data if same else batches(columns)
+        if not isinstance(kernel, Kernel):
+            raise TypeError(f"kernel must be a Kernel such as likewise.CORRELATION, found {kernel!r}.")
+        if not isinstance(max_memory, int) or max_memory < 1:
+            raise TypeError(f"max_memory is a number of bytes, such as 2**30, found {max_memory!r}.")
+        self.kernel = kernel
+        self.centered = centered
+        self.max_memory = max_memory
+        self._setup = _Setup(self.net, self.data, _known_engine(engine), max_memory)
+        self._reference = self.columns  # the samples whose mean is taken off
+        self._centerings = _Centerings()
+        self._refuse_centering()
+
+    def __repr__(self) -> str:
+        centered = ", centered" if self.centered else ""
+        return f"GramMatrix({self.data.n:,} × {self.columns.n:,}, {self.kernel}, {self.net}{centered})"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns, in samples."""
+        return self.data.n, self.columns.n
+
+    @property
+    def square(self) -> bool:
+        """Whether rows and columns are the same samples."""
+        return self.data is self.columns
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model; results of pairs come back on it."""
+        return next(self.net.model.parameters()).device
+
+    @property
+    def d(self) -> int:
+        """The number of outputs whose gradients are compared."""
+        return self._setup.row_shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of results: the model's, at least float32. Sums are accumulated in float64."""
+        return torch.promote_types(self.net.dtype, torch.float32)
+
+    @property
+    def of_network(self) -> bool:
+        """Whether rows are gradients of the network; else they are activations, or your own."""
+        return self._setup.of_network
+
+    def with_kernel(self, kernel: Kernel) -> "GramMatrix":
+        """Return the same samples under another kernel, with the same engine."""
+        other = copy.copy(self)
+        other.kernel = kernel
+        other._refuse_centering()
+        return other
+
+    def with_centering(self, centered: bool) -> "GramMatrix":
+        """Return the same matrix, centered or plain, with the same engine."""
+        other = copy.copy(self)
+        other.centered = centered
+        other._refuse_centering()
+        return other
+
+    def with_columns(self, columns: Any) -> "GramMatrix":
+        """Return the same rows against other samples, with the same engine and reference for centering."""
+        other = copy.copy(self)
+        other.columns = batches(columns)
+        return other
+
+    def of_columns(self) -> "GramMatrix":
+        """Return the columns against themselves, with the same engine and reference for centering."""
+        other = copy.copy(self)
+        other.data = other.columns
+        return other
+
+    def take(self, n: int) -> "GramMatrix":
+        """Return the first n rows against the first n columns, with the same engine."""
+        other = copy.copy(self)
+        other.data = self.data.take(range(min(n, self.data.n)))
+        other.columns = other.data if self.square else self.columns.take(range(min(n, self.columns.n)))
+        other._reference = other.columns
+        other._centerings = _Centerings()
+        return other
+
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add what ranks that share a pass must have in common."""
+        fingerprint.add("network", self.net)
+        fingerprint.add("rows", self.data)
+        fingerprint.add("columns", self.columns)
+        kernel = self.kernel
+        fingerprint.add("kernel", (kernel.left_power, kernel.right_power, kernel.reduce))
+        fingerprint.add("centered", self.centered)
+        fingerprint.add("max_memory", self.max_memory)
+
+    def __matmul__(self, weights: Any) -> Tensor:
+        """Return the product with weights, in two passes over the data.
+
+        Args:
+            weights: (m,) or (m, c), a tensor, array or Series: Σ_x' k(x, x') w(x') of the reduced kernel; or
+                (m, d, c): Σ_x' B(x, x') w(x') of the kernel's (d, d) blocks B.
+
+        Returns:
+            (n,), (n, c) or (n, d, c), in `gram.dtype`.
+
+        Raises:
+            ValueError: The reduction is not linear, weights do not fit or are not finite.
+
+        """
+        given = _as_tensor(weights)
+        if not self.kernel.linear:
+            raise ValueError(
+                f"{self.kernel} is not linear in its blocks, so no product of it takes two passes: "
+                "use gram.over_rows or gram.row_sums, or gram.with_kernel(likewise.CORRELATION)."
+            )
+        if given.dim() != 3:
+            return self.row_sums(given)
+        if self.centered:
+            raise ValueError(
+                "A centered similarity is one number a pair, so blocks of it have no product: give weights (m,) "
+                "or (m, c), or make the GramMatrix with centered=False."
+            )
+        if given.shape[:2] != (self.columns.n, self.d):
+            raise ValueError(
+                f"weights must be (m,), (m, c) or (m, d, c) with m = {self.columns.n}, d = {self.d}, found "
+                f"{tuple(given.shape)}."
+            )
+        _refuse_not_finite(given)
+        part = lambda where: given[where.start : where.stop]  # noqa: E731
+        return self.products().product(part, given.shape[2]).to(self.dtype)
+
+    def row_sums(self, weights: Any = None) -> Tensor:
+        """Return Σ_x' k(x, x') w(x').
+
+        Two passes where the reduction is linear, all pairs where it is not.
+
+        Args:
+            weights: (m,) or (m, c); all one if None.
+
+        Returns:
+            (n,), or (n, c) for weights (m, c).
+
+        """
+        given = None if weights is None else _as_tensor(weights)
+        sums = self.exact_row_sums(given).to(self.dtype)
+        return sums[:, 0] if given is None or given.dim() == 1 else sums
+
+    def exact_row_sums(self, weights: Tensor | None = None) -> Tensor:
+        """Return `row_sums` as (n, c) in float64, for ratios of sums."""
+        given = self._column_weights(weights)
+        if self.kernel.keeps_blocks:
+            raise ValueError("Whole blocks have no single row sum: give weights (m, d, c), or use over_rows.")
+        if not self.kernel.linear:
+            return self.over_rows(lambda k: k.to(wide(k)) @ given.to(k.device, wide(k)))
+        coefficients = self.kernel.coefficients(self.d)
+        if not self.centered:
+            return self.products().reduced(given, coefficients)
+        pair = self._centering()
+        scaled = pair.scale_weights(given.to(pair.columns.scales))
+        return pair.center_product(self.products().reduced(scaled.cpu(), coefficients), scaled)
+
+    def over_rows(self, reduce: Callable[[Tensor], Any], *, fill_diagonal: float | None = None) -> Any:
+        """Return reduce(k) joined over strips k of whole rows; visits all pairs.
+
+        Args:
+            reduce: From (b, m), or (b, m, d, d) for blocks, to a tensor with b rows, or a tuple of such.
+            fill_diagonal: Replaces a sample's similarity to itself in a square matrix, for example by -inf to
+                leave it out.
+
+        """
+        return self.map_strips(lambda _, k: reduce(k), fill_diagonal=fill_diagonal)
+
+    def map_strips(
+        self, function: Callable[[range, Tensor], Any], *, fill_diagonal: float | None = None
+    ) -> Any:
+        """Return function(places of the rows, k) joined over strips: `over_rows` that says where."""
+
+        def reduce(strip: Strip) -> Any:
+            k = strip.similarity
+            if fill_diagonal is not None:
+                k = strip.fill_self_(k, fill_diagonal)
+            return function(strip.rows, k)
+
+        return self._map_strips(reduce, self.centered)
+
+    def visit(self, *reducers: Reducer) -> list[tuple[Tensor, ...]]:
+        """Return what each reducer keeps of every row, joined over strips; one visit of all pairs."""
+        if self.kernel.keeps_blocks:
+            raise ValueError("Reducers work on one number a pair: use gram.over_rows for whole blocks.")
+        joined = self._map_strips(
+            lambda strip: reduce_strip(strip, reducers), any(reducer.centered for reducer in reducers)
+        )
+        return split_results(joined, reducers)
+
+    def plan(self, statistic: Callable[..., Any] | None = None, **options: Any) -> Plan:
+        """Return what `statistic(gram, **options)` would take, from a dry run on a few samples.
+
+        Args:
+            statistic: Any function of a GramMatrix; `gram.row_sums()`, which is N_S, if None.
+            **options: Its options; those with an entry for each row or column are cut to the dry run's.
+
+        """
+        return plan_statistic(self, statistic or GramMatrix.row_sums, options)
+
+    def dense(self) -> Tensor:
+        """Return the whole matrix, (n, m), or (n, m, d, d) of whole blocks."""
+        return self.over_rows(lambda k: k)
+
+    def diagonal(self) -> Tensor:
+        """Return k(x, x) of the rows, (n,), or (n, d, d) of whole blocks."""
+        return self.exact_diagonal().to(self.dtype)
+
+    def exact_diagonal(self) -> Tensor:
+        """Return k(x, x) of the rows in float64, for ratios."""
+        if self.centered:
+            return (self._centering().rows.scales > 0).double()
+        exponent = 1 + self.kernel.left_power + self.kernel.right_power
+        return self._map_rows(lambda x: self.kernel.reduce(self.engine.self_kernel(x, exponent).matrix))
+
+    def self_kernel(self, exponent: float = 1) -> Tensor:
+        """Return K(x, x)ᵉ of the rows, (n, d, d), in float64."""
+        return self._map_rows(lambda x: self.engine.self_kernel(x, exponent).matrix)
+
+    def ranks(self) -> Tensor:
+        """Return the rank of K(x, x), (n,): d if all outputs move freely, 0 if none can move."""
+        return self._map_rows(lambda x: self.engine.self_kernel(x).rank)
+
+    def zero_gradients(self) -> Tensor:
+        """Return which rows have a zero gradient, (n,) booleans: nothing is similar to them."""
+        return self.ranks() == 0
+
+    def outputs(self) -> Tensor:
+        """Return the network's outputs f(x) of the rows, (n, d)."""
+        return outputs_of(self.net, self.data)
+
+    @property
+    def engine(self) -> Gradients:
+        """The engine that computes gradients; the first access traces and checks the model."""
+        return self._setup.engine
+
+    def products(self) -> Products:
+        """Return the passes of products with the plain matrix of this kernel."""
+        d, p = self._setup.row_shape
+        kernel = self.kernel
+        return Products(
+            net=self.net,
+            gradients=self.engine,
+            rows=self.data,
+            columns=self.columns,
+            left_power=kernel.left_power,
+            right_power=kernel.right_power,
+            d=d,
+            p=p,
+            max_memory=self.max_memory,
+        )
+
+    def tiles(self) -> Tiles:
+        """Return all pairs of the plain matrix, to be visited strip by strip."""
+        return Tiles(
+            gradients=self.engine,
+            rows=self.data,
+            columns=self.columns,
+            kernel=self.kernel,
+            d=self.d,
+            dtype=self.dtype,
+            max_memory=self.max_memory,
+            vanished=Vanished(),
+        )
+
+    def _map_strips(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
+        center = self._centering() if needs_centering or self.centered else None
+        try:
+            return self._map_tiles(reduce, center)
+        except PartsChanged:
+            pass
+        except FailedElsewhere as problem:
+            if problem.kind != f"{PartsChanged.__module__}.{PartsChanged.__qualname__}":
+                raise
+        return self._map_tiles(reduce, center)
+
+    def _map_tiles(self, reduce: Callable[[Strip], Any], center: CenteredPair | None) -> Any:
+        tiles = self.tiles()
+        with self.net.evaluating():
+            again = tiles.formations / (self.data.n + self.columns.n)
+        if again > 8:
+            warnings.warn(
+                f"max_memory={self.max_memory:_} has room for the gradients of few samples, so that each is "
+                f"formed {again:.0f} times: with max_memory={tiles.memory_to_keep:_} once would do.",
+                stacklevel=5,
+            )
+
+        def show(where: range) -> Any:
+            plain = tiles.strip(where)
+            return reduce(
+                Strip(
+                    rows=where,
+                    square=self.square,
+                    use_centered=self.centered,
+                    plain=lambda: plain,
+                    centered=None if center is None else lambda: center.center(where, plain),
+                )
+            )
+
+        with self.net.evaluating():
+            joined = join_over(show, tiles.strips, "pairs", self, tiles.gradients.settle)
+        tiles.vanished.warn()
+        return joined
+
+    def _centering(self) -> CenteredPair:
+        """Return means and scales of rows and columns, recomputed if the model has changed since."""
+        plain = self.with_centering(False)
+        state = _model_state(self.net.model)
+        own = self._centerings.get("reference", self._reference, self.kernel, state)
+        if own is None:
+            reference = copy.copy(plain)
+            reference.data = reference.columns = self._reference
+            sums, diagonal = reference.exact_row_sums()[:, 0], reference.exact_diagonal()
+            own = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype)
+            warn_of_cancellation(own, self.dtype)
+            self._centerings.put("reference", self._reference, self.kernel, state, own)
+        grand_mean = own.means.mean()
+
+        def of(data: Batches) -> Centering:
+            if data is self._reference:
+                return own
+            found = self._centerings.get("other", data, self.kernel, state)
+            if found is None:
+                part = copy.copy(plain)
+                part.data, part.columns = data, self._reference
+                sums, diagonal = part.exact_row_sums()[:, 0], part.exact_diagonal()
+                found = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype, grand_mean)
+                self._centerings.put("other", data, self.kernel, state, found)
+            return found
+
+        return CenteredPair(of(self.data), of(self.columns), grand_mean)
+
+    def _refuse_centering(self) -> None:
+        kernel = self.kernel
+        if not self.centered:
+            return
+        if kernel.keeps_blocks or not kernel.symmetric:
+            raise ValueError(
+                "centered=True needs a symmetric kernel with one number a pair, such as likewise.CORRELATION or "
+                f"INNER_PRODUCT; found {kernel}. Use centered=False with it."
+            )
+
+    def _map_rows(self, function: Callable[[Samples], Tensor]) -> Tensor:
+        engine = self.engine
+        with self.net.evaluating():
+            data, spans = self.data, self.products().spans(self.data)
+            return join_over(
+                lambda where: function(data.samples(where)), spans, "samples", self, engine.settle
+            )
+
+    def _column_weights(self, weights: Tensor | None) -> Tensor:
+        m = self.columns.n
+        if weights is None:
+            return torch.ones(m, 1, dtype=torch.float64)
+        if weights.dim() not in (1, 2) or len(weights) != m:
+            raise ValueError(f"weights must be (m,) or (m, c) with m = {m}, found {tuple(weights.shape)}.")
+        _refuse_not_finite(weights)
+        return weights.reshape(m, -1).to(wide(weights))
+
+
+def outputs_of(net: Network, data: Batches) -> Tensor:
+    """Return the network's outputs f(x) of all samples, (n, d); one forward pass, no gradients."""
+
+    def outputs(where: range) -> Tensor:
+        samples = data.samples(where)
+        return net.function({}, samples.inputs, samples.labels, samples.ids)
+
+    with net.evaluating():
+        return join_over(outputs, data.spans(), "outputs", net)
+
+
+class _Setup:
+    """The engine of a network on a data set, made once for all matrices that share it."""
+
+    def __init__(self, net: Network, data: Batches, engine: Engine | Gradients, max_memory: int) -> None:
+        self._net, self._data, self._asked, self._max_memory = net, data, engine, max_memory
+        self.of_network = not isinstance(engine, Gradients)
+        self._engine: Gradients | None = None
+        self._row_shape: tuple[int, int] | None = None
+
+    # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
+    @property
+    def engine(self) -> Gradients:
+        """The engine, once the model was seen to be deterministic and its samples independent."""
+        with exclusive:
+            if self._engine is None:
+                self._engine = self._select()
+            return self._engine
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """The number of outputs d and of parameters p."""
+        with exclusive:
+            if self._row_shape is None:
+                self._row_shape = self._measure()
+            return self._row_shape
+
+    def _select(self) -> Gradients:
+        with self._net.evaluating():
+            first, later = self._few_samples()
+            for some in (first, later):
+                refuse_dependent_samples(self._net.exact(), some)
+            if isinstance(self._asked, Gradients):
+                return self._asked
+            share = self._data.n // processes()
+            return chosen(self._net, first, later, self._asked, self._max_memory // 2, share)
+
+    def _few_samples(self) -> tuple[Samples, Samples]:
+        """Return samples to try the model on: the first three, and three of another batch.
+
+        A model may take only batches that go together, so the two are not mixed.
+        """
+        data, generator = self._data, torch.Generator().manual_seed(0)
+        spans = data.spans() if data.given else [range(data.n)]
+        drawn = 1 + int(torch.randint(len(spans) - 1, (), generator=generator)) if spans[1:] else 0
+        places = [
+            spans[drawn].start + i for i in torch.randperm(len(spans[drawn]), generator=generator).tolist()
+        ]
+        later = data.take([i for i in places if i > 2][:3] or [0])
+        return data.samples(range(min(3, data.n))), later.samples(range(later.n))
+
+    def _measure(self) -> tuple[int, int]:
+        engine, first = self.engine, self._data.samples(range(1))
+        with self._net.evaluating():
+            if not self.of_network:
+                rows = engine.rows(first, 0).rows
+                return rows.shape[1], rows.shape[2]
+            d = self._net.function({}, first.inputs, first.labels, first.ids).shape[1]
+        return d, sum(self._net.numels.values())
+
+
+class _Known(NamedTuple):
+    data: Batches
+    kernel: Kernel
+    state: tuple[tuple[int, int], ...]
+    centering: Centering
+
+
+class _Centerings:
+    """Centerings of the reference set and of one other data set, with the model's state they belong to."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def get(self, role: str, data: Batches, kernel: Kernel, state: tuple[Any, ...]) -> Centering | None:
+        """Return what was put for the same samples, kernel and state of the model, else None."""
+        known = self._known.get(role)
+        if known is None or known.data is not data or (known.kernel, known.state) != (kernel, state):
+            return None
+        return known.centering
+
+    def put(
+        self, role: str, data: Batches, kernel: Kernel, state: tuple[Any, ...], centering: Centering
+    ) -> None:
+        """Remember a centering."""
+        self._known[role] = _Known(data, kernel, state, centering)
+
+
+def _model_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Return what changes whenever a parameter or buffer is written to or replaced."""
+    with exclusive:
+        tensors = [*model.parameters(), *model.buffers()]
+    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+def _as_tensor(weights: Any) -> Tensor:
+    """Return weights as a tensor: arrays and Series are accepted."""
+    if isinstance(weights, Tensor):
+        return weights
+    try:
+        return torch.as_tensor(weights.to_numpy() if hasattr(weights, "to_numpy") else weights)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"weights must be numbers, (m,), (m, c) or (m, d, c), found {type(weights).__name__}: {error}"
+        ) from error
+
+
+def _refuse_not_finite(weights: Tensor) -> None:
+    if not weights.isfinite().all():
+        raise ValueError("weights hold NaN or infinity, which would spread to every sum.")
+
+
+def _known_engine(engine: Engine | Gradients) -> Engine | Gradients:
+    if isinstance(engine, Gradients) or engine in ("auto", "autograd", "layers"):
+        return engine
+    raise ValueError(f"There is no engine {engine!r}: choose 'auto', 'layers' or 'autograd'.")

@@ -1,0 +1,291 @@
+"""What a run computes: many statistics in one visit of the pairs, then the columns of its tables.
+
+Every statistic is the one of `likewise.statistics`; nothing is defined here. To show another one in the report, add
+its reducer to PAIR_STATISTICS (if it needs pairs) and its column to COLUMNS.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.gram import GramMatrix, PairSource, Reducer
+from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
+from likewise.statistics.fit import decide_verdict, explained_shares
+from likewise.statistics.label_issues import (
+    EXPONENT,
+    LabelSuspicion,
+    VotesReducer,
+    suspicion_from_votes,
+)
+from likewise.statistics.neighbors import (
+    NearestReducer,
+    ProductReducer,
+    SelfSimilarityReducer,
+    mean_between_classes,
+)
+from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
+from likewise.statistics.reliability import NeighborMeansReducer, PredictionTargets, Reliability
+from likewise.statistics.targets import class_chances, of_classes
+from likewise.statistics.uncertainty import uncertainty
+
+Arrays = dict[str, np.ndarray]
+BINS = 40  # of similarity, from -1 to 1
+PROBES = 64  # random directions for the map
+DIRECTIONS = 10  # kept of it; two are drawn
+STATUSES = ("ordinary", "isolated", "contested")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The labels of the samples, and the network's outputs."""
+
+    labels: Tensor | None  # (n,) class numbers, or numbers (n, ...)
+    outputs: Tensor  # (n, d)
+
+    @cached_property
+    def classes(self) -> Tensor | None:
+        """The labels, if they are class numbers."""
+        return None if self.labels is None else of_classes(self.labels, self.outputs.shape[1])
+
+    @cached_property
+    def chances(self) -> Tensor | None:
+        """The probability of each class, (n, c), where outputs are those of classes."""
+        classes = self.classes
+        return None if self.labels is not None and classes is None else class_chances(self.outputs, classes)
+
+    @cached_property
+    def groups(self) -> Tensor | None:
+        """The classes that vote: labels, or predictions if there are no labels."""
+        if self.labels is not None:
+            return self.classes
+        return None if self.chances is None else self.chances.argmax(1)
+
+    @cached_property
+    def members(self) -> Tensor:
+        """The groups one-hot, (n, classes); no column where there are none."""
+        if self.groups is None:
+            return torch.zeros(len(self.outputs), 0, dtype=torch.float64)
+        return torch.nn.functional.one_hot(self.groups).double()
+
+    @property
+    def labels_are_outputs(self) -> bool:
+        """Whether labels and outputs can be compared, number by number."""
+        if self.labels is None or self.classes is not None:
+            return self.chances is not None
+        return self.labels[0].numel() == self.outputs.shape[1]
+
+    @cached_property
+    def predictions(self) -> PredictionTargets:
+        """What is averaged over neighbors; predictions stand in for labels that are missing or of another kind."""
+        if self.chances is not None and self.groups is not None:
+            return PredictionTargets.of_classes(self.chances, self.chances, self.groups)
+        known = self.labels if self.labels is not None and self.labels_are_outputs else self.outputs
+        return PredictionTargets.of_values(self.outputs, self.outputs, known)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the reducers of a run need to know."""
+
+    n: int
+    k: int  # neighbors kept
+    threshold: float
+    targets: Targets
+    seed: int
+
+    @cached_property
+    def probes(self) -> Tensor:
+        """Random directions for the map, (n, r)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.n, min(PROBES, self.n), generator=generator)
+
+
+class PairStatistic(NamedTuple):
+    """A statistic of the visit of pairs, and the names under which a stage keeps its results."""
+
+    names: tuple[str, ...]
+    reducer: Callable[[Request], Reducer]
+
+
+PAIR_STATISTICS = (
+    PairStatistic(("indices", "similarities"), lambda r: NearestReducer(r.k)),
+    PairStatistic(("counts",), lambda r: HistogramReducer(BINS)),
+    PairStatistic(("hard_neighbors",), lambda r: CountReducer(r.threshold)),
+    PairStatistic(("local_density",), lambda r: PositiveReducer(EXPONENT)),
+    PairStatistic(("closeness",), lambda r: ClosenessReducer(min(NEIGHBORS, r.n - 1))),
+    PairStatistic(("votes",), lambda r: VotesReducer(r.targets.members)),
+    PairStatistic(("neighbor_means",), lambda r: NeighborMeansReducer(r.targets.predictions.values)),
+    PairStatistic(("class_sums",), lambda r: ProductReducer(r.targets.members)),
+    PairStatistic(("self_similarity",), lambda r: SelfSimilarityReducer()),
+    PairStatistic(("probe_sums",), lambda r: ProductReducer(r.probes)),
+)
+
+
+def pass_statistics(gram: GramMatrix) -> dict[str, Tensor]:
+    """Return density and uncertainty of each sample, in linear time."""
+    plain = gram.with_centering(False)
+    return {
+        "density": plain.exact_row_sums()[:, 0] / gram.shape[1],
+        "uncertainty": uncertainty(plain),
+    }
+
+
+def pair_statistics(source: PairSource, request: Request) -> dict[str, Tensor]:
+    """Return everything that needs pairs, from one visit of all of them."""
+    results = source.visit(*(statistic.reducer(request) for statistic in PAIR_STATISTICS))
+    found = {
+        name: tensor
+        for statistic, tensors in zip(PAIR_STATISTICS, results, strict=True)
+        for name, tensor in zip(statistic.names, tensors, strict=True)
+    }
+    found["coordinates"] = principal_coordinates(found.pop("probe_sums").cpu(), request.probes.double())
+    return found
+
+
+def principal_coordinates(product: Tensor, probes: Tensor) -> Tensor:
+    """Return the leading principal coordinates of a symmetric matrix, from its product with probes, (n, 10)."""
+    core = probes.T @ product
+    values, vectors = torch.linalg.eigh((core + core.T) / 2)
+    alive = values > 1e-6 * values[-1].clamp(min=1e-300)
+    basis = product @ (vectors[:, alive] * values[alive].rsqrt())
+    left, sizes, _ = torch.linalg.svd(basis, full_matrices=False)
+    coordinates = torch.zeros(len(product), DIRECTIONS, dtype=product.dtype)
+    count = min(DIRECTIONS, left.shape[1])
+    coordinates[:, :count] = left[:, :count] * sizes[:count]
+    signs = coordinates.gather(0, coordinates.abs().argmax(0, keepdim=True)).sign()
+    return coordinates * torch.where(signs == 0, 1, signs)
+
+
+def umap_layout(found: Arrays, seed: int) -> np.ndarray:
+    """Return two coordinates of each sample by UMAP, from its nearest neighbors: (n, 2)."""
+    try:
+        from umap import UMAP
+    except ImportError as error:
+        raise ImportError('A map by UMAP needs umap-learn: pip install "likewise[umap]".') from error
+    n = len(found["indices"])
+    places = np.concatenate([np.arange(n)[:, None], found["indices"]], 1)  # itself first, as UMAP counts
+    distances = np.concatenate([np.zeros((n, 1)), 1 - found["similarities"]], 1).clip(min=0)
+    layout = UMAP(
+        n_neighbors=places.shape[1],
+        precomputed_knn=(places.astype(np.int64), distances.astype(np.float32), None),
+        random_state=seed,
+        n_jobs=1,
+    )
+    return layout.fit_transform(found["coordinates"].astype(np.float32)).astype(np.float64)
+
+
+class Results:
+    """Everything that a run found, with the statistics that follow from it."""
+
+    def __init__(self, found: Arrays, targets: Targets) -> None:
+        self.found, self.targets = found, targets
+
+    @cached_property
+    def suspicion(self) -> LabelSuspicion | None:
+        """What votes say of the groups: of labels, or of predictions where there are none."""
+        groups = self.targets.groups
+        if groups is None:
+            return None
+        chances = None if self.targets.labels is None else self.targets.chances
+        return suspicion_from_votes(torch.tensor(self.found["votes"]), groups, chances)
+
+    @cached_property
+    def reliability(self) -> Reliability:
+        """What speaks for each prediction."""
+        closeness, means = (torch.tensor(self.found[name]) for name in ("closeness", "neighbor_means"))
+        return self.targets.predictions.reliability(closeness, means, torch.float64)
+
+    @cached_property
+    def fit(self) -> dict[str, Any] | None:
+        """What is learned of the classes, what neighbors support, and what that means."""
+        classes, chances = self.targets.classes, self.targets.chances
+        if classes is None or chances is None:
+            return None
+        votes = torch.tensor(self.found["neighbor_means"])[:, : chances.shape[1]]
+        learned, supported = explained_shares(classes, chances, votes)
+        neighbors = float(np.median(self.found["density"])) * len(classes)
+        verdict = decide_verdict(learned, supported, neighbors)
+        return {"learned": learned, "supported": supported, "verdict": verdict}
+
+    def class_similarity(self) -> np.ndarray:
+        """Return the mean similarity of different samples, class by class; NaN where there is no pair."""
+        similarities = torch.tensor(self.found["self_similarity"])
+        sums = torch.tensor(self.found["class_sums"]).double()
+        return mean_between_classes(sums, similarities.double(), self.targets.members)[0].numpy()
+
+
+def _label(r: Results) -> Any:
+    labels, classes = r.targets.labels, r.targets.classes
+    if labels is None or (classes is None and labels[0].numel() > 1):
+        return None
+    return classes if classes is not None else labels.reshape(-1).double()
+
+
+def _prediction(r: Results) -> Any:
+    if r.targets.chances is not None:
+        return r.targets.chances.argmax(1)
+    return r.targets.outputs[:, 0].double() if r.targets.outputs.shape[1] == 1 else None
+
+
+def _error(r: Results) -> Any:
+    labels, outputs = r.targets.labels, r.targets.outputs
+    if labels is None or r.targets.classes is not None or not r.targets.labels_are_outputs:
+        return None
+    return (labels.reshape(len(outputs), -1).double() - outputs.double()).norm(dim=1)
+
+
+def _shift(r: Results) -> Any:
+    return r.reliability.shift if len(r.targets.outputs) > 1 else None
+
+
+def _agreement(r: Results) -> Any:
+    return r.reliability.agreement if r.targets.labels_are_outputs and len(r.targets.outputs) > 1 else None
+
+
+def _status(r: Results) -> Any:
+    if r.suspicion is None or len(r.targets.outputs) < 2:
+        return None
+    flags = [r.suspicion.isolated.numpy(), r.suspicion.contested.numpy()]
+    return np.select(flags, STATUSES[1:], STATUSES[0]).astype(object)
+
+
+def _of_labels(field: str) -> Callable[[Results], Any]:
+    """Return a field of the suspicion of labels; none where there are no labels."""
+    return lambda r: None if r.targets.classes is None else getattr(r.suspicion, field)
+
+
+COLUMNS: dict[str, Callable[[Results], Any]] = {
+    "label": _label,
+    "prediction": _prediction,
+    "error": _error,
+    "density": lambda r: r.found["density"],
+    "local_density": lambda r: r.found["local_density"],
+    "uncertainty": lambda r: r.found["uncertainty"],
+    "hard_neighbors": lambda r: r.found["hard_neighbors"],
+    "novelty": lambda r: 1 - r.found["closeness"],
+    "shift": _shift,
+    "agreement": _agreement,
+    "status": _status,
+    "label_suspicion": _of_labels("suspicion"),
+    "suggested_label": _of_labels("suggested"),
+    "label_issue": _of_labels("flagged"),
+    "chance_wrong": _of_labels("chance_wrong"),
+    "map_x": lambda r: r.found["layout"][:, 0],
+    "map_y": lambda r: r.found["layout"][:, 1],
+}
+RESERVED = frozenset(COLUMNS) | {"sample", "name", "picture"}
+
+
+def sample_columns(results: Results) -> Arrays:
+    """Return the columns of the table of samples."""
+    columns: Arrays = {"sample": np.arange(len(results.targets.outputs))}
+    for name, compute in COLUMNS.items():
+        values = compute(results)
+        if values is not None:
+            columns[name] = values.numpy() if isinstance(values, Tensor) else values
+    return columns
