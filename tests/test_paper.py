@@ -180,7 +180,7 @@ def test_hard_counts_integrate_to_the_positive_one(d, seed):
 def test_mean_similarity_of_a_set_is_the_norm_of_its_mean_gradient(d, seed):
     model, x = random_net(d, seed)
     gram = lw.GramMatrix(model, x)
-    n, total = 8, gram.passes.pull(lambda where: torch.eye(d).double().expand(len(where), -1, -1))
+    n, total = 8, gram.products().pull(lambda where: torch.eye(d).double().expand(len(where), -1, -1))
     mu = total / n
     k = gram.dense()
     mean = (k.sum() - k.diagonal().sum()) / (n * (n - 1))

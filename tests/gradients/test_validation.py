@@ -69,7 +69,7 @@ def test_torch_differentiates_batch_norm_in_a_batch_of_one():
 def test_batch_norm_before_tokens_is_right_in_any_batches(engine, size):
     model = Tokens().double().eval()
     gram = assert_right(model, torch.randn(5, 3, 6, 6, dtype=torch.float64), size, engine=engine)
-    assert isinstance(gram.gradients, Layers) == (engine == "auto")
+    assert isinstance(gram.engine, Layers) == (engine == "auto")
 
 
 def test_one_by_one_is_right_where_torch_is_wrong_about_one():
@@ -162,7 +162,7 @@ def tokens_in_order(n):
 def test_samples_regrouped_inside_forward_are_right_from_the_first_number(make, known):
     model, x = make().double().eval(), tokens_in_order(12)
     gram = lw.GramMatrix(model, lw.batches(x[:known], 4))
-    assert isinstance(gram.gradients, Layers)
+    assert isinstance(gram.engine, Layers)
     assert_right(model, x, 4)
 
 
@@ -213,7 +213,7 @@ def marked_later():
 def test_what_shows_only_in_later_samples_is_refused_in_every_pass(make, error, text, how):
     x = marked_later()
     gram = lw.GramMatrix(make().double().eval(), lw.batches(x, 16), kernel=lw.INNER_PRODUCT)
-    assert isinstance(gram.gradients, Layers)
+    assert isinstance(gram.engine, Layers)
     with pytest.raises(error, match=text) as caught:
         PASSES[how](gram)
     assert f"sample {caught.value.id} " in str(caught.value)
@@ -235,7 +235,7 @@ def test_rows_that_samples_cannot_share_evenly_stop_a_pass():
 
     x = torch.randn(64, 5, 4, dtype=torch.float64).clamp(-3, 3)
     gram = lw.GramMatrix(LateUnpadding().double().eval(), lw.batches(x, 16))
-    assert isinstance(gram.gradients, Layers)
+    assert isinstance(gram.engine, Layers)
     x[33, 0, 1] = 11
     with pytest.raises(lw.GradientMismatchError, match="79 rows of 16 samples"):
         gram.dense()
@@ -259,7 +259,7 @@ class RoundedByBatch(nn.Module):
 @pytest.mark.filterwarnings("error")
 def test_a_relu_that_rounding_moves_is_no_alarm():
     gram = lw.GramMatrix(RoundedByBatch().eval(), lw.batches(torch.randn(12, 3), 4))
-    assert isinstance(gram.gradients, Layers)
+    assert isinstance(gram.engine, Layers)
     gram.dense(), gram.row_sums()
 
 

@@ -81,7 +81,7 @@ class Vanished:
                 f"{len(first)} of {len(self._seen)} samples have no gradient (ids "
                 f"{', '.join(map(str, first[:10]))}{' ...' if len(first) > 10 else ''}): no "
                 "parameter moves their outputs, so nothing is similar to them, not even themselves. "
-                "Their similarities are 0; gram.vanishing() tells which.",
+                "Their similarities are 0; gram.zero_gradients() tells which.",
                 VanishingGradientWarning,
                 stacklevel=4,
             )
