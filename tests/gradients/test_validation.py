@@ -196,7 +196,7 @@ PASSES = {
 def marked_later():
     x = torch.randn(64, 4, dtype=torch.float64).clamp(-3, 3)
     x[3:, 1] = 11
-    for tried in lw.GramMatrix(Regrouping(), lw.batches(x, 16))._few():
+    for tried in lw.GramMatrix(Regrouping(), lw.batches(x, 16))._setup.few_samples():
         x[tried.ids, 1] = 0
     return x
 

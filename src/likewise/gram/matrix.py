@@ -470,7 +470,7 @@ class _Setup:
 
     def _select(self) -> Gradients:
         with self._net.evaluating():
-            first, later = self._few_samples()
+            first, later = self.few_samples()
             for some in (first, later):
                 refuse_dependent_samples(self._net.exact(), some)
             if isinstance(self._asked, Gradients):
@@ -478,7 +478,7 @@ class _Setup:
             share = self._data.n // processes()
             return chosen(self._net, first, later, self._asked, self._max_memory // 2, share)
 
-    def _few_samples(self) -> tuple[Samples, Samples]:
+    def few_samples(self) -> tuple[Samples, Samples]:
         """Return samples to try the model on: the first three, and three of another batch.
 
         A model may take only batches that go together, so the two are not mixed.
@@ -541,7 +541,7 @@ def _as_tensor(weights: Any) -> Tensor:
     if isinstance(weights, Tensor):
         return weights
     try:
-        return torch.as_tensor(weights.to_numpy() if hasattr(weights, "to_numpy") else weights)
+        return torch.as_tensor(weights.to_numpy(copy=True) if hasattr(weights, "to_numpy") else weights)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"weights must be numbers, (m,), (m, c) or (m, d, c), found {type(weights).__name__}: {error}"
