@@ -1,8 +1,10 @@
 """Each gives the right number, or an error that says what was found, expected and to be done."""
 
+import copy
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -302,8 +304,8 @@ def test_what_vmap_cannot_do_is_done_one_by_one():
 
     model, x = Branching(), inputs()
     jacobian = oracle.jacobians(model, x)
-    with pytest.warns(UserWarning, match="one sample at a time|reference engine"):
-        found = lw.similarity(model, x)
+    with pytest.warns(UserWarning, match="one sample at a time"):
+        found = lw.similarity(model, x, engine="autograd")
     assert torch.allclose(found, oracle.trace(oracle.correlation(jacobian, jacobian)))
 
 
@@ -342,3 +344,78 @@ def test_rounding_that_centering_brings_out_is_small_or_said(spread, coarse):
     said = [re.search(r"off by up to about (\S+):", str(w.message)) for w in heard]
     assert bool(said) == coarse
     assert error < (float(said[0][1]) * 2 if coarse else 5e-4)
+
+
+LARGE = {"mlp": (nets.mlp, (3,)), "conv": (nets.conv, (1, 5, 5))}
+
+
+@pytest.mark.parametrize("engine", ["autograd", "layers"])
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("net", LARGE)
+def test_gradients_whose_squares_overflow_have_the_same_similarities(net, d, engine):
+    make, shape = LARGE[net]
+    torch.manual_seed(0)
+    model, x = make(d).float().eval(), torch.randn(6, *shape)
+    expected = lw.similarity(copy.deepcopy(model).double(), 1e19 * x.double())
+    gram = lw.GramMatrix(model, 1e19 * x, engine=engine)
+    assert torch.allclose(gram.dense().double(), expected, atol=1e-5)
+    assert torch.equal(lw.hard_neighbors(gram, 0.5), (expected >= 0.5).sum(1))
+    best = expected.clone().fill_diagonal_(-2).sort(1, descending=True).values[:, :2]
+    assert torch.allclose(lw.nearest(gram, 2).similarities.double(), best, atol=1e-5)
+    assert torch.allclose(lw.novelty(gram, 2).double(), 1 - best.mean(1), atol=1e-5)
+    assert lw.denoising(gram, exact=True).factor.isfinite().all()
+
+
+def test_an_analysis_of_gradients_whose_squares_overflow(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(30, 3)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    large = lw.analyze(model, (1e19 * x, torch.arange(30) % 2), out=tmp_path / "large", sketch="never")
+    assert np.isfinite(large.similarity_matrix).all()
+
+
+@pytest.mark.parametrize("use", ["dense", "row_sums", "diagonal"])
+def test_values_out_of_range_are_refused_by_name(use):
+    x = torch.ones(4, 3)
+    x[2] = 1e25
+    gram = lw.GramMatrix(nn.Linear(3, 1), x, kernel=lw.INNER_PRODUCT)
+    with pytest.raises(ValueError, match=r"out of the range of torch.float32 .* ids \[.*2.*\]"):
+        getattr(gram, use)()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_thresholds_and_exponents_that_are_no_numbers_are_refused(bad):
+    gram = lw.GramMatrix(linear(), inputs())
+    for call in (
+        lambda: lw.hard_neighbors(gram, bad),
+        lambda: lw.positive_neighbors(gram, bad),
+        lambda: lw.similarity_histogram(gram, high=bad),
+        lambda: lw.Kernel(bad, 0),
+    ):
+        with pytest.raises(ValueError, match="finite"):
+            call()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("statistic", [lw.denoising, lw.fit_quality])
+def test_labels_of_the_data_that_are_not_finite_are_named(statistic, bad):
+    labels = torch.zeros(6, 1).double()
+    labels[3] = bad
+    with pytest.raises(ValueError, match=r"1 labels are NaN or infinite, the first at \[3\]"):
+        statistic(lw.GramMatrix(linear(), (inputs(), labels)))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_output_that_is_not_finite_but_has_a_zero_gradient_is_named(bad):
+    def readout(outputs, labels):
+        return torch.where(labels[:, None] > 0, bad, outputs)
+
+    labels = torch.zeros(6)
+    labels[4] = 1
+    net = lw.Network(linear(), readout)
+    gram = lw.GramMatrix(net, (inputs(), labels))
+    with pytest.raises(ValueError, match=r"outputs of 1 samples are not finite, the first with ids \[4\]"):
+        lw.denoising(gram, labels=torch.zeros(6, 1).double())
+    others = gram.with_columns((inputs(4), torch.tensor([0.0, 0, 1, 0])))
+    with pytest.raises(ValueError, match=r"ids \[2\]|ids \[4\]"):
+        lw.denoising(others, labels=torch.zeros(4, 1).double())

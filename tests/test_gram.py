@@ -150,13 +150,13 @@ def test_wrong_arguments_of_statistics_are_said(case):
     labels = torch.zeros(10).long()
     for call, text in [
         (lambda: lw.nearest(gram, 0), "k = 0"),
-        (lambda: lw.positive_neighbors(gram, 0), "positive"),
+        (lambda: lw.positive_neighbors(gram, 0), "above 0"),
         (lambda: lw.similarity_histogram(gram, 0), "0 bins"),
         (lambda: lw.label_suspicion(gram), "Labels are needed"),
         (lambda: lw.label_suspicion(gram, labels[:3]), "3 labels for 10"),
         (lambda: lw.label_suspicion(gram, torch.randn(10)), "Class numbers from 0"),
         (lambda: lw.label_suspicion(gram, labels - 1), "Class numbers from 0"),
-        (lambda: lw.label_suspicion(gram, labels, exponent=-1), "positive"),
+        (lambda: lw.label_suspicion(gram, labels, exponent=-1), "above 0"),
         (lambda: lw.label_suspicion(cross, labels), "without columns"),
         (lambda: lw.class_similarity(cross, labels), "without columns"),
         (lambda: lw.fit_quality(gram), "Labels are needed"),

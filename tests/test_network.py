@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+import oracle
 from likewise.network import Network
 
 
@@ -181,3 +182,65 @@ def test_hugging_face_models_run_as_they_are(name):
     found = gram.with_kernel(lw.INNER_PRODUCT).dense()
     assert (found - expected).abs().max() < 1e-10 * expected.abs().max()
     assert torch.allclose(lw.soft_neighbors(gram), gram.dense().sum(1))
+
+
+def test_a_second_argument_called_ids_gets_the_labels():
+    def two(outputs, ids):
+        return outputs.gather(1, ids[:, None])
+
+    def keyword(outputs, labels, *, ids):
+        return outputs + ids[:, None]
+
+    def fourth(outputs, labels, scale=2.0, ids=None):
+        return outputs * scale + ids[:, None]
+
+    model, x, y = mlp()
+    z = model(x)
+    assert torch.allclose(Network(model, two).outputs(x, y), z.gather(1, y[:, None]))
+    ids = torch.arange(6)
+    assert torch.allclose(Network(model, keyword).outputs(x, y, ids), z + ids[:, None])
+    assert torch.allclose(Network(model, fourth).outputs(x, y, ids), 2 * z + ids[:, None])
+
+
+def test_hooks_that_change_gradients_are_refused_by_name():
+    model, x, _ = mlp()
+    expected = lw.similarity(model, x)
+    name, parameter = list(model.named_parameters())[2]
+    handle = parameter.register_hook(lambda gradient: gradient * 0.5)
+    with pytest.raises(ValueError, match=rf"gradient hooks .* the first {name}: .*handle.remove"):
+        lw.similarity(model, x)
+    with pytest.raises(ValueError, match="gradient hooks"):
+        lw.losses.pair(model, x[:2], x[2:4])
+    others = [other for other, _ in model.named_parameters() if other != name]
+    assert lw.similarity(lw.Network(model, parameters=others), x).isfinite().all()
+    handle.remove()
+    parameter.register_post_accumulate_grad_hook(lambda p: None)  # acts on .grad, never on gradients
+    assert torch.equal(lw.similarity(model, x), expected)
+
+
+class LowPrecisionBody(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 8)).bfloat16()
+        self.scale, self.head = nn.Parameter(torch.ones(8)), nn.Linear(8, d)
+
+    def forward(self, x):
+        return self.head(self.body(x.bfloat16()).relu().float() * self.scale)
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.filterwarnings("error:.*reference engine")
+def test_a_bfloat16_body_with_a_float32_head(d):
+    torch.manual_seed(0)
+    model, x = LowPrecisionBody(d), torch.randn(8, 1, 6)
+    gram = lw.GramMatrix(model, x)
+    k = gram.dense()
+    jacobian = oracle.jacobians(model, x).double()
+    assert torch.allclose(k.double(), oracle.trace(oracle.correlation(jacobian, jacobian)), atol=0.02)
+    assert torch.allclose(lw.soft_neighbors(gram), k.sum(1), rtol=1e-5)
+    assert torch.allclose(k.diagonal(), torch.ones(8), atol=1e-5)
+    assert lw.denoising(gram, draws=8).factor.isfinite().all()
+    assert lw.novelty(gram, 2, sketch=64).isfinite().all()
+    centered = lw.GramMatrix(model, x, centered=True)
+    assert torch.allclose(lw.soft_neighbors(centered), centered.dense().sum(1), atol=1e-4)
+    assert lw.losses.pair(model, x[:4], x[4:]).isfinite()

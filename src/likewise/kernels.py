@@ -160,3 +160,25 @@ ROTATION_INVARIANT = Kernel(-0.5, -0.5, best_rotation)  # sec. 3
 SUBSPACE_MATCH = Kernel(-0.5, -0.5, subspace_match)  # appendix
 NEAR_IDENTITY = Kernel(-0.5, -0.5, near_identity)  # appendix
 IDENTITY_DISTANCE = Kernel(-0.5, -0.5, identity_distance)  # appendix
+# Reductions that are finite for finite blocks, unless they overflow.
+FINITE_REDUCTIONS = (
+    mean_diagonal,
+    whole_block,
+    best_rotation,
+    subspace_match,
+    near_identity,
+    identity_distance,
+)
+
+
+def refuse_out_of_range(values: Tensor, ids: Tensor, kernel: Kernel) -> None:
+    """Raise if values of the kernel, (n, ...) for samples with these ids, are infinite or NaN."""
+    finite = values.reshape(len(values), -1).isfinite().all(1)
+    if not finite.all():
+        bad = ids[~finite.to(ids.device)]
+        raise ValueError(
+            f"Values of {kernel} are out of the range of {values.dtype} (largest number "
+            f"{torch.finfo(values.dtype).max:.1e}) for {len(bad)} samples, the first with ids "
+            f"{bad[:5].tolist()}: scale inputs or outputs down, use a normalized kernel such as "
+            "likewise.CORRELATION, or a model in float64 (model.double())."
+        )

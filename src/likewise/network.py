@@ -68,7 +68,7 @@ class Network:
         self.autocast = autocast
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
             self.names = _selected(self.model, parameters)
-        self._wants_ids = "ids" in inspect.signature(readout).parameters
+        self._ids_argument = _ids_argument(readout)
         self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
@@ -157,15 +157,25 @@ class Network:
 
     def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None) -> Tensor:
         """Return what the readout makes of the model's outputs."""
-        return self.readout(outputs, labels, ids) if self._wants_ids else self.readout(outputs, labels)
+        if self._ids_argument is None:
+            return self.readout(outputs, labels)
+        if self._ids_argument is inspect.Parameter.POSITIONAL_ONLY:
+            return self.readout(outputs, labels, ids)
+        return self.readout(outputs, labels, ids=ids)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode, no gradients unless enabled inside; on leaving, all is as before.
 
         One thread at a time is inside, of all networks: others wait for their turn.
+
+        Raises:
+            ValueError: A chosen parameter has a gradient hook.
+
         """
         with evaluation(self.model, torch_generators=not is_recording()):
+            if not self._evaluating:  # inside, other tensors may stand for the parameters
+                _refuse_gradient_hooks(self.model, self.names)
             self._evaluating += 1
             try:
                 yield
@@ -209,6 +219,32 @@ class Network:
             return _outside_inference(value).to(device, dtype)
 
         return tree_map(place, inputs)
+
+
+def _ids_argument(readout: Readout) -> Any:
+    """Return the kind of the argument `ids` of a readout if it is one after outputs and labels, else None."""
+    for place, parameter in enumerate(inspect.signature(readout).parameters.values()):
+        if parameter.name == "ids" and (place > 1 or parameter.kind is parameter.KEYWORD_ONLY):
+            return parameter.kind
+    return None
+
+
+def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise if chosen parameters have hooks that may change their gradients.
+
+    A hook sees the gradient of a whole batch. What it would do to a single sample's is not known, and
+    gradients are never formed one by one where that can be avoided.
+    """
+    every = dict(model.named_parameters())
+    hooked = [name for name in names if every[name]._backward_hooks]
+    if hooked:
+        raise ValueError(
+            f"{len(hooked)} parameters have gradient hooks (Parameter.register_hook), the first {hooked[0]}: "
+            "what a hook makes of a batch's gradient says nothing of a single sample's, so similarities "
+            "would ignore it. Remove it for this call (handle.remove(); wandb: unwatch), leave the parameter "
+            "out with Network(model, parameters=[...]), or put what the hook does into the forward pass: a "
+            "mask as torch.nn.utils.parametrize.register_parametrization."
+        )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

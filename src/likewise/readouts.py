@@ -1,7 +1,7 @@
 """Readouts: which numbers of what a model returns are the outputs whose gradients are compared.
 
-A readout is any function (outputs, labels) -> (n, d); those below serve common cases. One with a
-third argument named `ids` also gets the samples' numbers.
+A readout is any function (outputs, labels) -> (n, d), whatever its two arguments are called; those below
+serve common cases. One with a further argument named `ids` also gets the samples' numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.linalg import Power
+from likewise.linalg import Power, product
 
 
 class VanishingGradientWarning(UserWarning):
@@ -116,7 +116,8 @@ class Rows(NamedTuple):
 class Features(NamedTuple):
     """S(x) for inner products of pairs, in parts: explicit rows, and outer products never formed.
 
-    S(x) S(x')ᵀ = rows rows'ᵀ + Σ (a·a') δ δ'ᵀ over the factors (a, δ).
+    S(x) S(x')ᵀ = rows rows'ᵀ + Σ (a·a') δ δ'ᵀ over the factors (a, δ). The largest entry of each a is
+    ±1, so that no factor overflows where their product does not.
     """
 
     rows: Tensor  # (n, d, q)
@@ -134,20 +135,30 @@ class Features(NamedTuple):
         return Features(tensors[0], pairs, None)
 
     def traces(self, other: "Features") -> Tensor:
-        """Return tr S(x) S(x')ᵀ of all pairs, (n, m); the trace needs no off-diagonal product."""
-        total = self.rows.flatten(1) @ other.rows.flatten(1).T
+        """Return tr S(x) S(x')ᵀ of all pairs, (n, m), in float64; the trace needs no off-diagonal product."""
+        total = _finite_product(self.rows.flatten(1), other.rows.flatten(1))
         for (a, delta), (b, epsilon) in zip(self.factors, other.factors, strict=True):
-            total += (a @ b.T) * (delta.flatten(1) @ epsilon.flatten(1).T)
+            total += product(a, b) * _finite_product(delta.flatten(1), epsilon.flatten(1))
         return total
 
     def blocks(self, other: "Features") -> Tensor:
-        """Return S(x) S(x')ᵀ of all pairs, (n, m, d, d)."""
+        """Return S(x) S(x')ᵀ of all pairs, (n, m, d, d), in float64."""
         n, d, m = len(self.rows), self.rows.shape[1], len(other.rows)
-        total = (self.rows.flatten(0, 1) @ other.rows.flatten(0, 1).T).view(n, d, m, d)
+        total = _finite_product(self.rows.flatten(0, 1), other.rows.flatten(0, 1)).view(n, d, m, d)
         for (a, delta), (b, epsilon) in zip(self.factors, other.factors, strict=True):
-            products = (delta.flatten(0, 1) @ epsilon.flatten(0, 1).T).view(n, d, m, d)
-            total += products * (a @ b.T)[:, None, :, None]
+            products = _finite_product(delta.flatten(0, 1), epsilon.flatten(0, 1)).view(n, d, m, d)
+            total += products * product(a, b)[:, None, :, None]
         return total.transpose(1, 2)
+
+
+def _finite_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a bᵀ in float64, (n, p) and (m, p) -> (n, m), also where products leave the range of float32."""
+    found = product(a, b)
+    if found.sum().isfinite():
+        return found
+    scales = [torch.linalg.vector_norm(t, torch.inf, dim=1) for t in (a, b)]
+    left, right = (torch.where(scale > 0, scale, 1) for scale in scales)
+    return product(a / left[:, None], b / right[:, None]) * left.to(found)[:, None] * right.to(found)
 
 
 class Parts(NamedTuple):

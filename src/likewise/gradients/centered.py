@@ -5,6 +5,7 @@ With J̃ = J − m: J̃ J̃ᵀ = J Jᵀ − J mᵀ − m Jᵀ + m mᵀ, Σ J̃�
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from likewise.data import Samples
@@ -48,11 +49,13 @@ class Centered(Gradients):
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
         """Return S(x)."""
-        rows = self._plain.rows(samples, 0).rows
-        rows = rows - self._mean.to(rows.dtype)
+        plain = self._plain.rows(samples, 0).rows
+        rows = plain - self._mean.to(plain.dtype)
         if not exponent:
             return Rows(rows, None)
-        own = self.self_kernel(samples, exponent)
+        sizes = own_of(plain.flatten(1).unsqueeze(1))[:, 0, 0] + self._mean.square().sum()
+        found = torch.cat([own_of(some) for some in rows.split(FEW)])
+        own = power(found, exponent, self._floor, sizes)
         return Rows(normalized_rows(rows, own, overwrite=True), own.rank)
 
     def features(self, samples: Samples, exponent: float) -> Features:

@@ -25,6 +25,7 @@ from likewise.gradients.pieces import (
     own_by_positions,
     own_of,
 )
+from likewise.linalg import product
 
 
 class Convolving(NamedTuple):
@@ -193,7 +194,7 @@ class Convolution(Piece):
         for some in directions.split(columns_at_once(self.deltas[:, 0].numel()) if plain else 1):
             kernel = some.reshape(len(some) * self.kernel.shape[0], *self.kernel.shape[1:])
             moved = self.how.forward(self.inputs, kernel)
-            parts.append(deltas @ moved.reshape(n, len(some), -1).mT)
+            parts.append(product(deltas, moved.reshape(n, len(some), -1)))
         return joined(parts, 2)
 
     def part(self, where: slice) -> "Convolution":

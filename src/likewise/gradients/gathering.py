@@ -71,10 +71,12 @@ def gathered(
     if isinstance(trace, RowTrace):
         found = gather_by_rows(net, trace, samples, live, instead)
         returned = found.returned if live else None
-        return Chunk(samples, found.outputs.shape[1], found.pieces, returned, found.outputs.detach())
+        alike = {name: piece.to(net.dtype) for name, piece in found.pieces.items()}
+        return Chunk(samples, found.outputs.shape[1], alike, returned, found.outputs.detach())
     recorder = Recorder(net, trace, live, instead)
     outputs = recorder.recorded(net, samples)
     uses: dict[str, list[Piece]] = {}
+    dtype = net.dtype  # of all pieces: a model may hold layers of several types
     steps = recorder.steps
     for step, deltas in zip(steps, output_gradients(outputs, steps, live is not None), strict=True):
         step.refuse_overwritten()
@@ -84,7 +86,7 @@ def gathered(
             ).items():
                 chained = chain(step.operation, place, piece, recorder.parameters, live is not None)
                 for name, part in chained.items():
-                    uses.setdefault(name, []).append(part)
+                    uses.setdefault(name, []).append(part.to(dtype))
     ordered = {name: summed(uses[name]) for name in net.names if name in uses}
     returned = recorder.returned if live else None
     return Chunk(samples, outputs.shape[1], ordered, returned, outputs.detach())

@@ -107,8 +107,15 @@ class Layers(Gradients):
         for piece in outer.values():
             inputs, deltas = piece.inputs[:, 0].to(rows.dtype), piece.deltas[:, :, 0].to(rows.dtype)
             self._doubts.note(inputs, chunk.samples)
-            self._doubts.note(deltas, chunk.samples)
-            factors.append((inputs, deltas if own is None else normalized_rows(deltas, own)))
+            inputs, scale = _unit_inputs(inputs)
+            if own is None:
+                deltas = deltas * scale[:, None, None]
+                self._doubts.note(deltas, chunk.samples)
+            else:
+                self._doubts.note(deltas, chunk.samples)
+                scaled = Power(own.matrix * scale.to(own.matrix)[:, None, None], own.rank)
+                deltas = normalized_rows(deltas, scaled)
+            factors.append((inputs, deltas))
         if own is None:
             return Features(rows, tuple(factors), None)
         return Features(normalized_rows(rows, own, overwrite=True), tuple(factors), own.rank)
@@ -299,6 +306,13 @@ class Layers(Gradients):
         parts = rows.split(list(self._numel.values()), dim=2)
         named: dict[str, Piece] = {k: Dense(v) for k, v in zip(self._numel, parts, strict=True)}
         return Chunk(samples, rows.shape[1], named)
+
+
+def _unit_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs (n, i) whose largest entry is ±1, and what they were divided by, (n,)."""
+    scale = torch.linalg.vector_norm(inputs, torch.inf, dim=1)
+    scale = torch.where(scale > 0, scale, 1)
+    return inputs / scale[:, None], scale
 
 
 def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:

@@ -6,14 +6,14 @@ without forming it where that saves work: G Gᵀ of each sample, Σ Gᵀ w, G u,
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from likewise.linalg import wide
+from likewise.linalg import product, split_product, wide
 
 
 class Piece(ABC):
@@ -22,6 +22,14 @@ class Piece(ABC):
     @abstractmethod
     def own(self) -> Tensor:
         """Return G Gᵀ of each sample, (n, d, d)."""
+
+    def to(self, dtype: torch.dtype) -> "Piece":
+        """Return the same in another floating type."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        cast = {name: value.to(dtype) for name, value in values.items() if _is_floating(value)}
+        if all(values[name] is value for name, value in cast.items()):
+            return self
+        return replace(self, **cast)  # type: ignore[type-var]
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -61,11 +69,11 @@ class Dense(Piece):
 
     def pull(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
-        return weights.flatten(0, 1).T @ self.gradients.flatten(0, 1)
+        return split_product(weights.flatten(0, 1).T, self.gradients.flatten(0, 1).T)
 
     def push(self, directions: Tensor) -> Tensor:
         """Return G u."""
-        return self.gradients @ directions.T
+        return product(self.gradients.flatten(0, 1), directions).unflatten(0, self.gradients.shape[:2])
 
     def part(self, where: slice) -> "Dense":
         """Return the gradients of some of the samples."""
@@ -119,8 +127,8 @@ class Factored(Piece):
         inputs, parts = self.inputs.flatten(0, 1), []
         for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
             deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
-            total = inputs.T @ deltas if self.inputs_first else deltas.mT @ inputs
-            parts.append(total.flatten(1))
+            sides = (inputs.T, deltas.mT) if self.inputs_first else (deltas.mT, inputs.T)
+            parts.append(split_product(*sides).flatten(1))
         return joined(parts, 0)
 
     def push(self, directions: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ class Factored(Piece):
         for some in directions.split(columns_at_once(n * t * o)):
             side_by_side = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
             moved = inputs @ side_by_side.transpose(0, 1).flatten(1)  # one product for all directions
-            parts.append(deltas @ moved.view(n, t, -1, o).transpose(1, 2).flatten(2).mT)
+            parts.append(product(deltas, moved.view(n, t, -1, o).transpose(1, 2).flatten(2)))
         return joined(parts, 2)
 
     def part(self, where: slice) -> "Factored":
@@ -175,7 +183,7 @@ class Indexed(Piece):
         known, parts = (self.indices >= 0)[None, :, :, None], []
         for some in table.split(columns_at_once(self.deltas[:, 0].numel())):
             taken = some[:, self.indices.clamp(min=0)] * known
-            parts.append(torch.einsum("cnto,ndto->ndc", taken, self.deltas))
+            parts.append(product(self.deltas.flatten(2), taken.transpose(0, 1).flatten(2)))
         return joined(parts, 2)
 
     def part(self, where: slice) -> "Indexed":
@@ -191,6 +199,10 @@ class Sliced(Piece):
     parts: dict[int, Piece]  # by where they start; no two overlap
     sizes: dict[int, int]
     numel: int
+
+    def to(self, dtype: torch.dtype) -> "Sliced":
+        """Return the same in another floating type."""
+        return Sliced({start: part.to(dtype) for start, part in self.parts.items()}, self.sizes, self.numel)
 
     def own(self) -> Tensor:
         """Return G Gᵀ."""
@@ -262,6 +274,10 @@ def _transposed(piece: Piece) -> Piece:
         return Subset(piece.samples, _transposed(piece.piece), piece.n)
     assert isinstance(piece, Factored)
     return Factored(piece.inputs, piece.deltas, not piece.inputs_first)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Piece) or (isinstance(value, Tensor) and value.is_floating_point())
 
 
 def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:

@@ -157,7 +157,8 @@ def is_slope(
 
 def rounding_tolerance(net: Network) -> float:
     """Return how far two right gradients may be apart, relative to the largest entry."""
-    epsilon = torch.finfo(net.dtype).eps
+    every = dict(net.model.named_parameters())
+    epsilon = max(torch.finfo(every[name].dtype).eps for name in net.names)
     if net.autocast is not None:
         epsilon = max(epsilon, torch.finfo(net.autocast).eps)
     on_gpu = next(net.model.parameters()).device.type == "cuda"

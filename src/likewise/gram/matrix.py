@@ -29,7 +29,7 @@ from likewise.gram.cost import Plan, plan_statistic
 from likewise.gram.products import Products
 from likewise.gram.strips import Reducer, Strip, reduce_strip, split_results
 from likewise.gram.tiles import Tiles
-from likewise.kernels import CORRELATION, Kernel
+from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
 from likewise.linalg import wide
 from likewise.model_state import exclusive
 from likewise.network import Network
@@ -196,7 +196,7 @@ class GramMatrix:
             )
         _refuse_not_finite(given)
         part = lambda where: given[where.start : where.stop]  # noqa: E731
-        return self.products().product(part, given.shape[2]).to(self.dtype)
+        return self._narrowed(self.products().product(part, given.shape[2]))
 
     def row_sums(self, weights: Any = None) -> Tensor:
         """Return Σ_x' k(x, x') w(x').
@@ -211,7 +211,7 @@ class GramMatrix:
 
         """
         given = None if weights is None else _as_tensor(weights)
-        sums = self.exact_row_sums(given).to(self.dtype)
+        sums = self._narrowed(self.exact_row_sums(given))
         return sums[:, 0] if given is None or given.dim() == 1 else sums
 
     def exact_row_sums(self, weights: Tensor | None = None) -> Tensor:
@@ -277,7 +277,7 @@ class GramMatrix:
 
     def diagonal(self) -> Tensor:
         """Return k(x, x) of the rows, (n,), or (n, d, d) of whole blocks."""
-        return self.exact_diagonal().to(self.dtype)
+        return self._narrowed(self.exact_diagonal())
 
     def exact_diagonal(self) -> Tensor:
         """Return k(x, x) of the rows in float64, for ratios."""
@@ -299,7 +299,12 @@ class GramMatrix:
         return self.ranks() == 0
 
     def outputs(self) -> Tensor:
-        """Return the network's outputs f(x) of the rows, (n, d)."""
+        """Return the network's outputs f(x) of the rows, (n, d).
+
+        Raises:
+            ValueError: An output is NaN or infinite; the samples are named.
+
+        """
         return outputs_of(self.net, self.data)
 
     @property
@@ -323,15 +328,15 @@ class GramMatrix:
             max_memory=self.max_memory,
         )
 
-    def tiles(self) -> Tiles:
-        """Return all pairs of the plain matrix, to be visited strip by strip."""
+    def tiles(self, dtype: torch.dtype | None = None) -> Tiles:
+        """Return all pairs of the plain matrix, to be visited strip by strip; in `gram.dtype` if None."""
         return Tiles(
             gradients=self.engine,
             rows=self.data,
             columns=self.columns,
             kernel=self.kernel,
             d=self.d,
-            dtype=self.dtype,
+            dtype=dtype or self.dtype,
             max_memory=self.max_memory,
             vanished=Vanished(),
         )
@@ -348,7 +353,8 @@ class GramMatrix:
         return self._map_tiles(reduce, center)
 
     def _map_tiles(self, reduce: Callable[[Strip], Any], center: CenteredPair | None) -> Any:
-        tiles = self.tiles()
+        # Centering leaves little where all similarities are large: it begins before they are rounded.
+        tiles = self.tiles(None if center is None else center.rows.means.dtype)
         with self.net.evaluating():
             again = tiles.formations / (self.data.n + self.columns.n)
         if again > 8:
@@ -359,14 +365,14 @@ class GramMatrix:
             )
 
         def show(where: range) -> Any:
-            plain = tiles.strip(where)
+            exact = tiles.strip(where)
             return reduce(
                 Strip(
                     rows=where,
                     square=self.square,
                     use_centered=self.centered,
-                    plain=lambda: plain,
-                    centered=None if center is None else lambda: center.center(where, plain),
+                    plain=lambda: exact.to(self.dtype),
+                    centered=None if center is None else lambda: center.center(where, exact).to(self.dtype),
                 )
             )
 
@@ -413,6 +419,14 @@ class GramMatrix:
                 f"INNER_PRODUCT; found {kernel}. Use centered=False with it."
             )
 
+    def _narrowed(self, values: Tensor) -> Tensor:
+        """Return what was found of the rows, (n, ...), in the type of results; raise if it does not fit."""
+        found = values.to(self.dtype)
+        if not found.sum().isfinite():
+            ids = torch.cat([self.data.samples(where).ids for where in self.data.spans()])
+            refuse_out_of_range(found, ids, self.kernel)
+        return found
+
     def _map_rows(self, function: Callable[[Samples], Tensor]) -> Tensor:
         engine = self.engine
         with self.net.evaluating():
@@ -431,15 +445,34 @@ class GramMatrix:
         return weights.reshape(m, -1).to(wide(weights))
 
 
-def outputs_of(net: Network, data: Batches) -> Tensor:
-    """Return the network's outputs f(x) of all samples, (n, d); one forward pass, no gradients."""
+def outputs_of(net: Network, data: Batches, *, masked: bool = False) -> Tensor:
+    """Return the network's outputs f(x) of all samples, (n, d); one forward pass, no gradients.
+
+    Args:
+        net: The network.
+        data: The samples.
+        masked: Accept outputs of -infinity: logits of classes that are ruled out.
+
+    """
 
     def outputs(where: range) -> Tensor:
-        samples = data.samples(where)
-        return net.function({}, samples.inputs, samples.labels, samples.ids)
+        return finite_outputs(net, data.samples(where), masked=masked)
 
     with net.evaluating():
         return join_over(outputs, data.spans(), "outputs", net)
+
+
+def finite_outputs(net: Network, samples: Samples, *, masked: bool = False) -> Tensor:
+    """Return f(x) of samples, (n, d), or name those for which it is NaN or infinite; call it while evaluating."""
+    outputs = net.function({}, samples.inputs, samples.labels, samples.ids)
+    finite = outputs < torch.inf if masked else outputs.isfinite()
+    if not finite.all():
+        bad = samples.ids[~finite.all(1).to(samples.ids.device)]
+        raise ValueError(
+            f"The outputs of {len(bad)} samples are not finite, the first with ids {bad[:5].tolist()}, "
+            "and would spread to the means of others: look at their inputs and labels, or leave them out."
+        )
+    return outputs
 
 
 class _Setup:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from likewise.data import Batches
 from likewise.gradients import Features, Gradients, Vanished
-from likewise.kernels import Kernel, mean_diagonal
+from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.parallel import processes
 
 
@@ -52,11 +52,9 @@ class Tiles:
         else:
             left = self._formed(self.rows, where, self.kernel.left_power)
         if self._mirrors and len(where) == self.columns.n:
-            similarities = self._mirrored(left).to(self.dtype)
-        else:
-            tiles = [self._tile(left, right) for right in self._column_features(len(where))]
-            similarities = torch.cat(tiles, 1).to(self.dtype)
-        return similarities
+            return self._mirrored(left)
+        tiles = [self._tile(left, right, where) for right in self._column_features(len(where))]
+        return torch.cat(tiles, 1)
 
     @property
     def memory_to_keep(self) -> int:
@@ -78,7 +76,7 @@ class Tiles:
         whole: Tensor | None = None
         for start in range(0, n, side):
             here, on = range(start, min(start + side, n)), range(start, n)
-            tile = self._tile(_part(features, here), _part(features, on))
+            tile = self._tile(_part(features, here), _part(features, on), here)
             if whole is None:
                 whole = tile.new_empty(n, n, *tile.shape[2:])
             whole[start : here.stop, start:] = tile
@@ -111,7 +109,7 @@ class Tiles:
         return self._formed(self.columns, range(self.columns.n), self.kernel.right_power)
 
     def _column_features(self, strip: int) -> Iterator[Features]:
-        blocks = max(1, self.max_memory // 8 // (self.d**2 * self.dtype.itemsize * strip))
+        blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
         at_once = max(1, self.max_memory // 16 // self._bytes_per_sample)
         for where in self.columns.spans(min(at_once, blocks)):
             if self._kept is not None:
@@ -136,11 +134,20 @@ class Tiles:
         assert whole is not None
         return whole
 
-    def _tile(self, left: Features, right: Features) -> Tensor:
-        """Return reduce( S(x) S(x')ᵀ ) for all pairs."""
+    def _tile(self, left: Features, right: Features, where: range) -> Tensor:
+        """Return reduce( S(x) S(x')ᵀ ) for all pairs, `where` the places of the left samples."""
         if self.kernel.reduce is mean_diagonal:
-            return left.traces(right) / self.d
-        return self.kernel.reduce(left.blocks(right))
+            return self._narrowed(left.traces(right) / self.d, where)
+        reduced = self.kernel.reduce(self._narrowed(left.blocks(right), where))
+        return self._narrowed(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
+
+    def _narrowed(self, values: Tensor, where: range) -> Tensor:
+        """Return values (b, m, ...) in the type of results, or raise if they are out of its range."""
+        found = values.to(self.dtype)
+        if not found.sum().isfinite():
+            self.gradients.settle()  # gradients that are not finite are named first
+            refuse_out_of_range(found, self.rows.samples(where).ids, self.kernel)
+        return found
 
 
 def _part(features: Features, where: range) -> Features:

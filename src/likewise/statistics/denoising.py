@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix
+from likewise.gram.matrix import finite_outputs
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.statistics.lipschitz import Reach, output_head, pair_bounds, reach
 from likewise.statistics.squared_sums import Squares, row_squares
@@ -93,7 +94,7 @@ class _Means:
 
         def weights(where: range) -> Tensor:
             x = inner.columns.samples(where)
-            values = [inner.net.function({}, x.inputs, x.labels, x.ids).double().cpu()]
+            values = [finite_outputs(inner.net, x).double().cpu()]
             values += [] if labels is None else [labels[where.start : where.stop].cpu()]
             eye = torch.eye(d, dtype=torch.float64).expand(len(where), -1, -1)
             return torch.cat([eye, *(_spread(value, d) for value in values)], 2)

@@ -1,11 +1,13 @@
 """How many samples are similar to each: the paper's counts (sec. 4.1). A sample counts as its own neighbor."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from likewise.checks import check_number
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
 
@@ -57,6 +59,7 @@ def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | No
         (n,) integers.
 
     """
+    threshold = check_number("threshold", threshold)
     ((counts,),) = pair_source(gram, sketch).visit(CountReducer(threshold))
     return counts
 
@@ -84,8 +87,7 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
         (n,) sums.
 
     """
-    if not exponent > 0:
-        raise ValueError(f"The exponent of N⁺_α must be positive, found {exponent}.")
+    exponent = check_number("exponent", exponent, above=0)
     ((sums,),) = pair_source(gram, sketch).visit(PositiveReducer(exponent))
     return sums.to(gram.dtype)
 
@@ -141,8 +143,8 @@ def similarity_histogram(
         SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).
 
     """
-    if bins < 1 or not low < high:
-        raise ValueError(f"Bins and a range are needed, found {bins} bins of [{low}, {high}].")
+    if bins < 1 or not low < high or not math.isfinite(high - low):
+        raise ValueError(f"Bins and a finite range are needed, found {bins} bins of [{low}, {high}].")
     reducer = HistogramReducer(bins, low, high)
     ((counts,),) = pair_source(gram, sketch).visit(reducer)
     return SimilarityHistogram(reducer.edges, counts.long())

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from likewise.checks import check_number
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
 from likewise.readouts import looks_at_label
@@ -212,8 +213,7 @@ def class_votes(
         (n, classes) in float64.
 
     """
-    if not exponent > 0:
-        raise ValueError(f"The exponent of votes must be positive, found {exponent}.")
+    exponent = check_number("exponent", exponent, above=0)
     members = torch.nn.functional.one_hot(classes).double()
     ((votes,),) = pair_source(gram, sketch).visit(VotesReducer(members, exponent))
     return votes

@@ -119,4 +119,4 @@ def mean_between_classes(sums: Tensor, diagonal: Tensor, members: Tensor) -> tup
     counts = members.sum(0)
     pairs = counts[:, None] * counts - torch.diag(counts)
     total = members.T @ sums - torch.diag(members.T @ diagonal)
-    return total / pairs, counts.long()
+    return torch.where(pairs > 0, total / pairs.clamp(min=1), torch.nan), counts.long()

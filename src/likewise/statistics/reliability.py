@@ -117,6 +117,10 @@ class PredictionTargets:
                 f"Labels have {values.shape[1]} numbers a sample and outputs {outputs.shape[1]}: they cannot be "
                 "compared. Class numbers must be integers below the number of outputs."
             )
+        if not (outputs.isfinite().all() and column_outputs.isfinite().all()):
+            raise ValueError(
+                "Some outputs are infinite, and values are averaged: use a readout of finite ones."
+            )
         return cls(outputs.double(), values, column_outputs.double(), False)
 
     @property

@@ -25,13 +25,17 @@ def refuse_other(gram: GramMatrix) -> None:
 
 def given_labels(gram: GramMatrix, labels: Any) -> Tensor | None:
     """Return the labels of the columns: those given, else those that travel with the data."""
-    if labels is None:
-        return gram.columns.labels()
-    found = column("labels", labels)
+    found = gram.columns.labels() if labels is None else column("labels", labels)
+    if found is None:
+        return None
     if len(found) != gram.columns.n:
         raise ValueError(f"{len(found)} labels for {gram.columns.n} samples.")
-    if not found.isfinite().all():
-        raise ValueError(f"{int((~found.isfinite()).sum())} labels are NaN or infinite: leave them out.")
+    finite = found.reshape(len(found), -1).isfinite().all(1)
+    if not finite.all():
+        places = (~finite).nonzero()[:5, 0].tolist()
+        raise ValueError(
+            f"{int((~finite).sum())} labels are NaN or infinite, the first at {places}: leave them out."
+        )
     return found
 
 
@@ -75,14 +79,14 @@ def model_outputs(gram: GramMatrix) -> Tensor:
     """
     net = gram.net
     if net.readout is all_outputs:
-        return gram.outputs().cpu()
+        return outputs_of(net, gram.data, masked=True).cpu()
     whole = Network(net.model, all_outputs, net.names, net.autocast)
     try:
-        return outputs_of(whole, gram.data).cpu()
+        return outputs_of(whole, gram.data, masked=True).cpu()
     except TypeError:
         if looks_at_label(net.readout):
             raise
-        return gram.outputs().cpu()
+        return outputs_of(net, gram.data, masked=True).cpu()
 
 
 def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
