@@ -29,6 +29,7 @@ LEVELS = {
     "sources": 1,
     "data": 2,
     "manifest": 1,
+    "watch": 1,  # knows only how files are written
     "network": 2,  # knows the readouts
     "report": 2,  # knows only its folder
     "gradients": 3,
@@ -38,11 +39,12 @@ LEVELS = {
     "statistics": 8,
     "comparison": 9,
     "runs": 9,
+    "integrations": 9,
     "demo": 10,
     "cli": 11,
     "__main__": 12,
 }
-WRITERS = {"files", "manifest", "runs", "report"}
+WRITERS = {"files", "manifest", "runs", "report", "watch"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -50,6 +50,7 @@ from likewise.statistics.novelty import novelty
 from likewise.statistics.perceptual import perceptual
 from likewise.statistics.reliability import Reliability, reliability
 from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
+from likewise.watch import Watch, WithIndex
 
 __version__ = "0.1.0"
 
@@ -82,6 +83,8 @@ __all__ = [
     "Samples",
     "SimilarityHistogram",
     "VanishingGradientWarning",
+    "Watch",
+    "WithIndex",
     "all_outputs",
     "analyze",
     "batches",

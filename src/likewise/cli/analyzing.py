@@ -70,6 +70,12 @@ def analyze(
         str, typer.Option(help="auto, never, or numbers a sample: gradients made small where pairs are many.")
     ] = "auto",
     layout: Annotated[str, typer.Option(help="How the map is drawn: pca, or umap (an extra).")] = "pca",
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            help="The record of the training run, as likewise.Watch.save wrote it: ranks labels better."
+        ),
+    ] = None,
     max_memory: Memory = "2GB",
     device: Device = "cpu",
     decisions: Annotated[
@@ -230,6 +236,7 @@ def started(settings: "Settings", folder: Path, wait: float) -> "Analysis":
         names=read.names,
         show=show,  # type: ignore[arg-type]
         excerpt_length=settings.excerpt_length,
+        watch=settings.watch,
         settings=settings,
         max_memory=settings.max_memory,
         wait=wait,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from likewise.analysis import Analysis
-from likewise.checks import check_number
+from likewise.checks import check_number, check_type
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix
 from likewise.network import Network
@@ -34,6 +34,7 @@ from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import identity, results
 from likewise.runs.folder import open_folder
+from likewise.watch import Watch
 
 if TYPE_CHECKING:
     from likewise.runs.settings import Settings
@@ -58,6 +59,7 @@ def analyze(
     show: Show | None = None,
     extra: Mapping[str, Any] | None = None,
     excerpt_length: int = EXCERPT,
+    watch: Watch | str | Path | None = None,
     settings: "Settings | None" = None,
     max_memory: int = 2**31,
     wait: float = math.inf,
@@ -70,7 +72,8 @@ def analyze(
     with the error measured. `layout`: how the map is drawn. `classes`: their names; `names`: of the samples;
     `show`: what a person should see of sample i (image, text, dict, array), a function or a sequence;
     `extra`: columns of your own for the table; `excerpt_length`: the characters that the report shows of a
-    text. `settings`: what a command was told.
+    text. `watch`: the record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
+    `settings`: what a command was told.
     `wait`: for how many seconds, if another process is writing into the folder.
 
     The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
@@ -95,6 +98,12 @@ def analyze(
         raise ValueError(f"excerpt_length must be at least 1 character, found {excerpt_length}.")
     if layout not in ("pca", "umap"):
         raise ValueError(f"layout is 'pca' or 'umap', found {layout!r}.")
+    record = Watch.load(watch) if isinstance(watch, str | Path) else watch
+    if record is not None and check_type("watch", record, Watch, "a likewise.Watch or its file").n != data.n:
+        raise ValueError(
+            f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
+            "same samples, in the same order."
+        )
     shown = results.Shown(classes, names, show, extra or {}, excerpt_length)
     found = {
         "model": identity.fingerprint_model(net),
@@ -104,13 +113,14 @@ def analyze(
         "options": options,
         "naming": _naming(shown),
         "behavior": identity.measure_behavior(net, data),
+        "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
     }
     with open_folder(Path(out), found, wait) as folder:
         if folder.needs("settings.toml"):
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
             folder.state["about"] = _about(net, data)
-            results.write(folder, gram, given, shown)
+            results.write(folder, gram, given, shown, record)
             folder.finish()
         if folder.needs("report.html"):
             write_report(folder.path)

@@ -182,8 +182,9 @@ def umap_layout(found: Arrays, seed: int) -> np.ndarray:
 class Results:
     """Everything that a run found, with the statistics that follow from it."""
 
-    def __init__(self, found: Arrays, targets: Targets) -> None:
+    def __init__(self, found: Arrays, targets: Targets, margins: Tensor | None = None) -> None:
         self.found, self.targets = found, targets
+        self.margins = margins  # (n,) from the record of the training run, NaN where never seen
 
     @cached_property
     def suspicion(self) -> LabelSuspicion | None:
@@ -192,7 +193,7 @@ class Results:
         if groups is None:
             return None
         chances = None if self.targets.labels is None else self.targets.chances
-        return suspicion_from_votes(torch.tensor(self.found["votes"]), groups, chances)
+        return suspicion_from_votes(torch.tensor(self.found["votes"]), groups, chances, self.margins)
 
     @cached_property
     def reliability(self) -> Reliability:
@@ -275,6 +276,7 @@ COLUMNS: dict[str, Callable[[Results], Any]] = {
     "suggested_label": _of_labels("suggested"),
     "label_issue": _of_labels("flagged"),
     "chance_wrong": _of_labels("chance_wrong"),
+    "margin": lambda r: r.margins,
     "map_x": lambda r: r.found["layout"][:, 0],
     "map_y": lambda r: r.found["layout"][:, 1],
 }

@@ -23,7 +23,9 @@ from likewise.runs.columns import (
 )
 from likewise.runs.folder import Arrays, Folder
 from likewise.runs.sketching import sketched_statistics
+from likewise.statistics.label_issues import margins_of
 from likewise.statistics.targets import are_chances, model_outputs, unlikely
+from likewise.watch import Watch
 
 AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
 WIDTH = 1024  # numbers per sample of a sketch
@@ -54,11 +56,14 @@ def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> in
     return WIDTH if multiplications > AT_MOST else 0
 
 
-def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown) -> None:
+def write(
+    folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown, watch: Watch | None = None
+) -> None:
     """Do what is not done yet, and write the tables."""
     options, data, n = folder.state["options"], gram.data, gram.shape[0]
     targets = Targets(labels, _outputs(folder, gram))
     _refuse_mismatch(shown, targets, n)
+    margins = None if watch is None else _margins(watch, targets)
     own_columns = _own_columns(shown.extra, n)
     source: PairSource
     if options["sketch"]:
@@ -71,7 +76,7 @@ def write(folder: Folder, gram: GramMatrix, labels: Tensor | None, shown: Shown)
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] == "umap":
         found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
-    results = Results(found, targets)
+    results = Results(found, targets, margins)
     columns = sample_columns(results)
     if shown.names is not None:
         columns = {
@@ -105,6 +110,12 @@ def _outputs(folder: Folder, gram: GramMatrix) -> Tensor:
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": model_outputs(gram)})["outputs"])
 
 
+def _margins(watch: Watch, targets: Targets) -> Tensor:
+    if targets.classes is None:
+        raise ValueError("A record of training tells of labels that are classes: this data set has none.")
+    return margins_of(watch, targets.classes)
+
+
 def _exact(folder: Folder, gram: GramMatrix) -> tuple[Arrays, PairSource]:
     found = folder.stage("passes", lambda: pass_statistics(gram))
     folder.state["approximations"] = []
@@ -127,6 +138,11 @@ def _described(results: Results, shown: Shown, n: int) -> dict[str, Any]:
                 [None if np.isnan(v) else round(float(v), 4) for v in r] for r in means
             ]
     about["caveats"] = _caveats(targets, n)
+    if results.margins is not None and results.margins.isnan().any():
+        unseen = int(results.margins.isnan().sum())
+        about["caveats"].append(
+            f"The record of training has no margin of {unseen:,} of {n:,} samples: their suspicion is by votes alone."
+        )
     return about
 
 

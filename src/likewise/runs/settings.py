@@ -9,7 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from likewise.pictures import EXCERPT
 
 GIVEN_IN_PYTHON = "(given in Python)"
-PATHS = ("model", "data", "weights", "prepare", "show", "readout")  # paths, or import strings with one
+PATHS = (
+    "model",
+    "data",
+    "weights",
+    "prepare",
+    "show",
+    "readout",
+    "watch",
+)  # paths, or import strings with one
 
 
 class Settings(BaseModel):
@@ -38,6 +46,7 @@ class Settings(BaseModel):
     threshold: float = Field(default=0.5, ge=-1, le=1)
     sketch: Literal["auto", "never"] | int = "auto"
     layout: Literal["pca", "umap"] = "pca"
+    watch: str | None = None
     max_memory: int = Field(default=2**31, ge=1)
     device: str = "cpu"
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from likewise.checks import check_number
+from likewise.checks import check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
 from likewise.readouts import looks_at_label
@@ -16,6 +16,7 @@ from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.noise_rate import Between, mislabeled
 from likewise.statistics.novelty import refuse_unbounded
 from likewise.statistics.targets import class_chances, class_numbers, model_outputs, unlikely
+from likewise.watch import Watch
 
 EXPONENT = 4  # of votes: how local they are
 
@@ -63,6 +64,7 @@ def label_suspicion(
     exponent: float = EXPONENT,
     isolated_below: float = 0.05,
     sketch: int | None = None,
+    watch: Watch | None = None,
 ) -> LabelSuspicion:
     """How much the network and the neighbors' votes contradict each label; visits all pairs.
 
@@ -72,6 +74,11 @@ def label_suspicion(
     With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2. No cross-validation. Isolated is
     who gets fewer votes than `isolated_below` of the median; with no vote at all there is no suspicion.
 
+    With the record of the training run (`watch`) suspicion is the mean of two ranks instead, that of the suspicion
+    above and that of −margin: each from 0 (least suspicious) to 1 (most), ties share their mean rank. It then tells
+    an order, not how strong a contradiction is. Where there is no vote, or no margin, the other rank counts alone.
+    Everything else in the result is by votes, as without a record.
+
     Args:
         gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
             not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
@@ -79,6 +86,7 @@ def label_suspicion(
         exponent: How local votes are.
         isolated_below: Share of the median number of votes below which a sample is isolated.
         sketch: Estimate from random projections of so many numbers a sample.
+        watch: Record of the training run, of the same samples in the same order with the same labels.
 
     Returns:
         LabelSuspicion; rank by `suspicion`, look at `flagged` first.
@@ -88,12 +96,21 @@ def label_suspicion(
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
     given = class_numbers(gram, labels)
+    margins = None if watch is None else margins_of(watch, given)
     votes = class_votes(gram, given, exponent=exponent, sketch=sketch).cpu()
     outputs = model_outputs(gram) if gram.of_network else None
     chances = None if outputs is None else class_chances(outputs, given)
     if outputs is not None:
         _warn(gram, outputs, chances, given)
-    return suspicion_from_votes(votes, given, chances, isolated_below=isolated_below, dtype=gram.dtype)
+    return suspicion_from_votes(
+        votes, given, chances, margins, isolated_below=isolated_below, dtype=gram.dtype
+    )
+
+
+def margins_of(watch: Any, given: Tensor) -> Tensor:
+    """Return the margins of a record, which must be one of samples with these labels."""
+    advice = "likewise.Watch.load(path) reads one from a file"
+    return check_type("watch", watch, Watch, "a likewise.Watch", advice).margins_for(given)
 
 
 def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tensor) -> None:
@@ -117,11 +134,15 @@ def suspicion_from_votes(
     votes: Tensor,
     given: Tensor,
     chances: Tensor | None = None,
+    margins: Tensor | None = None,
     *,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
-    """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels."""
+    """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels.
+
+    Margins of training, (n,), NaN where unknown, turn suspicion into the mean of two ranks: see `label_suspicion`.
+    """
     votes = votes.double()
     cast = votes.sum(1)
     own = torch.nn.functional.one_hot(given, votes.shape[1]).double()
@@ -134,7 +155,11 @@ def suspicion_from_votes(
     mine = opinion.gather(1, given[:, None])[:, 0]
     others = opinion.scatter(1, given[:, None], -1)
     best, other = others.max(1) if others.shape[1] > 1 else (torch.zeros_like(mine), given)
-    suspicion = torch.where(cast > 0, (1 - mine + best) / 2, 0).clamp(0, 1).to(dtype)
+    suspicion = torch.where(cast > 0, (1 - mine + best) / 2, 0).clamp(0, 1)
+    if margins is not None:
+        known = torch.where(cast > 0, suspicion, torch.nan)
+        ranks = torch.stack([_relative_ranks(known), _relative_ranks(-margins.double().cpu())])
+        suspicion = ranks.nanmean(0).nan_to_num(0)
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     found = mislabeled(shares, given)
@@ -145,7 +170,7 @@ def suspicion_from_votes(
     if found.distinct:
         precision = Between(min(least, *ends), ends[0], max(ends))
     return LabelSuspicion(
-        suspicion,
+        suspicion.to(dtype),
         suggested,
         contested,
         isolated,
@@ -155,6 +180,16 @@ def suspicion_from_votes(
         precision,
         found.distinct,
     )
+
+
+def _relative_ranks(values: Tensor) -> Tensor:
+    """Return the rank of each value, from 0 for the least to 1 for the largest; ties share a rank, NaN has none."""
+    known = ~values.isnan()
+    _, place, counts = values[known].unique(return_inverse=True, return_counts=True)
+    middle = counts.cumsum(0) - (counts + 1) / 2  # mean place of those that are equal, from 0
+    ranks = torch.full_like(values, torch.nan)
+    ranks[known] = (middle / max(1, int(known.sum()) - 1)).to(values)[place]
+    return ranks
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,604 @@
+"""The record of a training run: margin, loss, confidence and forgetting of each sample.
+
+    watch = Watch(n)                            n samples, numbered from 0
+    watch.update(logits, labels, ids)           at each training step, before or after the backward pass
+    watch.margins, watch.forgetting, ...        (n,) each
+    watch.save("run.parquet")
+
+A record is a few running sums per sample. It draws no random numbers and stays outside of the autograd graph: training
+goes on bit for bit as without it.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise import files
+from likewise.checks import check_integer, check_tensor, check_type, describe, refuse_unreadable
+
+if TYPE_CHECKING:
+    import pandas
+
+INDEX = "sample_index"  # the key under which WithIndex puts positions into samples that are mappings
+PENDING_UPDATES, PENDING_ROWS = 64, 1 << 16  # kept where the logits are before they are added up
+SCHEMA = b"1"
+SCHEMA_KEY, CLOCK_KEY = b"likewise.watch", b"likewise.watch.clock"
+UNKNOWN = -1  # label of a sample that was never seen
+NAMED = 5  # samples that a message lists
+
+COLUMNS: dict[str, type] = {  # of the state, one value per sample
+    "label": np.int64,
+    "updates": np.int64,
+    "left_out": np.int64,  # updates whose logits were NaN or infinite
+    "margin_sum": np.float64,
+    "loss_sum": np.float64,
+    "confidence_sum": np.float64,
+    "confidence_square_sum": np.float64,
+    "correct": np.int64,  # updates with a correct prediction
+    "forgetting": np.int64,
+    "first_at": np.int64,  # number of the sample's first update, and of its last
+    "last_at": np.int64,
+    "first_correct": np.bool_,
+    "last_correct": np.bool_,
+}
+SUMS = (
+    "left_out",
+    "margin_sum",
+    "loss_sum",
+    "confidence_sum",
+    "confidence_square_sum",
+    "correct",
+    "forgetting",
+)
+State = dict[str, np.ndarray]
+
+
+class _Pending(NamedTuple):
+    """What is kept of one update until it is added."""
+
+    values: Tensor  # (2, b): margin, and logit of the label less the log-sum-exp of all others
+    labels: Tensor  # (b,)
+    ids: Tensor  # (b,)
+    classes: int
+    clock: int
+
+
+class Watch:
+    """Running sums over training of what a network says of each of n samples.
+
+    An update is one look at a sample, usually one per epoch; a sample that occurs twice in a batch has two. Sums are
+    float64 on the CPU. Up to 64 updates wait on the device of the logits, so that a GPU is not waited for at each
+    step; reading any result adds them first. Faulty ids and labels are therefore refused up to 64 updates late on a
+    GPU, but always before a number is returned.
+
+    A prediction is correct where the margin is positive: a tie is not. Updates with NaN or infinite logits are
+    left out, counted and warned of.
+
+    Args:
+        n: Number of samples; ids are 0 to n - 1, the positions in the data set.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> watch = lw.Watch(3)
+        >>> watch.update(torch.tensor([[2.0, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]), ids=torch.tensor([0, 2]))
+        >>> watch.margins
+        tensor([ 1.5000,     nan, -1.0000], dtype=torch.float64)
+        >>> watch
+        Watch(3 samples, 1 never seen; 1 update)
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = check_integer("n", n, 1)
+        self._state = _empty_state(self.n)
+        self._clock = 0  # updates so far
+        self._pending: list[_Pending] = []
+        self._pending_rows = 0
+        self._warned = False
+
+    def update(self, logits: Any, labels: Any, ids: Any) -> None:
+        """Add one training batch.
+
+        Args:
+            logits: (b, classes) as the loss sees them, not probabilities; (b,) or (b, 1) if they are those of class 1
+                of two. Any floating dtype; half precision is read as float32.
+            labels: (b,) class numbers. With mixed or smoothed targets: the numbers before mixing.
+            ids: (b,) positions of the samples in the data set; `WithIndex` adds them to a data set.
+
+        Raises:
+            ValueError: A shape, id or label does not fit, or a sample has another label than before.
+        """
+        logits, labels, ids = self._check_update(logits, labels, ids)
+        with torch.no_grad():
+            values = _margins_and_log_odds(logits.detach(), labels)
+            part = _Pending(
+                values, labels.detach().clone(), ids.detach().clone(), logits.shape[1], self._clock
+            )
+        self._pending.append(part)
+        self._pending_rows += len(ids)
+        self._clock += 1
+        if len(self._pending) >= PENDING_UPDATES or self._pending_rows >= PENDING_ROWS:
+            self._flush()
+
+    @property
+    def updates(self) -> Tensor:
+        """How often each sample was seen with finite logits, (n,) integers."""
+        return self._column("updates")
+
+    @property
+    def left_out(self) -> Tensor:
+        """How many updates of each sample were left out for NaN or infinite logits, (n,) integers."""
+        return self._column("left_out")
+
+    @property
+    def labels(self) -> Tensor:
+        """The label that each sample was trained with, (n,) integers; -1 where it was never seen."""
+        return self._column("label")
+
+    @property
+    def unseen(self) -> Tensor:
+        """The samples without an update, by number; all their results are NaN."""
+        return (self.updates == 0).nonzero()[:, 0]
+
+    @property
+    def margins(self) -> Tensor:
+        """Mean of (logit of the label − largest other logit) over the updates, (n,); low means suspicious.
+
+        The area under the margin of Pleiss et al., "Identifying mislabeled data using the area under the margin
+        ranking" (2020).
+        """
+        return self._mean("margin_sum")
+
+    @property
+    def losses(self) -> Tensor:
+        """Mean cross entropy over the updates, (n,), without label smoothing or weights."""
+        return self._mean("loss_sum")
+
+    @property
+    def confidence(self) -> Tensor:
+        """Mean probability of the label over the updates, (n,).
+
+        This, `variability` and `correctness` are the coordinates of Swayamdipta et al., "Dataset cartography" (2020).
+        """
+        return self._mean("confidence_sum")
+
+    @property
+    def variability(self) -> Tensor:
+        """Standard deviation over the updates of the probability of the label, (n,): divided by their number.
+
+        From sums of squares in float64: below 1e-8 it is rounding.
+        """
+        return (self._mean("confidence_square_sum") - self.confidence.square()).clamp(min=0).sqrt()
+
+    @property
+    def correctness(self) -> Tensor:
+        """Share of the updates with a correct prediction, (n,)."""
+        return self._mean("correct")
+
+    @property
+    def forgetting(self) -> Tensor:
+        """How often a sample went from correctly to incorrectly predicted, (n,); NaN where it was never seen.
+
+        Forgetting events of Toneva et al., "An empirical study of example forgetting" (2019). 0 also for a sample that
+        was never learned: its `correctness` is 0.
+        """
+        events = self._column("forgetting").double()
+        return torch.where(self.updates > 0, events, torch.nan)
+
+    def table(self) -> "pandas.DataFrame":
+        """Return all results, one row per sample."""
+        import pandas
+
+        names = ("margins", "losses", "confidence", "variability", "correctness", "forgetting")
+        columns = {
+            "label": self.labels,
+            "updates": self.updates,
+            **{name: getattr(self, name) for name in names},
+        }
+        table = pandas.DataFrame({name: values.numpy() for name, values in columns.items()})
+        return table.rename(columns={"margins": "margin", "losses": "loss"}).rename_axis("sample")
+
+    def scalars(self) -> dict[str, float]:
+        """Return the record in a few numbers, for a logger: means over the samples that were seen."""
+        seen = self.updates > 0
+        means = {"margin": self.margins, "loss": self.losses, "confidence": self.confidence}
+        found = {f"watch/{name}": float(values[seen].mean()) for name, values in means.items()}
+        found["watch/forgetting"] = float(self.forgetting[seen].mean())
+        found["watch/never_correct"] = float((self.correctness[seen] == 0).double().mean())
+        found["watch/unseen"] = float((~seen).sum())
+        return found
+
+    def merge(self, other: "Watch") -> None:
+        """Add the record of the same samples by another process.
+
+        All sums are those of one record of both. `forgetting` is, too, for samples whose updates in one record all come
+        before those in the other, counting each record's calls of `update`; where they alternate, events between
+        one record and the other are not counted. Merge after each epoch to have them all.
+
+        Raises:
+            ValueError: The numbers of samples, or labels, differ.
+        """
+        check_type("other", other, Watch, "a Watch")
+        if other is self:
+            raise ValueError("A record cannot be merged with itself: all its sums would count twice.")
+        if other.n != self.n:
+            raise ValueError(f"A record of {other.n} samples cannot be merged with one of {self.n}.")
+        self._flush()
+        other._flush()
+        self._combine(np.flatnonzero(other._state["label"] != UNKNOWN), other._state)
+        self._clock = max(self._clock, other._clock)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as one parquet file, complete or not at all: some 60 bytes per sample.
+
+        It holds the running sums; `Watch.load(path)` reads it, and training can go on from it.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        self._flush()
+        columns = {"sample": np.arange(self.n), **self._state}
+        metadata = {SCHEMA_KEY: SCHEMA, CLOCK_KEY: str(self._clock).encode()}
+        table = pyarrow.table(columns).replace_schema_metadata(metadata)
+
+        def write(file: BinaryIO) -> None:
+            pyarrow.parquet.write_table(table, file, compression="zstd")
+
+        files.make_folder(Path(path).absolute().parent)
+        files.write_atomically(Path(path), write, table.nbytes)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Watch":
+        """Return the record that `save` wrote.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is no such record, or damaged.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        if not Path(path).exists():
+            raise FileNotFoundError(f"There is no record {path}: watch.save(path) writes one.")
+        try:
+            # without threads: where memory for their stacks is lacking, pyarrow waits for ever
+            table = pyarrow.parquet.read_table(path, use_threads=False, pre_buffer=False)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(f"{path} is not a record that Watch.save wrote: {error}") from error
+        metadata = table.schema.metadata or {}
+        if metadata.get(SCHEMA_KEY) != SCHEMA or not {"sample", *COLUMNS} <= set(table.column_names):
+            raise ValueError(f"{path} is not a record that this version's Watch.save wrote.")
+        if not len(table) or (table["sample"].to_numpy() != np.arange(len(table))).any():
+            raise ValueError(
+                f"{path} is not in the order in which Watch.save wrote it: samples are numbered from 0."
+            )
+        watch = cls(len(table))
+        watch._state = {name: np.array(table[name].to_numpy(), dtype) for name, dtype in COLUMNS.items()}
+        watch._clock = int(metadata[CLOCK_KEY])
+        return watch
+
+    def margins_for(self, labels: Any) -> Tensor:
+        """Return the margins, for use beside these labels of the same samples, in the same order.
+
+        Warns if samples were never seen; their margins are NaN.
+
+        Raises:
+            ValueError: There are more or fewer labels than samples, or a sample was trained with another label.
+        """
+        given = check_tensor("labels", labels).cpu()
+        if given.shape != (self.n,):
+            raise ValueError(
+                f"The record is of {self.n:,} samples, and labels have shape {tuple(given.shape)}: record and data "
+                "must be of the same samples, in the same order."
+            )
+        known = self.labels
+        differ = ((known != UNKNOWN) & (known != given)).nonzero()[:, 0]
+        if len(differ):
+            raise ValueError(
+                f"{len(differ):,} of {self.n:,} samples were trained with another label than given: {_named(differ)}. "
+                "Ids must be positions in this data set, in this order; after relabeling, train with a new Watch."
+            )
+        unseen = self.unseen
+        if len(unseen):
+            warnings.warn(
+                f"{len(unseen):,} of {self.n:,} samples were never seen in training: {_named(unseen)}. They have no "
+                "margin.",
+                stacklevel=3,
+            )
+        return self.margins
+
+    def part(self, samples: slice) -> Tensor:
+        """Return the state of some samples as one (k, columns) tensor in float64, to be sent to another process."""
+        self._flush()
+        return torch.from_numpy(
+            np.stack([self._state[name][samples] for name in COLUMNS], 1).astype(np.float64)
+        )
+
+    def merge_part(self, samples: slice, part: Tensor) -> None:
+        """Merge with what `part` returned for these samples in another process."""
+        self._flush()
+        columns = part.cpu().numpy().T
+        other = {name: column.astype(COLUMNS[name]) for name, column in zip(COLUMNS, columns, strict=True)}
+        seen = np.flatnonzero(other["label"] != UNKNOWN)
+        self._combine(
+            seen + (samples.start or 0), {name: values[seen] for name, values in other.items()}, aligned=True
+        )
+        self._clock = max(self._clock, int(other["last_at"].max(initial=-1)) + 1)
+
+    def empty_part(self) -> "Watch":
+        """Return an empty record of the same samples, whose updates count as later than all here."""
+        self._flush()
+        later = Watch(self.n)
+        later._clock = self._clock
+        return later
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        unseen = len(self.unseen)
+        never = f", {unseen:,} never seen" if unseen else ""
+        return f"Watch({self.n:,} samples{never}; {self._clock:,} update{'' if self._clock == 1 else 's'})"
+
+    def _check_update(self, logits: Any, labels: Any, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
+        logits = _check_logits(logits)
+        labels = _check_integers(
+            "labels", labels, len(logits), "class numbers; floats: labels.long(); one-hot: labels.argmax(1)"
+        )
+        ids = _check_integers(
+            "ids", ids, len(logits), "positions in the data set: likewise.WithIndex adds them"
+        )
+        if ids.device.type == "cpu" and len(ids):
+            _refuse_outside("ids", ids.numpy(), self.n)
+        if labels.device.type == "cpu" and len(labels):
+            _refuse_outside("labels", labels.numpy(), logits.shape[1])
+        if logits.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "watch.update cannot be recorded in a CUDA graph: call it with the outputs of a replay."
+            )
+        return logits, labels.to(logits.device), ids
+
+    def _flush(self) -> None:
+        """Add what is pending to the sums."""
+        if not self._pending:
+            return
+        values = _joined([part.values for part in self._pending], 1).astype(np.float64)
+        labels = _joined([part.labels for part in self._pending])
+        ids = _joined([part.ids for part in self._pending])
+        sizes = [len(part.ids) for part in self._pending]
+        _refuse_outside("ids", ids, self.n)
+        _refuse_outside("labels", labels, np.repeat([part.classes for part in self._pending], sizes))
+        clocks = np.repeat([part.clock for part in self._pending], sizes)
+        if len(ids):
+            order = np.argsort(
+                ids, kind="stable"
+            )  # rows of a sample side by side, in the order of their updates
+            self._add(ids[order], labels[order], values[:, order], clocks[order])
+        self._pending, self._pending_rows = [], 0
+
+    def _add(self, ids: np.ndarray, labels: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> None:
+        """Add rows that are sorted by sample."""
+        repeated = ids[1:] == ids[:-1]
+        changed = repeated & (labels[1:] != labels[:-1])
+        if changed.any():
+            _refuse_changed(ids[1:][changed], labels[:-1][changed], labels[1:][changed])
+        finite = np.isfinite(values).all(0)
+        starts = np.flatnonzero(np.r_[True, ~repeated])
+        summary = _empty_state(len(starts))
+        summary["label"] = labels[starts]
+        summary["left_out"] = np.add.reduceat((~finite).astype(np.int64), starts)
+        unique = ids[starts]
+        if finite.any():
+            kept = _summarize(ids[finite], values[:, finite], clocks[finite])
+            at = np.flatnonzero(np.logical_or.reduceat(finite, starts))
+            for name, column in kept.items():
+                summary[name][at] = column
+        self._combine(unique, summary, aligned=True)
+        if not finite.all() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{int((~finite).sum()):,} updates have NaN or infinite logits and are left out of the record: samples "
+                f"{_named(np.unique(ids[~finite]))}. watch.left_out counts them.",
+                stacklevel=4,
+            )
+
+    def _combine(self, ids: np.ndarray, other: State, *, aligned: bool = False) -> None:
+        """Merge the state of different samples `ids` with another, given for these (aligned) or for all samples."""
+        theirs = other if aligned else {name: column[ids] for name, column in other.items()}
+        mine = {name: column[ids] for name, column in self._state.items()}
+        changed = (mine["label"] != UNKNOWN) & (mine["label"] != theirs["label"])
+        if changed.any():
+            _refuse_changed(ids[changed], mine["label"][changed], theirs["label"][changed])
+        for name, column in _joined_in_time(mine, theirs).items():
+            self._state[name][ids] = column
+
+    def _column(self, name: str) -> Tensor:
+        self._flush()
+        return torch.from_numpy(self._state[name].copy())
+
+    def _mean(self, name: str) -> Tensor:
+        total, count = self._column(name).double(), self.updates
+        return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+
+
+class WithIndex(torch.utils.data.Dataset):
+    """A data set whose samples carry their position, as `Watch.update` needs it.
+
+    Mappings get a key "sample_index", tuples and lists a last entry; anything else becomes (sample, position). A
+    DataLoader collates the positions to a tensor: `for x, y, ids in loader`. Shuffling, workers and samplers do
+    not matter. Wrap the data set that you will analyze; take subsets of the wrapped one.
+
+    Args:
+        dataset: Has a length and is read by position; what is only iterated over has no positions to add.
+
+    Example:
+        >>> import likewise as lw
+        >>> lw.WithIndex([("a", 0), ("b", 1)])[1]
+        ('b', 1, 1)
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        streamed = isinstance(dataset, torch.utils.data.IterableDataset)
+        if streamed or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"dataset must have a length and be read by position, found {describe(dataset)}: yield the position of "
+                "each sample yourself, and pass it to watch.update."
+            )
+        if isinstance(dataset, Mapping | torch.utils.data.DataLoader):
+            raise TypeError(f"dataset must be a data set of samples, found {describe(dataset)}.")
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return _with_index(self.dataset[index], self._position(index))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples; a DataLoader calls this, and data sets of Hugging Face answer it faster."""
+        fetch = getattr(self.dataset, "__getitems__", None)
+        items = [self.dataset[index] for index in indices] if fetch is None else fetch(indices)
+        return [_with_index(item, self._position(index)) for item, index in zip(items, indices, strict=True)]
+
+    def _position(self, index: Any) -> int:
+        place = check_integer("index", index, -len(self), len(self) - 1)
+        return place + len(self) if place < 0 else place
+
+
+def _with_index(item: Any, index: int) -> Any:
+    if isinstance(item, Mapping):
+        if INDEX in item:
+            raise ValueError(
+                f"Samples have a key {INDEX!r} already: rename it, or do not wrap the data set twice."
+            )
+        return {**item, INDEX: index}
+    return (*item, index) if isinstance(item, tuple | list) else (item, index)
+
+
+def _margins_and_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return margins and log-odds of the labels, (2, b): everything else follows from these."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    place = labels.clamp(0, logits.shape[1] - 1)[
+        :, None
+    ]  # faulty ones are refused later; a GPU would stop here
+    label = logits.gather(1, place)[:, 0]
+    others = logits.scatter(1, place, -torch.inf)
+    return torch.stack([label - others.amax(1), label - others.logsumexp(1)])
+
+
+def _summarize(ids: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> State:
+    """Return the state of samples after these rows only, which are sorted by sample."""
+    new = np.r_[True, ids[1:] != ids[:-1]]
+    starts = np.flatnonzero(new)
+    ends = np.r_[starts[1:], len(ids)] - 1
+    margin, log_odds = values
+    correct = margin > 0
+    confidence = np.exp(-np.logaddexp(0, -log_odds))
+    forgotten = np.r_[False, correct[:-1] & ~correct[1:]] & ~new
+    rows = {
+        "updates": np.ones(len(ids), np.int64),
+        "margin_sum": margin,
+        "loss_sum": np.logaddexp(0, -log_odds),
+        "confidence_sum": confidence,
+        "confidence_square_sum": confidence**2,
+        "correct": correct.astype(np.int64),
+        "forgetting": forgotten.astype(np.int64),
+    }
+    sums = {name: np.add.reduceat(column, starts) for name, column in rows.items()}
+    times = {"first_at": clocks[starts], "last_at": clocks[ends]}
+    return {**sums, **times, "first_correct": correct[starts], "last_correct": correct[ends]}
+
+
+def _joined_in_time(a: State, b: State) -> State:
+    """Return the state of samples of which some updates are in `a` and some in `b`."""
+    in_a, in_b = a["updates"] > 0, b["updates"] > 0
+    a_before = in_a & in_b & (a["last_at"] <= b["first_at"])
+    b_before = in_a & in_b & ~a_before & (b["last_at"] <= a["first_at"])
+    between = (a_before & a["last_correct"] & ~b["first_correct"]) | (
+        b_before & b["last_correct"] & ~a["first_correct"]
+    )
+    found = {name: a[name] + b[name] for name in ("updates", *SUMS)}
+    found["forgetting"] = found["forgetting"] + between
+    found["label"] = np.where(b["label"] != UNKNOWN, b["label"], a["label"])
+    b_first = in_b & (~in_a | (b["first_at"] < a["first_at"]))
+    b_last = in_b & (~in_a | (b["last_at"] >= a["last_at"]))
+    for end, is_b in (("first", b_first), ("last", b_last)):
+        for name in (f"{end}_at", f"{end}_correct"):
+            found[name] = np.where(is_b, b[name], a[name])
+    return found
+
+
+def _empty_state(n: int) -> State:
+    start = {"label": UNKNOWN, "first_at": -1, "last_at": -1}
+    return {name: np.full(n, start.get(name, 0), dtype) for name, dtype in COLUMNS.items()}
+
+
+def _joined(parts: list[Tensor], dim: int = 0) -> np.ndarray:
+    """Return tensors side by side as one array; waits for a GPU once."""
+    device = parts[-1].device
+    return torch.cat([part.to(device) for part in parts], dim).cpu().numpy()
+
+
+def _check_logits(logits: Any) -> Tensor:
+    found = check_tensor("logits", logits, finite=False)
+    if not found.is_floating_point():
+        raise TypeError(f"logits must be floating-point numbers, found {describe(found)}.")
+    if found.dim() == 1 or (found.dim() == 2 and found.shape[1] == 1):
+        one = found.reshape(-1, 1)
+        return torch.cat([torch.zeros_like(one), one], 1)
+    if found.dim() != 2 or found.shape[1] == 0:
+        raise ValueError(
+            f"logits must have shape (batch, classes), found {tuple(found.shape)}: one label per sample is "
+            "recorded. For tokens or pixels, pass one place per sample, or make each a sample of its own: logits as "
+            "(tokens, classes), labels and ids as (tokens,), without those that the loss ignores."
+        )
+    return found
+
+
+def _check_integers(name: str, value: Any, b: int, advice: str) -> Tensor:
+    found = value if isinstance(value, Tensor) else check_tensor(name, value, advice=advice)
+    refuse_unreadable(name, found)
+    if found.dim() == 2 and found.shape[1] == 1:
+        found = found[:, 0]
+    if found.dim() != 1 or len(found) != b:
+        raise ValueError(
+            f"{name} must have shape ({b},), one per row of the logits, found {describe(found)}: {advice}."
+        )
+    if found.is_floating_point() or found.is_complex() or (name == "ids" and found.dtype == torch.bool):
+        raise TypeError(f"{name} must be integers, found {describe(found)}: {advice}.")
+    return found.long()
+
+
+def _refuse_outside(name: str, found: np.ndarray, limit: int | np.ndarray) -> None:
+    """Raise if ids or labels are not from 0 to below a limit."""
+    outside = (found < 0) | (found >= limit)
+    if not outside.any():
+        return
+    most = limit if isinstance(limit, int) else int(limit[outside][0])
+    what, remedy = {
+        "ids": ("samples", "ids are positions in the data set of which Watch was given the length."),
+        "labels": (
+            "classes",
+            "samples that the loss ignores (such as label -100) are to be left out of the update.",
+        ),
+    }[name]
+    raise ValueError(
+        f"{name} must be from 0 to {most - 1} for {most} {what}, found {_named(np.unique(found[outside]))}: {remedy}"
+    )
+
+
+def _refuse_changed(ids: np.ndarray, before: np.ndarray, now: np.ndarray) -> None:
+    raise ValueError(
+        f"The label of {len(ids):,} samples changed during training: of sample {ids[0]} from {before[0]} to {now[0]}"
+        f"{'' if len(ids) == 1 else f' (samples {_named(ids)})'}. Are ids positions in the whole data set, and labels "
+        "those before mixing? After relabeling, begin a new Watch."
+    )
+
+
+def _named(numbers: np.ndarray | Tensor) -> str:
+    more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
+    return ", ".join(str(int(number)) for number in numbers[:NAMED]) + more
