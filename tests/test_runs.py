@@ -295,6 +295,38 @@ def test_what_is_decided_gives_the_precision(tmp_path):
         found.precision(path)
 
 
+def watched(model, x, y, seen=40):
+    watch = lw.Watch(len(x))
+    with torch.no_grad():
+        watch.update(model(x[:seen]), y[:seen], torch.arange(seen))
+    return watch
+
+
+def test_a_run_with_a_record_of_training_ranks_labels_by_both(tmp_path):
+    model, x, y = example()
+    watch = watched(model, x, y)
+    watch.save(tmp_path / "watch.parquet")
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", watch=tmp_path / "watch.parquet")
+    expected = lw.label_suspicion(lw.GramMatrix(model, (x, y)), watch=watch)
+    assert found.table["label_suspicion"].to_numpy() == pytest.approx(expected.suspicion.numpy(), abs=1e-6)
+    assert found.table["margin"].tolist() == watch.margins.tolist()
+    assert lw.analyze(model, (x, y), out=tmp_path / "run", watch=watch).folder == found.folder
+    with pytest.raises(ValueError, match="another watch"):
+        lw.analyze(model, (x, y), out=tmp_path / "run")
+
+
+def test_records_of_part_of_the_samples_are_named_and_of_others_refused(tmp_path):
+    model, x, y = example()
+    with pytest.warns(UserWarning, match="10 of 40 samples were never seen"):
+        found = lw.analyze(model, (x, y), out=tmp_path / "run", watch=watched(model, x, y, seen=30))
+    assert "no margin of 10 of 40 samples" in " ".join(found.manifest["caveats"])
+    assert found.table["margin"].isna().sum() == 10 and found.table["label_suspicion"].notna().all()
+    with pytest.raises(ValueError, match="is of 30 samples, and the data set has 40"):
+        lw.analyze(model, (x, y), out=tmp_path / "other", watch=watched(model, x[:30], y[:30], 30))
+    with pytest.raises(ValueError, match="labels that are classes"):
+        lw.analyze(model, (x, torch.randn(40, 3)), out=tmp_path / "values", watch=watched(model, x, y))
+
+
 def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
     model, x, y = example()
     first = lw.analyze(model, (x, y), out=tmp_path / "run")

@@ -13,6 +13,7 @@ import pandas
 import pytest
 import torch
 
+import likewise as lw
 from likewise.cli import app, exit_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
@@ -96,6 +97,22 @@ def test_a_model_and_data_become_a_sensible_report(runs, kind):
     pictures = pandas.read_parquet(runs / kind / "pictures.parquet")
     assert set(pictures["kind"]) == {{"images": "image", "table": "row", "text": "text"}[kind]}
     assert len(pictures) == len(table)
+
+
+def test_a_record_of_training_ranks_labels_and_is_kept_in_the_settings(runs, tmp_path):
+    labels = torch.tensor(pandas.read_parquet(runs / "table" / "samples.parquet")["label"].to_numpy())
+    watch = lw.Watch(len(labels))
+    torch.manual_seed(0)
+    watch.update(torch.randn(len(labels), int(labels.max()) + 1), labels, torch.arange(len(labels)))
+    watch.save(tmp_path / "watch.parquet")
+    given = ["analyze", str(runs / "table" / "settings.toml"), "--watch", str(tmp_path / "watch.parquet")]
+    assert exit_code([*given, "--out", str(tmp_path / "run"), "-q"]) == 0
+    table = lw.Analysis(tmp_path / "run").table
+    assert table["margin"].to_numpy() == pytest.approx(watch.margins.numpy())
+    assert "watch.parquet" in (tmp_path / "run" / "settings.toml").read_text()
+    assert (
+        exit_code([*given[:-1], str(tmp_path / "none.parquet"), "--out", str(tmp_path / "other"), "-q"]) == 2
+    )
 
 
 def test_a_run_starts_again_from_its_settings(runs, tmp_path, capsys):

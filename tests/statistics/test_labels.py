@@ -71,3 +71,56 @@ def test_classes_are_kept_together(digits):
     mean = lw.class_similarity(gram).mean
     within, between = mean.diagonal().mean(), (mean.sum() - mean.diagonal().sum()) / 90
     assert within > between
+
+
+def watch_with(labels, margins):
+    """A record in which each sample was seen once, with this margin; NaN: never."""
+    watch = lw.Watch(len(labels))
+    seen = (~margins.isnan()).nonzero()[:, 0]
+    logits = torch.zeros(len(seen), int(labels.max()) + 1, dtype=torch.float64)
+    logits[torch.arange(len(seen)), labels[seen]] = margins[seen].double()
+    watch.update(logits, labels[seen], seen)
+    return watch
+
+
+def mean_ranks(values):
+    """Ranks from 0 to 1 by counting: how many are less, and half of those that are equal."""
+    n = len(values)
+    return torch.tensor([((values < v).sum() + ((values == v).sum() - 1) / 2) / (n - 1) for v in values])
+
+
+def test_with_a_record_suspicion_is_the_mean_of_the_ranks_of_suspicion_and_margins(digits):
+    gram, _, wrong = digits
+    labels = gram.columns.labels()
+    rng = torch.Generator().manual_seed(0)
+    margins = (torch.randn(300, generator=rng, dtype=torch.float64) - 2 * wrong).round(
+        decimals=1
+    )  # with ties
+    alone, both = lw.label_suspicion(gram), lw.label_suspicion(gram, watch=watch_with(labels, margins))
+    expected = (mean_ranks(alone.suspicion) + mean_ranks(-margins)) / 2
+    torch.testing.assert_close(both.suspicion, expected.to(both.suspicion), rtol=0, atol=2e-3)
+    assert both.suspicion.min() >= 0 and both.suspicion.max() <= 1
+    for name in ("suggested", "flagged", "chance_wrong", "contested", "isolated"):
+        assert torch.equal(getattr(alone, name), getattr(both, name))
+
+
+def test_where_there_is_no_margin_or_no_vote_the_other_rank_counts_alone():
+    from likewise.statistics.label_issues import suspicion_from_votes
+
+    votes = torch.tensor([[4.0, 0.0], [3.0, 1.0], [1.0, 3.0], [0.0, 0.0]])  # the last has none
+    margins = torch.tensor([torch.nan, -1.0, 2.0, 3.0])
+    found = suspicion_from_votes(votes, torch.tensor([0, 0, 0, 0]), margins=margins)
+    assert found.suspicion.tolist() == [0, (0.5 + 1) / 2, (1 + 0.5) / 2, 0]
+    unknown = suspicion_from_votes(votes, torch.tensor([0, 0, 0, 0]), margins=torch.full((4,), torch.nan))
+    assert unknown.suspicion.tolist() == [0, 0.5, 1, 0]
+
+
+def test_records_of_other_samples_are_refused(digits):
+    gram, _, _ = digits
+    labels = gram.columns.labels()
+    with pytest.raises(ValueError, match="trained with another label than given"):
+        lw.label_suspicion(gram, watch=watch_with(labels.flip(0), torch.ones(300)))
+    with pytest.raises(ValueError, match="record is of 200 samples"):
+        lw.label_suspicion(gram, watch=watch_with(labels[:200], torch.ones(200)))
+    with pytest.raises(TypeError, match=r"watch must be a likewise\.Watch, found 'run\.parquet'"):
+        lw.label_suspicion(gram, watch="run.parquet")
