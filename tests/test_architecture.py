@@ -12,12 +12,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
     "escapes": -1,  # of text: knows nothing of the package
+    "model_state": -1,
     "linalg": 0,
     "intervals": 0,
     "kernels": 0,
     "fingerprint": 0,
     "liveness": 0,
-    "model_state": 0,
     "readouts": 0,
     "recording": 0,
     "figures": 0,

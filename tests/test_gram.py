@@ -140,7 +140,7 @@ def test_wrong_weights_and_kernels_are_said(case):
         gram.row_sums(torch.ones(9, 2))
     with pytest.raises(ValueError, match="not linear"):
         gram.with_kernel(lw.ROTATION_INVARIANT) @ torch.ones(10, 3, 1)
-    with pytest.raises(ValueError, match="no engine 'fast'"):
+    with pytest.raises(ValueError, match=r"engine must be 'auto'.*found 'fast'"):
         lw.GramMatrix(model, x, engine="fast")
 
 
@@ -149,21 +149,21 @@ def test_wrong_arguments_of_statistics_are_said(case):
     gram, cross = lw.GramMatrix(model, x), lw.GramMatrix(model, x, x.clone())
     labels = torch.zeros(10).long()
     for call, text in [
-        (lambda: lw.nearest(gram, 0), "k = 0"),
-        (lambda: lw.positive_neighbors(gram, 0), "above 0"),
-        (lambda: lw.similarity_histogram(gram, 0), "0 bins"),
+        (lambda: lw.nearest(gram, 0), "k must be an integer at least 1, found 0"),
+        (lambda: lw.positive_neighbors(gram, 0), "exponent must be .* above 0"),
+        (lambda: lw.similarity_histogram(gram, 0), "bins must be .* found 0"),
         (lambda: lw.label_suspicion(gram), "Labels are needed"),
         (lambda: lw.label_suspicion(gram, labels[:3]), "3 labels for 10"),
         (lambda: lw.label_suspicion(gram, torch.randn(10)), "Class numbers from 0"),
         (lambda: lw.label_suspicion(gram, labels - 1), "Class numbers from 0"),
-        (lambda: lw.label_suspicion(gram, labels, exponent=-1), "above 0"),
+        (lambda: lw.label_suspicion(gram, labels, exponent=-1), "exponent must be .* above 0"),
         (lambda: lw.label_suspicion(cross, labels), "without columns"),
         (lambda: lw.class_similarity(cross, labels), "without columns"),
         (lambda: lw.fit_quality(gram), "Labels are needed"),
-        (lambda: lw.denoising(gram, draws=2), "At least 4 draws"),
+        (lambda: lw.denoising(gram, draws=2), "draws must be an integer from 4"),
         (lambda: lw.predicted_move(gram.net, x[:1], torch.ones(5), x), r"\(1, 3\) or \(3,\)"),
         (lambda: lw.perceptual(model, "nothing", x), "No layer matches 'nothing'"),
-        (lambda: lw.perceptual(model, ["0", "1"], x, weights=[1]), "1 weights for 2 layers"),
+        (lambda: lw.perceptual(model, ["0", "1"], x, weights=[1]), "weights must be 2 numbers"),
     ]:
         with pytest.raises(ValueError, match=text):
             call()

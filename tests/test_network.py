@@ -138,10 +138,10 @@ def test_tuple_and_dict_inputs():
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (lambda x: x, "torch.nn.Module is needed, found function"),
+        (lambda x: x, "model must be a torch.nn.Module, found a function"),
         (nn.LazyLinear(3), "no shape yet"),
         (nn.Linear(2, 2, dtype=torch.complex64), "complex64"),
-        (nn.ReLU(), "None of the 0 parameters"),
+        (nn.ReLU(), "ReLU has no parameters"),
     ],
 )
 def test_models_without_usable_parameters_are_refused(model, text):

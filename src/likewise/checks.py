@@ -6,7 +6,7 @@ of the wrong kind) or ValueError (of the right kind, but out of range).
 
 import math
 import numbers
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,8 +103,7 @@ def check_names(name: str, value: Any, advice: str = "") -> list[str]:
 
 def check_tensor(name: str, value: Any, finite: bool = True, advice: str = "") -> Tensor:
     """Return real numbers as a dense tensor; arrays and lists of numbers become one."""
-    tensor = value if isinstance(value, Tensor) else _converted(name, value, advice)
-    refuse_unreadable(name, tensor)
+    tensor = to_tensor(name, value, advice)
     if tensor.is_complex():
         raise TypeError(_message(name, "real numbers", tensor, advice or "take tensor.real or tensor.abs()"))
     if finite and not tensor.isfinite().all():
@@ -113,6 +112,13 @@ def check_tensor(name: str, value: Any, finite: bool = True, advice: str = "") -
             f"{name} must be finite: {len(wrong)} of {tensor.numel()} numbers are NaN or infinite, the first "
             f"at place {int(wrong[0])}. Leave them out or replace them."
         )
+    return tensor
+
+
+def to_tensor(name: str, value: Any, advice: str = "") -> Tensor:
+    """Return numbers in any container as a dense tensor that has values."""
+    tensor = value if isinstance(value, Tensor) else _converted(name, value, advice)
+    refuse_unreadable(name, tensor)
     return tensor
 
 
@@ -153,12 +159,30 @@ def _converted(name: str, value: Any, advice: str) -> Tensor:
     expected = "a tensor of numbers"
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(_message(name, "an array without a mask", value, "fill or drop what is masked"))
-    if not isinstance(value, np.ndarray | list | tuple):
+    if isinstance(value, str | bytes) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
         raise TypeError(_message(name, expected, value, advice))
     try:
-        return torch.as_tensor(np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise TypeError(_message(name, f"{expected} of one shape ({error})", value, advice)) from error
+        if not isinstance(value, np.ndarray) and len(value) and all(isinstance(v, Tensor) for v in value):
+            return torch.stack(list(value))
+        array = np.asarray(value)
+        if _holds_text(array):
+            raise TypeError("it holds text")
+        return torch.as_tensor(_readable(array))
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise TypeError(_message(name, f"{expected} of one shape", value, f"{reason}; {advice}")) from error
+
+
+def _holds_text(array: np.ndarray) -> bool:
+    return array.dtype.kind in "SU" or (
+        array.dtype.kind == "O" and any(isinstance(v, str) for v in array.flat)
+    )
+
+
+def _readable(array: np.ndarray) -> np.ndarray:
+    """Return an array that torch can share: no negative strides, bytes in the order of this machine."""
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return native.copy() if any(stride < 0 for stride in native.strides) else native
 
 
 def _message(name: str, expected: str, found: Any, advice: str = "") -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from likewise.checks import check_integer
 from likewise.fingerprint import Fingerprint
 from likewise.sources import Source, opened
 
@@ -115,9 +116,8 @@ def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: in
         source, own_size, count = opened(dataset, labels)
         positions = range(count)
     size = own_size if size is None else size
-    for name, value in (("size", size), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, found {value}.")
+    size = None if size is None else check_integer("size", size, 1)
+    limit = None if limit is None else check_integer("limit", limit, 1)
     if len(positions) == 0:
         raise ValueError("The data set is empty: there is nothing to compare.")
     return Batches(source, positions[:limit], size or 256, given=size is not None)

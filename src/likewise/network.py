@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
+from likewise.checks import check_function, check_names, check_type, describe, refuse_unreadable
 from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
 from likewise.model_state import evaluation, exclusive, preserve_attributes
 from likewise.readouts import Readout, all_outputs, label_against_random, one_output
@@ -52,23 +53,16 @@ class Network:
         parameters: str | Sequence[str] | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise TypeError(f"autocast is torch.bfloat16, torch.float16 or None, found {autocast!r}.")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"A torch.nn.Module is needed, found {type(model).__name__}.")
-        if isinstance(model, torch.jit.ScriptModule):
-            raise TypeError("A TorchScript module cannot be differentiated by parts: give the original one.")
-        if not callable(readout) or readout in (one_output, label_against_random):
-            raise TypeError(
-                f"readout must be a function (outputs, labels) -> (n, d), found {readout!r}; "
-                "one_output(i) and label_against_random(seed) are called first."
-            )
+        check_model(model)
+        if not any(autocast is known for known in (None, torch.bfloat16, torch.float16)):
+            raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, found {autocast!r}.")
+        ids_argument = _check_readout(readout)
         self.model = _unwrapped(model)
         self.readout = readout
         self.autocast = autocast
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
             self.names = _selected(self.model, parameters)
-        self._ids_argument = _ids_argument(readout)
+        self._ids_argument = ids_argument
         self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
@@ -132,7 +126,8 @@ class Network:
         ids: Tensor | None = None,
     ) -> Tensor:
         """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
-        return self.chosen(self.called(parameters, inputs), inputs, labels, ids)
+        with describing_call(self, inputs, labels, ids):
+            return self.chosen(self.called(parameters, inputs), inputs, labels, ids)
 
     def called(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return whatever the model returns; call it inside `evaluating`."""
@@ -221,9 +216,9 @@ class Network:
         return tree_map(place, inputs)
 
 
-def _ids_argument(readout: Readout) -> Any:
+def _ids_argument(signature: inspect.Signature) -> Any:
     """Return the kind of the argument `ids` of a readout if it is one after outputs and labels, else None."""
-    for place, parameter in enumerate(inspect.signature(readout).parameters.values()):
+    for place, parameter in enumerate(signature.parameters.values()):
         if parameter.name == "ids" and (place > 1 or parameter.kind is parameter.KEYWORD_ONLY):
             return parameter.kind
     return None
@@ -245,6 +240,89 @@ def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
             "out with Network(model, parameters=[...]), or put what the hook does into the forward pass: a "
             "mask as torch.nn.utils.parametrize.register_parametrization."
         )
+
+
+def check_model(model: Any) -> nn.Module:
+    """Return a model whose parameters can be differentiated, or say what is wrong with it."""
+    check_type(
+        "model", model, nn.Module, "a torch.nn.Module", "give the model itself, with its weights loaded"
+    )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("A TorchScript module cannot be differentiated by parts: give the original model.")
+    with exclusive:
+        state = [*model.named_parameters(), *model.named_buffers()]
+    if not any(isinstance(value, nn.Parameter) for _, value in state):
+        raise ValueError(
+            f"The model must have parameters, {type(model).__name__} has no parameters to differentiate in "
+            f"({len(state)} buffers): a quantized or exported model has lost them, give the original one."
+        )
+    for name, value in state:
+        if nn.parameter.is_lazy(value):
+            raise ValueError(
+                f"Parameter {name} of the model has no shape yet: call the model on a batch first."
+            )
+        if value.is_meta:
+            raise ValueError(
+                f"{name} of the model is on the meta device and has no value: load its weights, for example "
+                "by model.to_empty(device='cpu') and model.load_state_dict(...)."
+            )
+    return model
+
+
+def _check_readout(readout: Any) -> Any:
+    """Return how a readout takes ids, None if it does not, after a look at whether it can be called at all."""
+    advice = "one_output(i) and label_against_random(seed) are called first"
+    check_function("readout", readout, "(outputs, labels) -> (n, d)", advice)
+    if readout in (one_output, label_against_random):
+        raise TypeError(
+            f"readout must be a function (outputs, labels) -> (n, d), found {readout!r}: {advice}."
+        )
+    try:
+        signature = inspect.signature(readout)
+    except ValueError:  # of some functions written in C nothing is known
+        return None
+    kind = _ids_argument(signature)
+    by_place = kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        signature.bind(
+            *[None] * (3 if by_place else 2), **({} if kind is None or by_place else {"ids": None})
+        )
+    except TypeError as error:
+        raise TypeError(
+            f"readout must be a function (outputs, labels) -> (n, d), found one of {signature} ({error})."
+        ) from error
+    return kind
+
+
+@contextmanager
+def describing_call(net: Network, inputs: Inputs, labels: Any, ids: Any) -> Iterator[None]:
+    """Add to whatever the model or the readout raises how they were called, and on which samples."""
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(_description(net, inputs, labels, ids))
+        raise
+
+
+def _description(net: Network, inputs: Inputs, labels: Any, ids: Any) -> str:
+    def shown(value: Any) -> str:
+        return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else describe(value)
+
+    if isinstance(inputs, Mapping):
+        called = ", ".join(f"{name}={shown(value)}" for name, value in inputs.items())
+    else:
+        called = ", ".join(map(shown, inputs if isinstance(inputs, tuple | list) else [inputs]))
+    which = "samples"
+    if isinstance(ids, Tensor):
+        which = f"samples {', '.join(map(str, ids[:8].tolist()))}{', ...' if len(ids) > 8 else ''}"
+    return (
+        f"This happened when {type(net.model).__name__}({called}) was called on {which}, with "
+        f"{'no labels' if labels is None else f'labels {shown(labels)}'} and the readout "
+        f"{getattr(net.readout, '__name__', net.readout)!r}. Samples lie along the first dimension: one "
+        "alone needs x[None]. Of a tuple or pair the last is the label unless labels=False; a dict becomes "
+        "keyword arguments. Integers are passed as they are: images may need x.float() / 255."
+    )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -271,14 +349,11 @@ def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple
                 'choose some by name, for example parameters=["*"] for all of them.'
             )
     else:
-        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
-        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-            raise TypeError(f"parameters must be names or glob patterns, or None; found {patterns[:3]}.")
+        advice = "names or glob patterns such as 'layer4.*', or None for all that require grad"
+        patterns = check_names("parameters", parameters, advice)
         chosen = [name for pattern in patterns for name in _matching(pattern, aliases)]
     values = dict(model.named_parameters())
     for name in chosen:
-        if isinstance(values[name], nn.parameter.UninitializedParameter):
-            raise ValueError(f"Parameter {name} has no shape yet: call the model on a batch first.")
         if not values[name].is_floating_point():
             raise ValueError(
                 f"Parameter {name} is {values[name].dtype}: only real floating parameters have "
@@ -307,13 +382,19 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _checked(outputs: Tensor, n: int) -> Tensor:
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
         found = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise TypeError(f"A readout returns a floating (n, d) tensor, found {found}.")
+        raise TypeError(f"The readout must return a floating (n, d) tensor, found {found}.")
+    refuse_unreadable("What the readout returns", outputs)
     if outputs.dim() == 0 and n == 1:
         outputs = outputs.unsqueeze(0)
     if outputs.dim() == 0 or len(outputs) != n:
         raise ValueError(
             f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}: expected "
             f"({n}, d), samples first. Pass a readout that returns them so."
+        )
+    if outputs.numel() == 0:
+        raise ValueError(
+            f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}, no outputs at all: there "
+            "is nothing to differentiate."
         )
     return outputs.reshape(n, -1)
 

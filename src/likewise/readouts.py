@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from likewise.checks import check_integer, check_seed, check_type, describe, refuse_unreadable
+
 Outputs = Any  # whatever the model returns
 Readout = Callable[..., Tensor]
 
@@ -37,7 +39,7 @@ class _OneOutput:
 
 def one_output(index: int) -> Readout:
     """Return the readout of one output, counted over the flattened outputs: d = 1."""
-    return _OneOutput(index)
+    return _OneOutput(check_integer("index", index))
 
 
 def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
@@ -55,7 +57,9 @@ def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
     """
     scores, target = _scores_and_labels(outputs, labels, "label_against_rest")
     if scores.shape[1] == 1:
-        return scores * (2 * target - 1)
+        signs = torch.tensor([-1, 1]).to(scores).expand(len(scores), 2)
+        with _labels_are_classes(2):
+            return scores * signs.gather(1, target)
     with _labels_are_classes(scores.shape[1]):
         others = scores.scatter(1, target, -torch.inf).logsumexp(1, keepdim=True)
         return scores.gather(1, target) - others
@@ -80,7 +84,7 @@ def label_against_random(seed: int = 0) -> Readout:
 
     The draw depends on the seed and the sample's id alone, not on batches or processes.
     """
-    return _LabelAgainstRandom(seed)
+    return _LabelAgainstRandom(check_seed("seed", seed))
 
 
 def looks_at_label(readout: Readout) -> bool:
@@ -116,6 +120,17 @@ def _named_tensors(outputs: Outputs) -> dict[str, Tensor]:
 
 def _scores(outputs: Outputs) -> Tensor:
     scores = main_tensor(outputs)
+    refuse_unreadable("The model's output", scores)
+    if not scores.is_floating_point():
+        raise TypeError(
+            f"The model's output must be real floating numbers, found {describe(scores)}: it has no "
+            "gradients. Let the model return scores, not classes."
+        )
+    if scores.dim() == 0:
+        raise ValueError(
+            "The model returned one number, of shape (), for the whole batch: outputs of each sample are "
+            "needed, (n, d). Let the model return them rather than their loss."
+        )
     return scores.unsqueeze(1) if scores.dim() == 1 else scores
 
 
@@ -126,7 +141,9 @@ def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tu
             f"{name} needs labels: give the data as (X, y) or batches(X, labels=y), or a training term "
             "labels=y (two_batches: labels_a and labels_b)."
         )
-    if labels.is_floating_point() or scores.dim() != 2 or labels.numel() != len(scores):
+    check_type("labels", labels, Tensor, "a tensor of class numbers")
+    wrong = labels.is_floating_point() or labels.is_complex() or labels.numel() != len(scores)
+    if wrong or scores.dim() != 2:
         raise ValueError(
             f"{name} needs one class number a sample and (n, classes) outputs, found labels of "
             f"{labels.dtype} {tuple(labels.shape)} and outputs {tuple(scores.shape)}. Numbers that are "

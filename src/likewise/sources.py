@@ -20,7 +20,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from likewise.checks import describe, refuse_unreadable, to_tensor
 from likewise.fingerprint import ChecksumCache, checksums
+from likewise.model_state import preserve_generators
 
 LABEL_NAMES = ("labels", "label")
 
@@ -51,6 +53,8 @@ def opened(dataset: Any, labels: Any) -> tuple[Source, int | None, int]:
 def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> Source:
     if dataset is None or isinstance(dataset, str | bytes | PathLike):
         raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
+    if isinstance(dataset, type):
+        raise TypeError(f"Data were expected, found {describe(dataset)}: give an instance of it.")
     if isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
@@ -67,7 +71,7 @@ def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> S
 def _whole(dataset: Any) -> Any:
     """Return the data set as a tree of tensors if it holds all samples at once, else None."""
     if isinstance(dataset, Tensor | np.ndarray):
-        return _tensor(dataset)
+        return to_tensor("data", dataset, "give numbers of one shape for every sample")
     if hasattr(dataset, "to_numpy"):  # pandas, polars
         return column("table", np.array(dataset.to_numpy()))
     _refuse_list_of_columns(dataset)
@@ -85,10 +89,22 @@ class _Whole:
     """Samples from tensors that hold all of them."""
 
     def __init__(self, inputs: Any, labels: Tensor | None) -> None:
-        leaves = [*tree_leaves(inputs), *([] if labels is None else [labels])]
-        lengths = sorted({len(leaf) if leaf.dim() else 0 for leaf in leaves})
+        leaves = tree_leaves(inputs)
+        if not leaves:
+            raise ValueError(f"The data hold nothing, found {describe(inputs)}: give at least one tensor.")
+        named = [("data", leaf) for leaf in leaves] + ([] if labels is None else [("labels", labels)])
+        for name, leaf in named:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                raise ValueError(
+                    f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
+                    "alone needs x[None]."
+                )
+        lengths = sorted({len(leaf) for leaf in leaves})
+        _refuse_empty(lengths[0])
         if len(lengths) != 1:
-            raise ValueError(f"Inputs and labels differ in length: {lengths}.")
+            raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
+        if labels is not None and len(labels) != lengths[0]:
+            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: one for each is needed.")
         self._inputs, self._labels, self._n = inputs, labels, lengths[0]
         self._checksums = ChecksumCache()
 
@@ -117,17 +133,20 @@ class _Items:
         given = labels is not None and labels is not False and not isinstance(labels, str)
         self._given = column("labels", labels) if given else None
         self._inside = False if given else labels
-        if self._given is not None and len(self._given) != len(dataset):
-            raise ValueError(f"{len(self._given)} labels for {len(dataset)} samples.")
-        if len(dataset):
+        self._n = _length(dataset)
+        _refuse_empty(self._n)
+        if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
+            found = len(self._given) if self._given.dim() else 1
+            raise ValueError(f"{found} labels for {self._n} samples: one for each is needed.")
+        with preserve_generators():  # the data set may draw when it is read
             self._refuse_chance()
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return self._n
 
     def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
         if self._by_columns:
-            rows = self._dataset[positions]
+            rows = self._columns(positions)
             named = {self._inside} if isinstance(self._inside, str) else set(LABEL_NAMES)
             for name in named & set(rows):
                 column(name, rows[name])  # labels that are text are an error, not left out
@@ -137,14 +156,9 @@ class _Items:
                     f"The columns {sorted(rows)} hold no numbers: tokenize or transform them first."
                 )
         else:
-            try:
-                batch = self._collate([self._dataset[i] for i in positions])
-            except (TypeError, RuntimeError) as error:
-                raise TypeError(
-                    f"The samples at {positions[:3]} ... cannot be put into one batch ({error}): "
-                    "let the data set return tensors, or give a DataLoader with a collate_fn."
-                ) from error
+            batch = self._collated(positions, [self._item(i) for i in positions])
         inputs, labels = _apart(batch, self._inside)
+        _refuse_unreadable(positions, inputs, labels)
         return inputs, labels if self._given is None else self._given[positions]
 
     def checksum(self, positions: Sequence[int]) -> str:
@@ -155,6 +169,36 @@ class _Items:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         shapes = str(sorted({(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors}))
         return " ".join([shapes, *checksums(tensors), _checksum_of_positions(positions)])
+
+    def _item(self, position: int) -> Any:
+        try:
+            return self._dataset[position]
+        except Exception as error:  # whatever a user's code raises; StopIteration would end a loop
+            raise _unread(position, self._n, error) from error
+
+    def _columns(self, positions: list[int]) -> Any:
+        try:
+            return self._dataset[positions]
+        except Exception as together:
+            for position in positions:  # which of them?
+                try:
+                    self._dataset[[position]]
+                except Exception as error:
+                    raise _unread(position, self._n, error) from error
+            together.add_note(f"This happened when samples {positions[:3]} ... were read from the data set.")
+            raise
+
+    def _collated(self, positions: list[int], items: list[Any]) -> Any:
+        try:
+            return self._collate(items)
+        except Exception as error:
+            shown = ", ".join(
+                f"{i}: {describe(_first(item))}" for i, item in zip(positions, items, strict=True)
+            )
+            raise TypeError(
+                f"The samples cannot be put into one batch ({error!r}): let the data set return tensors of "
+                f"one shape, or give a DataLoader with a collate_fn. Found at {shown[:300]}."
+            ) from error
 
     def _refuse_chance(self) -> None:
         n = len(self)
@@ -172,6 +216,45 @@ def _checksum_of_positions(positions: Sequence[int]) -> str:
     return str(positions) if isinstance(positions, range) else checksums([torch.tensor(positions)])[0]
 
 
+def _first(item: Any) -> Any:
+    return item[0] if isinstance(item, tuple) and item else item
+
+
+def _unread(position: int, n: int, error: Exception) -> Exception:
+    """Return the error to raise where a sample cannot be read: too little memory is no fault of the data."""
+    text = f"Sample {position} of {n} cannot be read from the data set ({type(error).__name__}: {error})"
+    if isinstance(error, MemoryError):
+        return MemoryError(f"{text}: use smaller batches.")
+    return ValueError(f"{text}: mend it, or leave it out, for example by torch.utils.data.Subset.")
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise TypeError(
+            f"{type(dataset).__name__} does not tell its length ({type(error).__name__}: {error}): samples "
+            "are referred to by number. Give it a __len__, or collect it first, for example list(dataset)."
+        ) from error
+
+
+def _refuse_empty(n: int) -> None:
+    if n == 0:
+        raise ValueError("The data set is empty: there is nothing to compare.")
+
+
+def _refuse_unreadable(positions: list[int], inputs: Any, labels: Any) -> None:
+    """Raise if a batch holds what is no tensor with values: numbers of one shape were expected."""
+    for name, value in [*(("data", leaf) for leaf in tree_leaves(inputs)), ("labels", labels)]:
+        if isinstance(value, str | bytes) or (value is None and name == "data"):
+            raise TypeError(
+                f"Sample {positions[0]} of the data set holds {describe(value)}, which no model takes as it "
+                "is: let the data set return tensors."
+            )
+        if isinstance(value, Tensor):
+            refuse_unreadable(name, value)
+
+
 def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
     """Return inputs and labels of a batch or of a whole data set."""
     if labels is not None and labels is not False and not isinstance(labels, str):
@@ -184,6 +267,11 @@ def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
             raise ValueError(f"There is no column {labels!r}, only {sorted(batch)}.")
         inputs = {name: value for name, value in batch.items() if name not in names}
         return inputs, batch[names[0]] if names else None
+    if labels is not None:
+        raise ValueError(
+            f"labels={labels!r} names a column, and the data have no named columns: give a dict, or the "
+            "labels themselves."
+        )
     if isinstance(batch, tuple | list) and len(batch) > 1:
         return _bare(tuple(batch[:-1])), batch[-1]
     return _bare(batch), None
@@ -199,24 +287,12 @@ def _usable(values: Any) -> bool:
 
 def column(name: str, values: Any) -> Tensor:
     """Return one number or array a sample as a tensor, or say why not."""
-    if isinstance(values, Sequence) and len(values) and isinstance(values[0], Tensor):
-        return torch.stack(list(values))
-    if len(values) and isinstance(values[0], str):
-        raise TypeError(
-            f"Column {name!r} holds text: map it to numbers first, for example labels by "
-            "np.unique(labels, return_inverse=True)[1]."
-        )
-    try:
-        return _tensor(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"Column {name!r} cannot become a tensor ({error}): numbers of one shape for every "
-            "sample are needed; pad, transform or leave it out."
-        ) from error
-
-
-def _tensor(values: Any) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    return to_tensor(
+        f"Column {name!r}",
+        values,
+        "numbers of one shape for every sample are needed; map text to numbers, for example labels by "
+        "np.unique(labels, return_inverse=True)[1]; pad, transform or leave out what has many shapes",
+    )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

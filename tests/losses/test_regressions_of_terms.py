@@ -147,7 +147,7 @@ def test_wrong_use_is_named():
         (lambda: losses.pair(model, x[:3], x[3:]), ValueError, "matched one by one"),
         (lambda: losses.two_batches(model, x, x, form="cos"), ValueError, "ratio"),
         (lambda: losses.group(lw.Network(model), x, parameters=["0.*"]), ValueError, "A Network has its"),
-        (lambda: losses.group(model, x.numpy()), TypeError, "Inputs are tensors"),
+        (lambda: losses.group(model, x.numpy()), TypeError, "x must be a tensor"),
         (lambda: losses.group(model, x[:0]), ValueError, "empty"),
         (
             lambda: losses.group(model, x, readout=lambda outputs, labels: outputs.detach()),

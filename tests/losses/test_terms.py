@@ -323,7 +323,7 @@ def test_models_that_cannot_be_followed_are_exact_too():
 
 def test_bad_groups_and_directions_are_refused():
     model, x = example("mlp", 1)
-    with pytest.raises(ValueError, match="one number for each of 6"):
+    with pytest.raises(ValueError, match="groups must have an entry for each of 6"):
         losses.group(model, x, torch.zeros(3))
     with pytest.raises(ValueError, match="shape of the inputs"):
         losses.along(model, x, torch.zeros(6, 2, dtype=DOUBLE))

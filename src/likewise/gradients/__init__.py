@@ -20,7 +20,7 @@ from likewise.gradients.choice import Engine, chosen
 from likewise.gradients.explicit import Explicit
 from likewise.gradients.instead import TWICE, Substituting
 from likewise.gradients.layers import Layers
-from likewise.gradients.live import Live, live
+from likewise.gradients.live import Live, live, refuse_dependent_samples_once
 from likewise.gradients.meter import Meter
 from likewise.gradients.probe import refuse_dependent_samples
 from likewise.gradients.turning import turning
@@ -50,5 +50,6 @@ __all__ = [
     "chosen",
     "live",
     "refuse_dependent_samples",
+    "refuse_dependent_samples_once",
     "turning",
 ]

@@ -20,16 +20,13 @@ class Activations:
     def __init__(self, net: Network, layers: Sequence[str], weights: Sequence[float]) -> None:
         names = [name for name, _ in net.model.named_modules() if name]
         for pattern in layers:
-            if not isinstance(pattern, str):
-                raise TypeError(f"Layers are given by name, found a {type(pattern).__name__}.")
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(f"No layer matches {pattern!r}. The model has: {', '.join(names)}.")
-        if not layers:
-            raise ValueError("At least one layer must be named.")
-        if len(weights) != len(layers):
-            raise ValueError(f"{len(weights)} weights for {len(layers)} layers.")
-        if min(weights) < 0:
-            raise ValueError(f"The weights of layers cannot be negative, found {min(weights)}.")
+        if len(weights) != len(layers) or min(weights) < 0:
+            raise ValueError(
+                f"weights must be {len(layers)} numbers of at least 0, one for each of the layers, found "
+                f"{list(weights)}."
+            )
         self._net, self._patterns = net, tuple(layers)
         self._weight = {
             name: weight

@@ -15,7 +15,7 @@ from likewise.data import Samples
 from likewise.gradients.base import is_out_of_memory
 from likewise.gradients.reference import find_mismatch, gradient_of, joined_gradients, network_outputs
 from likewise.gradients.trace import repeated
-from likewise.network import Network
+from likewise.network import Network, Parameters, describing_call
 
 
 @final
@@ -43,15 +43,19 @@ def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
     """Return J(x) of all samples at once: one forward, and a backward for each output."""
     parameters = net.parameters
 
+    def outputs(theta: Parameters, inputs: Any, labels: Tensor | None, ids: Tensor) -> Tensor:
+        return net.chosen(net.called(theta, inputs), inputs, labels, ids)
+
     def one(inputs: Any, labels: Tensor | None, number: Tensor) -> Tensor:
         inputs, number = tree_map(lambda t: t.unsqueeze(0), (inputs, number))
         label = None if labels is None else labels.unsqueeze(0)
-        y, pullback, *_ = vjp(lambda theta: net.function(theta, inputs, label, number)[0], parameters)
+        y, pullback, *_ = vjp(lambda theta: outputs(theta, inputs, label, number)[0], parameters)
         # One vjp per output rather than a nested vmap, which breaks on PReLU.
         return torch.stack([joined_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
 
     dims = (0, None if samples.labels is None else 0, 0)
-    return vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
+    with describing_call(net, samples.inputs, samples.labels, samples.ids):  # inside, ids have no values
+        return vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
 
 
 def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:

@@ -29,6 +29,7 @@ from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.network import Network, Parameters
 from likewise.recording import is_recording
 
+_independent: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()
 
 
@@ -126,6 +127,15 @@ def live(net: Network, samples: Samples, instead: Instead = TWICE) -> Live:
         return Live(chunk, parts, own, net.dtype)
 
 
+def refuse_dependent_samples_once(net: Network, samples: Samples) -> None:
+    """Raise if outputs depend on chance or on the batch; look once at a model and shape of batch."""
+    key = (_readout_key(net.readout), _signature(samples))
+    known = _independent.setdefault(net.model, set())
+    if key not in known:
+        refuse_dependent_samples(net, samples[:3])
+        known.add(key)
+
+
 def _finite_inputs(samples: Samples) -> Tensor:
     """Return which samples have inputs without NaN and infinity, (n,) booleans."""
     finite = torch.ones(len(samples), dtype=torch.bool)
@@ -139,9 +149,11 @@ def _finite_inputs(samples: Samples) -> Tensor:
 
 def _without(net: Network, samples: Samples, finite: Tensor, instead: Instead) -> Live:
     """Return those of the finite samples; the others have no gradient, and are not to be counted."""
+    wrong = samples.ids.cpu()[~finite.cpu()].tolist()
+    shown = f"{', '.join(map(str, wrong[:10]))}{', ...' if len(wrong) > 10 else ''}"
     warnings.warn(
-        f"The gradients of {int((~finite).sum())} of {len(finite)} samples are not finite (overflow, or NaN "
-        "in an input): the training term leaves them out.",
+        f"The gradients of {len(wrong)} of {len(finite)} samples are not finite (ids {shown}; overflow, or "
+        "NaN in an input): the training term leaves them out.",
         stacklevel=4,
     )
     places = finite.nonzero()[:, 0].cpu()

@@ -22,7 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from likewise.data import Samples
 from likewise.gradients.instead import Instead
-from likewise.network import Network, Parameters
+from likewise.network import Network, Parameters, describing_call
 
 
 class Untraceable(Exception):
@@ -175,7 +175,8 @@ class Watch(TorchFunctionMode):
     def run(self, net: Network, samples: Samples) -> "Watch":
         """Return itself, after a call of the network on these samples."""
         inputs, labels, ids = net.placed((samples.inputs, samples.labels, samples.ids))
-        with torch.enable_grad(), _custom_functions_seen_by(self), self:
+        seen = _custom_functions_seen_by(self)
+        with describing_call(net, inputs, labels, samples.ids), torch.enable_grad(), seen, self:
             self.returned = net.called(self.parameters, inputs)
             self.outputs = net.chosen(self.returned, inputs, labels, ids)
         return self

@@ -18,7 +18,10 @@ from likewise.network import Network
 
 
 def turning(net: Network, samples: Samples, direction: Tensor) -> Tensor:
-    """Return ‖∂ₓ J(x) · e(x)‖² of each sample, (n,), differentiable in the model's parameters."""
+    """Return ‖∂ₓ J(x) · e(x)‖² of each sample, (n,), differentiable in the model's parameters.
+
+    Samples without a finite gradient are left out.
+    """
     with torch.inference_mode(False):
         return _turning(net, samples, direction.clone())
 
@@ -31,7 +34,8 @@ def _turning(net: Network, samples: Samples, direction: Tensor) -> Tensor:
     moved = iter(_tangents(tensors, x, direction))
     turned = [_turned(piece, moved) for piece in pieces]
     norms = [piece.own().diagonal(dim1=1, dim2=2).sum(1) for piece in turned]
-    return torch.stack(norms).sum(0)
+    total = torch.stack(norms).sum(0)
+    return total if found.finite is None else total[found.finite]
 
 
 def _tensors(piece: Piece) -> list[Tensor]:

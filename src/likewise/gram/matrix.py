@@ -9,11 +9,20 @@ so that a model is traced and checked once.
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from likewise.checks import (
+    check_choice,
+    check_flag,
+    check_function,
+    check_integer,
+    check_tensor,
+    check_type,
+    describe,
+)
 from likewise.data import Batches, Samples, batches
 from likewise.fingerprint import Fingerprint
 from likewise.gradients import (
@@ -70,15 +79,12 @@ class GramMatrix:
         self.net = net if isinstance(net, Network) else Network(net)
         self.data = batches(data)
         same = columns is None or columns is data
-        self.columns = self.data if same else batches(columns)
-        if not isinstance(kernel, Kernel):
-            raise TypeError(f"kernel must be a Kernel such as likewise.CORRELATION, found {kernel!r}.")
-        if not isinstance(max_memory, int) or max_memory < 1:
-            raise TypeError(f"max_memory is a number of bytes, such as 2**30, found {max_memory!r}.")
-        self.kernel = kernel
-        self.centered = centered
-        self.max_memory = max_memory
-        self._setup = _Setup(self.net, self.data, _known_engine(engine), max_memory)
+        self.columns = self.data if same else _column_batches(columns)
+        self.kernel = _check_kernel(kernel)
+        self.centered = check_flag("centered", centered)
+        bytes_allowed = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
+        self.max_memory = min(bytes_allowed, 2**62)
+        self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory)
         self._reference = self.columns  # the samples whose mean is taken off
         self._centerings = _Centerings()
         self._refuse_centering()
@@ -120,21 +126,21 @@ class GramMatrix:
     def with_kernel(self, kernel: Kernel) -> "GramMatrix":
         """Return the same samples under another kernel, with the same engine."""
         other = copy.copy(self)
-        other.kernel = kernel
+        other.kernel = _check_kernel(kernel)
         other._refuse_centering()
         return other
 
     def with_centering(self, centered: bool) -> "GramMatrix":
         """Return the same matrix, centered or plain, with the same engine."""
         other = copy.copy(self)
-        other.centered = centered
+        other.centered = check_flag("centered", centered)
         other._refuse_centering()
         return other
 
     def with_columns(self, columns: Any) -> "GramMatrix":
         """Return the same rows against other samples, with the same engine and reference for centering."""
         other = copy.copy(self)
-        other.columns = batches(columns)
+        other.columns = _column_batches(columns)
         return other
 
     def of_columns(self) -> "GramMatrix":
@@ -176,7 +182,7 @@ class GramMatrix:
             ValueError: The reduction is not linear, weights do not fit or are not finite.
 
         """
-        given = _as_tensor(weights)
+        given = check_tensor("weights", weights)
         if not self.kernel.linear:
             raise ValueError(
                 f"{self.kernel} is not linear in its blocks, so no product of it takes two passes: "
@@ -194,7 +200,6 @@ class GramMatrix:
                 f"weights must be (m,), (m, c) or (m, d, c) with m = {self.columns.n}, d = {self.d}, found "
                 f"{tuple(given.shape)}."
             )
-        _refuse_not_finite(given)
         part = lambda where: given[where.start : where.stop]  # noqa: E731
         return self._narrowed(self.products().product(part, given.shape[2]))
 
@@ -210,7 +215,7 @@ class GramMatrix:
             (n,), or (n, c) for weights (m, c).
 
         """
-        given = None if weights is None else _as_tensor(weights)
+        given = None if weights is None else check_tensor("weights", weights)
         sums = self._narrowed(self.exact_row_sums(given))
         return sums[:, 0] if given is None or given.dim() == 1 else sums
 
@@ -237,6 +242,9 @@ class GramMatrix:
                 leave it out.
 
         """
+        check_function("reduce", reduce, "of a strip k of rows, (b, m)", "such as lambda k: k.max(1).values")
+        if fill_diagonal is not None and not isinstance(fill_diagonal, float | int):
+            raise TypeError(f"fill_diagonal must be a number or None, found {describe(fill_diagonal)}.")
         return self.map_strips(lambda _, k: reduce(k), fill_diagonal=fill_diagonal)
 
     def map_strips(
@@ -269,7 +277,10 @@ class GramMatrix:
             **options: Its options; those with an entry for each row or column are cut to the dry run's.
 
         """
-        return plan_statistic(self, statistic or GramMatrix.row_sums, options)
+        if statistic is not None:
+            check_function("statistic", statistic, "of a GramMatrix", "such as likewise.soft_neighbors")
+        with warnings.catch_warnings():  # counting operations imports what changes their filters
+            return plan_statistic(self, statistic or GramMatrix.row_sums, options)
 
     def dense(self) -> Tensor:
         """Return the whole matrix, (n, m), or (n, m, d, d) of whole blocks."""
@@ -441,7 +452,6 @@ class GramMatrix:
             return torch.ones(m, 1, dtype=torch.float64)
         if weights.dim() not in (1, 2) or len(weights) != m:
             raise ValueError(f"weights must be (m,) or (m, c) with m = {m}, found {tuple(weights.shape)}.")
-        _refuse_not_finite(weights)
         return weights.reshape(m, -1).to(wide(weights))
 
 
@@ -569,24 +579,19 @@ def _model_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
 
-def _as_tensor(weights: Any) -> Tensor:
-    """Return weights as a tensor: arrays and Series are accepted."""
-    if isinstance(weights, Tensor):
-        return weights
-    try:
-        return torch.as_tensor(weights.to_numpy(copy=True) if hasattr(weights, "to_numpy") else weights)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"weights must be numbers, (m,), (m, c) or (m, d, c), found {type(weights).__name__}: {error}"
-        ) from error
-
-
-def _refuse_not_finite(weights: Tensor) -> None:
-    if not weights.isfinite().all():
-        raise ValueError("weights hold NaN or infinity, which would spread to every sum.")
-
-
 def _known_engine(engine: Engine | Gradients) -> Engine | Gradients:
-    if isinstance(engine, Gradients) or engine in ("auto", "autograd", "layers"):
+    if isinstance(engine, Gradients):
         return engine
-    raise ValueError(f"There is no engine {engine!r}: choose 'auto', 'layers' or 'autograd'.")
+    return cast(Engine, check_choice("engine", engine, ("auto", "layers", "autograd")))
+
+
+def _check_kernel(kernel: Any) -> Kernel:
+    return cast(Kernel, check_type("kernel", kernel, Kernel, "a Kernel such as likewise.CORRELATION"))
+
+
+def _column_batches(columns: Any) -> Batches:
+    try:
+        return batches(columns)
+    except (TypeError, ValueError) as error:
+        error.add_note("This is about the columns.")
+        raise

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from likewise.checks import check_integer
 from likewise.gram.centering import rounding_floor
 from likewise.gram.matrix import GramMatrix
 from likewise.gram.projection import Sketch, Sketched, sketch_bytes, whitened, width_of
@@ -100,10 +101,7 @@ def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:
     """Return the matrix itself, or its sketches of about `sketch` numbers a sample."""
     if sketch is None:
         return gram
-    if not isinstance(sketch, int) or isinstance(sketch, bool) or sketch < NARROWEST:
-        raise ValueError(
-            f"sketch is None or at least {NARROWEST} numbers a sample, such as 1024, found {sketch!r}."
-        )
+    sketch = check_integer("sketch", sketch, NARROWEST, 2**20, "numbers a sample, such as 1024, or None")
     if gram.kernel != CORRELATION:
         raise ValueError(
             f"Sketches are of likewise.CORRELATION, found {gram.kernel}: leave sketch out, or use that kernel."

@@ -1,11 +1,13 @@
 """Density as a training term, and as an order to draw samples in."""
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
+from likewise.checks import check_integer, check_number, check_seed, check_tensor
 from likewise.losses.terms import Chosen, full_precision, live_batch, network_of
 from likewise.network import Inputs, Network
 from likewise.readouts import Readout, all_outputs
@@ -29,20 +31,31 @@ def density(
     `total`: Σ K(x',x')^-½ J(x') over the data, (d, p), with the number of its `samples`, taken as given;
     or a RunningTotal, which estimates it and is updated with this batch.
     """
+    q, weight = check_number("q", q), check_number("weight", weight)
     net = network_of(model, readout, parameters)
+    p = sum(net.numels.values())
+    mean = None if isinstance(total, RunningTotal) else _mean_of(total, samples, p)
     found = live_batch(net, x, labels)
     if isinstance(total, RunningTotal):
-        share = total.updated(found.total(net.numels), len(found.own))
-    else:
-        if samples is None:
-            raise ValueError("The total of how many samples? Pass samples=N, or a RunningTotal.")
-        share = total.reshape(-1, sum(net.numels.values())) / samples
-    expected = (found.d, sum(net.numels.values()))
+        counted = len(found.own) if found.finite is None else int(found.finite.sum())
+        mean = total.updated(found.total(net.numels), counted)
+    share, expected = cast(Tensor, mean), (found.d, p)
     if share.shape != expected:
-        raise ValueError(f"The total must be (d, p) = {expected}, found {tuple(share.shape)}.")
+        raise ValueError(f"total must be (d, p) = {expected}, found {tuple(share.shape)}.")
     moved = found.along(share.to(found.own), net.numels)
     shares = moved.diagonal(dim1=1, dim2=2).sum(1) / found.d  # N_S / N
+    shares = shares if found.finite is None else shares[found.finite]
     return weight * (shares - q).square().sum().to(found.dtype)
+
+
+def _mean_of(total: Any, samples: Any, p: int) -> Tensor:
+    """Return the total of so many samples, (d, p), divided by their number."""
+    given = check_tensor("total", total, advice="(d, p) with samples=N, or a RunningTotal")
+    if samples is None:
+        raise ValueError("samples must be given: the total of how many? Pass samples=N, or a RunningTotal.")
+    if given.numel() == 0 or given.numel() % p:
+        raise ValueError(f"total must be (d, p) with p = {p}, found {tuple(given.shape)}.")
+    return given.reshape(-1, p) / check_integer("samples", samples, 1, 2**62)
 
 
 class RunningTotal:
@@ -52,9 +65,7 @@ class RunningTotal:
     """
 
     def __init__(self, keep: float = 0.95) -> None:
-        if not 0 <= keep < 1:
-            raise ValueError(f"keep is a share below 1, found {keep}.")
-        self.keep = keep
+        self.keep = check_number("keep", keep, least=0, below=1)
         self.mean: Tensor | None = None  # (d, p)
         self._weight = 0.0
 
@@ -76,17 +87,13 @@ class DensitySampler(Sampler[int]):
     """
 
     def __init__(self, density: Tensor, temperature: float = 0.5, seed: int = 0) -> None:
-        if temperature < 0:
-            raise ValueError(f"The temperature is 0 or more, found {temperature}.")
-        self.temperature, self.seed, self.epoch = temperature, seed, 0
+        self.temperature = check_number("temperature", temperature, least=0)
+        self.seed, self.epoch = check_seed("seed", seed), 0
         self.update(density)
 
     def update(self, density: Tensor) -> None:
         """Take other densities."""
-        flat = torch.as_tensor(density).detach().flatten().double().cpu()
-        if not flat.isfinite().all():
-            raise ValueError("Densities must be finite numbers, one a sample.")
-        self.density = flat
+        self.density = check_tensor("density", density).detach().flatten().double().cpu()
 
     def __len__(self) -> int:
         return len(self.density)

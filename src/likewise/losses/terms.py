@@ -22,11 +22,28 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
+from likewise.checks import (
+    check_choice,
+    check_flag,
+    check_function,
+    check_number,
+    check_tensor,
+    describe,
+    refuse_unreadable,
+    to_tensor,
+)
 from likewise.data import Samples
-from likewise.gradients import TWICE, Live, Substituting, live, turning
+from likewise.gradients import (
+    TWICE,
+    Live,
+    Substituting,
+    live,
+    refuse_dependent_samples_once,
+    turning,
+)
 from likewise.linalg import wide
 from likewise.losses.inside import similarity_inside
-from likewise.network import Inputs, Network
+from likewise.network import Inputs, Network, check_model, describing_call
 from likewise.readouts import Readout, all_outputs
 from likewise.recording import is_recording
 
@@ -41,7 +58,7 @@ def full_precision(term: Function) -> Function:
 
     @wraps(term)
     def precise(model: nn.Module | Network, *given: Any, **options: Any) -> Any:
-        module = model.model if isinstance(model, Network) else model
+        module = model.model if isinstance(model, Network) else check_model(model)
         with torch.autocast(next(module.parameters()).device.type, enabled=False):
             return term(model, *given, **options)
 
@@ -61,14 +78,16 @@ def pair(
     weight: float = 1,
 ) -> Tensor:
     """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match."""
-    n = _count(x)
-    if _count(other) != n:
+    weight, n = check_number("weight", weight), _count(x)
+    if _count(other, "other") != n:
         raise ValueError(f"Inputs are matched one by one, found {n} and {_count(other)} of them.")
     both = _joined(x, other)
-    given = None
-    if labels is not None:
-        second = labels if other_labels is None else other_labels
-        given = torch.cat([torch.as_tensor(labels), torch.as_tensor(second)])
+    given = _given(labels, n)
+    if given is not None:
+        second = given if other_labels is None else _given(other_labels, n, "other_labels")
+        given = torch.cat([given, cast(Tensor, second)])
+    elif other_labels is not None:
+        raise ValueError("other_labels are given without labels: both are needed, or neither.")
     found = live_batch(network_of(model, readout, parameters), both, given, _numbers(x).repeat(2))
     similar = found.pairs()
     if found.finite is not None:  # pairs of which none is left out
@@ -96,7 +115,11 @@ def group(
     sample, at the cost of one more backward pass rather than of all pairs. `ids`: the samples' numbers, for
     readouts that use them.
     """
-    found = live_batch(network_of(model, readout, parameters, outputs), x, labels, ids)
+    weight, n = check_number("weight", weight), _count(x)
+    groups = None if groups is None else _check_groups(groups, n)
+    ids = None if ids is None else _one_a_sample("ids", ids, n)
+    net = network_of(model, readout, parameters, check_flag("outputs", outputs))
+    found = live_batch(net, x, labels, ids)
     similarity = similarity_inside(found, groups)
     term = weight * (1 - similarity).to(found.dtype)
     return (term, found.returned) if outputs else term
@@ -114,14 +137,18 @@ def orbit(
     weight: float = 1,
 ) -> Tensor:
     """Return 1 − the mean k^C of each sample with its transformed copies and of these with each other."""
-    transforms = [transforms] if callable(transforms) else transforms
-    if not transforms:
-        raise ValueError("An orbit needs at least one transform of the inputs.")
-    copies = [x, *(transform(x) for transform in transforms)]
-    every = copies[0]
-    for copy in copies[1:]:
+    n, every = _count(x), x
+    functions = transforms if isinstance(transforms, list | tuple) else [transforms]
+    if not functions:
+        raise ValueError("transforms must hold at least one transform of the inputs, found an empty list.")
+    called = [check_function("transforms", given, "of the inputs, or a list of such") for given in functions]
+    copies = [x, *(_transformed(x, function) for function in called)]
+    for place, copy in enumerate(copies[1:]):
+        if _count(copy, f"what transform {place} returns") != n:
+            raise ValueError(f"transforms must keep the {n} samples, number {place} returns {_count(copy)}.")
         every = _joined(every, copy)
-    given = None if labels is None else torch.cat([torch.as_tensor(labels)] * len(copies))
+    given = _given(labels, n)
+    given = None if given is None else torch.cat([given] * len(copies))
     groups = _numbers(x).repeat(len(copies))
     return group(
         model, every, groups, given, readout=readout, parameters=parameters, weight=weight, ids=groups
@@ -147,23 +174,31 @@ def two_batches(
     `form="cosine"`: 1 − cos(μ₁, μ₂), which has no scale. Cheaper than `group` where there are many
     positions, but of means: it cannot normalize each sample. If a mean vanishes, the term is 0.
     """
-    if form not in ("ratio", "cosine"):
-        raise ValueError(f'form is "ratio" or "cosine", found {form!r}.')
+    check_choice("form", form, ("ratio", "cosine"))
+    weight, outputs = check_number("weight", weight), check_flag("outputs", outputs)
+    sizes_of = _count(a, "a"), _count(b, "b")
+    labels_a = _given(labels_a, sizes_of[0], "labels_a")
+    labels_b = _given(labels_b, sizes_of[1], "labels_b")
     net = network_of(model, readout, parameters, outputs)
     with net.evaluating(), torch.enable_grad():
+        if not is_recording():
+            some = Samples(dict(a) if isinstance(a, Mapping) else a, labels_a, _numbers(a))
+            refuse_dependent_samples_once(net, some)
         first, returned_a = _mean_gradient(net, a, labels_a)
         second, returned_b = _mean_gradient(net, b, labels_b)
     finite = first.detach().isfinite().all() & second.detach().isfinite().all()
     if not is_recording() and not finite:
+        wrong = {"a": _not_finite(a), "b": _not_finite(b)}
+        which = ", ".join(f"{name}{places}" for name, places in wrong.items() if places) or "none"
         raise ValueError(
-            "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs. "
-            "`group` does so by itself, it looks at each sample."
+            "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs "
+            f"({which}), look at the weights, or use `group`, which looks at each sample and leaves out such."
         )
     inner, sizes = (first * second).sum(), first.square().sum() * second.square().sum()
     alive = (sizes.detach() > 0) & sizes.detach().isfinite()
     scale = torch.where(alive, sizes, 1).sqrt()
     if form == "ratio":
-        n = (_count(a) + _count(b)) / 2
+        n = sum(sizes_of) / 2
         term = n * (first - second).square().sum() / scale
     else:
         term = 1 - inner / scale
@@ -187,23 +222,45 @@ def along(
     The limit of ‖∇f(x + εe) − ∇f(x)‖² / ε². `direction`: e for each sample, or a function of the inputs
     such as those of `losses.directions`. Costs two more backward passes than `group`.
     """
-    net = network_of(model, readout, parameters)
+    net, weight = network_of(model, readout, parameters), check_number("weight", weight)
+    if isinstance(x, Tensor):
+        refuse_unreadable("x", x)
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError("`along` moves inputs: they must be one tensor of floating numbers.")
+        raise TypeError(
+            f"x must be one tensor of floating numbers, which `along` moves: found {describe(x)}."
+        )
+    labels = _given(labels, _count(x))
     x = net.placed(x)
-    moving = net.placed(direction(x) if callable(direction) else direction)
+    if callable(direction) and not isinstance(direction, type):
+        direction = _transformed(x, direction)
+    moving = net.placed(check_tensor("direction", direction, finite=False))
     if moving.shape != x.shape:
         raise ValueError(
             f"A direction has the shape of the inputs, {tuple(x.shape)}: found {tuple(moving.shape)}."
         )
-    turned = turning(net, Samples(x, _given(labels), _numbers(x)), moving)
+    turned = turning(net, Samples(x, labels, _numbers(x)), moving)
+    if not is_recording() and not turned.detach().isfinite().all():
+        wrong = (~turned.detach().isfinite()).nonzero()[:5, 0].tolist()
+        raise ValueError(
+            f"The gradients of samples {wrong} do not change at a finite rate along the direction: look for "
+            "NaN or infinity in their inputs, in the direction or in the weights, and leave them out."
+        )
     return weight * turned.mean().to(net.dtype)
+
+
+def _transformed(x: Inputs, transform: Transform) -> Inputs:
+    try:
+        return transform(x)
+    except Exception as error:
+        error.add_note(f"The transform {getattr(transform, '__name__', transform)!r} raised this.")
+        raise
 
 
 def network_of(
     model: nn.Module | Network, readout: Readout, parameters: Chosen, shared: bool = False
 ) -> Network:
     """Return the model with the choices made; a Network has made its own. `shared`: with the main loss."""
+    _refuse_inference(model.model if isinstance(model, Network) else model)
     if not shared:
         _warn_of_running_statistics(model.model if isinstance(model, Network) else model)
     if not isinstance(model, Network):
@@ -213,6 +270,16 @@ def network_of(
             "A Network has its readout and parameters: choose them there, or give the bare model."
         )
     return model.exact()
+
+
+def _refuse_inference(model: nn.Module) -> None:
+    """Raise of parameters that autograd cannot differentiate in, and so no term can train."""
+    for name, value in model.named_parameters():
+        if value.is_inference():
+            raise ValueError(
+                f"Parameter {name} of the model was created in inference mode and cannot be trained: create "
+                "or load the model outside of torch.inference_mode()."
+            )
 
 
 def _warn_of_running_statistics(model: nn.Module) -> None:
@@ -232,22 +299,50 @@ def live_batch(net: Network, x: Inputs, labels: Tensor | None, ids: Tensor | Non
     """Return the differentiable gradients of a batch."""
     numbers = _numbers(x) if ids is None else ids
     x = dict(x) if isinstance(x, Mapping) else x
-    return live(net, Samples(x, _given(labels), numbers))
+    return live(net, Samples(x, _given(labels, len(numbers)), numbers))
 
 
-def _given(labels: Any) -> Tensor | None:
-    return None if labels is None else torch.as_tensor(labels)
+def _given(labels: Any, n: int, name: str = "labels") -> Tensor | None:
+    return None if labels is None else _one_a_sample(name, labels, n)
 
 
-def _count(x: Inputs) -> int:
+def _one_a_sample(name: str, values: Any, n: int) -> Tensor:
+    """Return numbers, an entry for each sample, or say what is wrong with them."""
+    tensor = to_tensor(name, values, "numbers are needed, an entry for each sample")
+    if tensor.dim() == 0 or len(tensor) != n:
+        raise ValueError(f"{name} must have an entry for each of {n} samples, found {describe(tensor)}.")
+    return tensor
+
+
+def _check_groups(groups: Any, n: int) -> Tensor:
+    numbers = _one_a_sample("groups", groups, n)
+    if numbers.shape != (n,) or numbers.is_complex():
+        raise ValueError(f"groups must be one number for each of {n} samples, found {describe(numbers)}.")
+    if numbers.is_floating_point() and not is_recording() and not numbers.isfinite().all():
+        wrong = (~numbers.isfinite()).nonzero()[:5, 0].tolist()
+        raise ValueError(f"groups must be finite, found NaN or infinity for samples {wrong}: leave them out.")
+    return numbers
+
+
+def _count(x: Inputs, name: str = "x") -> int:
     """Return the number of samples, or say what is wrong with the inputs."""
     leaves = tree_leaves(dict(x) if isinstance(x, Mapping) else x)
-    wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor) or leaf.dim() == 0]
-    if wrong or not leaves:
-        raise TypeError(f"Inputs are tensors, samples along the first dimension: found {wrong or 'nothing'}.")
-    if len(leaves[0]) == 0:
-        raise ValueError("The batch is empty: there is nothing to compare.")
-    return len(leaves[0])
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        found = describe(x) if len(leaves) != 1 else describe(leaves[0])
+        raise TypeError(f"{name} must be a tensor, or a tuple or dict of tensors, found {found}.")
+    for leaf in leaves:
+        refuse_unreadable(name, leaf)
+        if leaf.dim() == 0:
+            raise ValueError(
+                f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
+                "alone needs x[None]."
+            )
+    lengths = sorted({len(leaf) for leaf in leaves})
+    if len(lengths) > 1:
+        raise ValueError(f"{name} holds tensors that differ in length, {lengths}: samples come first.")
+    if lengths[0] == 0:
+        raise ValueError(f"The batch {name} is empty: there is nothing to compare.")
+    return lengths[0]
 
 
 def _numbers(x: Inputs) -> Tensor:
@@ -257,15 +352,30 @@ def _numbers(x: Inputs) -> Tensor:
 
 
 def _joined(x: Inputs, other: Inputs) -> Inputs:
-    return tree_map(lambda a, b: torch.cat([a, b]), x, other)
+    try:
+        return tree_map(lambda a, b: torch.cat([a, b]), x, other)
+    except (RuntimeError, ValueError, TypeError) as error:
+        form = " and ".join(describe(value) for value in (x, other))
+        raise ValueError(f"Both inputs must have one form and one shape a sample, found {form}.") from error
+
+
+def _not_finite(x: Inputs) -> list[int]:
+    """Return the first places of samples whose inputs hold NaN or infinity."""
+    leaves = tree_leaves(dict(x) if isinstance(x, Mapping) else x)
+    wrong = [(~leaf.detach().isfinite()).reshape(len(leaf), -1).any(1) for leaf in leaves]
+    return torch.stack([part.cpu() for part in wrong]).any(0).nonzero()[:5, 0].tolist()
 
 
 def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
     """Return the mean over a batch of each output's gradient, and what the model returned."""
     chosen, rest = _live_state(net)
-    with Substituting(TWICE):
-        returned = net.called({**rest, **chosen}, x)
-    read = net.chosen(returned, x, _given(labels), _numbers(x))
+    numbers = _numbers(x)
+    with describing_call(net, x, labels, numbers):
+        with Substituting(TWICE):
+            returned = net.called({**rest, **chosen}, x)
+        read = net.chosen(returned, x, labels, numbers)
+    if not read.requires_grad:
+        raise ValueError("The outputs depend on none of the chosen parameters: there is nothing to compare.")
     values, found = list(chosen.values()), []
     for output in read.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)

@@ -17,6 +17,7 @@ are rebuilt. Nothing of the data is copied but pictures, capped, and no pickle i
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from likewise.analysis import Analysis
-from likewise.checks import check_number, check_type
+from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix
 from likewise.network import Network
@@ -34,6 +35,7 @@ from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import identity, results
 from likewise.runs.folder import open_folder
+from likewise.statistics.targets import finite_labels
 from likewise.watch import Watch
 
 if TYPE_CHECKING:
@@ -82,9 +84,16 @@ def analyze(
     if processes() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     net = model if isinstance(model, Network) else Network(model, readout, parameters)
-    data = dataset if isinstance(dataset, Batches) else batches(dataset, labels=labels)
+    data = batches(dataset, labels=labels)
     gram = GramMatrix(net, data, centered=True, max_memory=max_memory)
+    neighbors = check_integer("neighbors", neighbors, 1)
+    check_choice("layout", layout, ("pca", "umap"))
+    excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
+    out, shown = _check_out(out), _check_shown(classes, names, show, extra, excerpt_length)
+    if not isinstance(wait, float) or wait != math.inf:
+        wait = check_number("wait", wait, least=0, advice="seconds, or math.inf")
     data_print, given = identity.read_data(data)
+    given = None if given is None else finite_labels(given)
     options = {
         "readout": getattr(net.readout, "__name__", repr(net.readout)),
         "parameters": list(net.names),
@@ -94,17 +103,12 @@ def analyze(
         "layout": layout,
         "excerpt_length": excerpt_length,
     }
-    if excerpt_length < 1:
-        raise ValueError(f"excerpt_length must be at least 1 character, found {excerpt_length}.")
-    if layout not in ("pca", "umap"):
-        raise ValueError(f"layout is 'pca' or 'umap', found {layout!r}.")
     record = Watch.load(watch) if isinstance(watch, str | Path) else watch
     if record is not None and check_type("watch", record, Watch, "a likewise.Watch or its file").n != data.n:
         raise ValueError(
             f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
             "same samples, in the same order."
         )
-    shown = results.Shown(classes, names, show, extra or {}, excerpt_length)
     found = {
         "model": identity.fingerprint_model(net),
         "data": data_print,
@@ -115,7 +119,7 @@ def analyze(
         "behavior": identity.measure_behavior(net, data),
         "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
     }
-    with open_folder(Path(out), found, wait) as folder:
+    with open_folder(out, found, wait) as folder:
         if folder.needs("settings.toml"):
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
@@ -125,6 +129,34 @@ def analyze(
         if folder.needs("report.html"):
             write_report(folder.path)
     return Analysis(folder.path)
+
+
+def _check_out(out: Any) -> Path:
+    check_type("out", out, (str, PathLike), "the path of a folder")
+    if not str(out):
+        raise ValueError("out must be the path of a folder, found an empty one.")
+    return Path(out)
+
+
+def _check_shown(classes: Any, names: Any, show: Any, extra: Any, excerpt_length: int) -> results.Shown:
+    """Return what a person is told of the samples; lengths are compared where they are known."""
+    for name, given in (("classes", classes), ("names", names)):
+        if given is not None and (isinstance(given, Tensor) or not _is_listed(given)):
+            raise TypeError(f"{name} must be a list of text, found {describe(given)}.")
+    if show is not None and not _is_listed(show):
+        check_function("show", show, "of a sample's number, or a list")
+    check_type("extra", {} if extra is None else extra, Mapping, "a dict of columns")
+    for name, values in (extra or {}).items():
+        if not _is_listed(values):
+            raise TypeError(f"extra[{name!r}] must hold one value a sample, found {describe(values)}.")
+    return results.Shown(classes, names, show, extra or {}, excerpt_length)
+
+
+def _is_listed(given: Any) -> bool:
+    """Whether there is an entry for each place: a list, an array, a column of a table."""
+    if isinstance(given, str | bytes):
+        return False
+    return isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
 
 
 def _given_in_python(options: Mapping[str, Any]) -> "Settings":

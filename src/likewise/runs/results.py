@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from likewise.checks import check_integer, describe
 from likewise.data import Batches
 from likewise.gram import GramMatrix, PairSource
 from likewise.pictures import Picture, kept, values_of
@@ -46,12 +47,10 @@ class Shown(NamedTuple):
 
 def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> int:
     """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
-    if sketch == "never":
+    if isinstance(sketch, str) and sketch == "never":
         return 0
-    if sketch != "auto":
-        if not isinstance(sketch, int) or sketch < 16:
-            raise ValueError(f"sketch is 'auto', 'never' or at least 16 numbers a sample, found {sketch!r}.")
-        return sketch
+    if not isinstance(sketch, str) or sketch != "auto":
+        return check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
     multiplications = float(gram.shape[0]) ** 2 * gram.d * sum(gram.net.numels.values())
     return WIDTH if multiplications > AT_MOST else 0
 
@@ -202,13 +201,22 @@ def _own_columns(extra: Mapping[str, Any], n: int) -> Arrays:
     """Return the columns that the user gave, or say what is wrong with them."""
     found: Arrays = {}
     for name, values in extra.items():
-        column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        column = _own_column(name, values)
         if name in RESERVED or column.shape != (n,):
             wrong = "is a name of ours" if name in RESERVED else f"has shape {column.shape}, not ({n},)"
             raise ValueError(f"The column {name!r} of your own {wrong}: one value a sample, another name.")
         plain = column.dtype.kind in "biuf"
         found[str(name)] = column if plain else np.array([written(v) for v in column], dtype=object)
     return found
+
+
+def _own_column(name: Any, values: Any) -> np.ndarray:
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"extra[{name!r}] must be one value a sample, found {describe(values)} ({error})."
+        ) from error
 
 
 def written(value: Any) -> str:
@@ -246,7 +254,7 @@ def _shower(show: Any, data: Batches) -> Callable[[int], Any] | None:
     first = data.samples(range(1)).inputs
     if not isinstance(first, Tensor) or not first.is_floating_point():
         return None
-    return lambda i: data.samples(range(i, i + 1)).inputs[0].float().cpu().numpy()
+    return lambda i: data.samples(range(i, i + 1)).inputs[0].detach().float().cpu().numpy()
 
 
 def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:

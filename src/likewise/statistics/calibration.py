@@ -1,11 +1,13 @@
 """From ingredients of reliability to how often such predictions are right, on data with known answers."""
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from likewise.checks import check_integer, check_tensor, describe
 from likewise.intervals import wilson
 from likewise.model_state import preserve_generators
 from likewise.statistics.reliability import Reliability
@@ -51,7 +53,8 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
     """
-    values = _checked(found, truth, levels)
+    levels = check_integer("levels", levels, 1)
+    values = _checked(found, truth)
     features = _ingredients(found)
     scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
     standard = (features - scale[0]) / scale[1]
@@ -67,21 +70,20 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     return made
 
 
-def _checked(found: Reliability, truth: Tensor, levels: int) -> Tensor:
+def _checked(found: Reliability, truth: Tensor) -> Tensor:
     """Return true labels as numbers, (n, q), or say what is wrong with them."""
     _refuse_other(found)
-    n = len(found.closeness)
-    if len(truth) != n:
-        raise ValueError(f"{len(truth)} true labels for {n} predictions: one of each is needed.")
+    n, truth = len(found.closeness), check_tensor("truth", truth, finite=False)
+    if truth.dim() == 0 or len(truth) != n:
+        given = len(truth) if truth.dim() else 1
+        raise ValueError(f"truth must hold {n} true labels: {given} true labels for {n} predictions.")
     values = truth.double().cpu().reshape(n, -1)
     width = 1 if found.confidence is not None else found.prediction.shape[1]
     if values.shape[1] != width or not values.isfinite().all():
         raise ValueError(
-            f"True labels must be {width} finite number{'s' if width > 1 else ''} a sample, found "
+            f"truth must be {width} finite number{'s' if width > 1 else ''} a sample, found "
             f"{tuple(truth.shape)}, {int((~values.isfinite()).sum())} of them not finite."
         )
-    if levels < 1:
-        raise ValueError(f"At least one level is needed, found {levels}.")
     if n < FEWEST:
         raise ValueError(f"Only {n} held-out predictions: at least {FEWEST} are needed, better 500.")
     return values
@@ -100,7 +102,8 @@ def _log_odds(share: Tensor) -> Tensor:
 
 
 def _logistic(features: Tensor, right: Tensor) -> Tensor:
-    from sklearn.linear_model import LogisticRegression
+    with warnings.catch_warnings():  # importing it changes their filters
+        from sklearn.linear_model import LogisticRegression
 
     if right.min() == right.max():  # all right, or all wrong: nothing to tell apart
         share = (right.sum() + 0.5) / (len(right) + 1)
@@ -120,7 +123,7 @@ def _least_squares(features: Tensor, target: Tensor) -> Tensor:
 
 def _refuse_other(found: Reliability) -> None:
     if not isinstance(found, Reliability):
-        raise TypeError(f"What likewise.reliability(gram) returns is needed, found {type(found).__name__}.")
+        raise TypeError(f"found must be what likewise.reliability(gram) returns, found {describe(found)}.")
 
 
 def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:

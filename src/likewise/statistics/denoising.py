@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from likewise.checks import check_flag, check_integer, check_seed
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import finite_outputs
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
@@ -19,6 +20,7 @@ from likewise.statistics.squared_sums import Squares, row_squares
 from likewise.statistics.targets import given_labels, numeric
 from likewise.statistics.uncertainty import refuse_centered
 
+FEWEST_DRAWS, MOST_DRAWS = 4, 1_000_000  # fewer have no error bar
 RELATIVE = Kernel(-1, 0, whole_block)  # K(x,x)⁻¹ K(x,x'): free of the scale of gradients
 
 
@@ -52,6 +54,8 @@ def denoising(
     pairs, with exact=True. A sample without a gradient is alone: factor 1.
     """
     refuse_centered(gram)
+    draws = check_integer("draws", draws, FEWEST_DRAWS, MOST_DRAWS)
+    exact, seed = check_flag("exact", exact), check_seed("seed", seed)
     inner = gram.with_kernel(INNER_PRODUCT)
     found = given_labels(gram, labels)
     means = _Means(inner, None if found is None else numeric(found, gram.d))

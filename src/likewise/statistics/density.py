@@ -1,15 +1,17 @@
 """How many samples are similar to each: the paper's counts (sec. 4.1). A sample counts as its own neighbor."""
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from likewise.checks import check_number
+from likewise.checks import check_integer, check_number
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
+from likewise.statistics.targets import refuse_other
+
+MOST_BINS = 1_000_000
 
 
 def soft_neighbors(gram: GramMatrix) -> Tensor:
@@ -31,6 +33,7 @@ def soft_neighbors(gram: GramMatrix) -> Tensor:
         torch.Size([9])
 
     """
+    refuse_other(gram)
     return gram.row_sums()
 
 
@@ -59,6 +62,7 @@ def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | No
         (n,) integers.
 
     """
+    refuse_other(gram)
     threshold = check_number("threshold", threshold)
     ((counts,),) = pair_source(gram, sketch).visit(CountReducer(threshold))
     return counts
@@ -87,6 +91,7 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
         (n,) sums.
 
     """
+    refuse_other(gram)
     exponent = check_number("exponent", exponent, above=0)
     ((sums,),) = pair_source(gram, sketch).visit(PositiveReducer(exponent))
     return sums.to(gram.dtype)
@@ -143,8 +148,9 @@ def similarity_histogram(
         SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).
 
     """
-    if bins < 1 or not low < high or not math.isfinite(high - low):
-        raise ValueError(f"Bins and a finite range are needed, found {bins} bins of [{low}, {high}].")
+    refuse_other(gram)
+    bins, low = check_integer("bins", bins, 1, MOST_BINS), check_number("low", low)
+    high = check_number("high", high, above=low, most=low + torch.finfo(torch.float64).max)
     reducer = HistogramReducer(bins, low, high)
     ((counts,),) = pair_source(gram, sketch).visit(reducer)
     return SimilarityHistogram(reducer.edges, counts.long())

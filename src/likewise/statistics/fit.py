@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from likewise.checks import check_number
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
@@ -78,6 +79,9 @@ def fit_quality(
     """
     refuse_other(gram)
     refuse_centered(gram)
+    alone, overfit_above = check_number("alone", alone), check_number("overfit_above", overfit_above)
+    if underfit_below is not None:
+        underfit_below = check_number("underfit_below", underfit_below)
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")

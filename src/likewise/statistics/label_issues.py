@@ -8,14 +8,20 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from likewise.checks import check_number, check_type
+from likewise.checks import check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
 from likewise.readouts import looks_at_label
 from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.noise_rate import Between, mislabeled
 from likewise.statistics.novelty import refuse_unbounded
-from likewise.statistics.targets import class_chances, class_numbers, model_outputs, unlikely
+from likewise.statistics.targets import (
+    class_chances,
+    class_numbers,
+    model_outputs,
+    refuse_other,
+    unlikely,
+)
 from likewise.watch import Watch
 
 EXPONENT = 4  # of votes: how local they are
@@ -93,6 +99,7 @@ def label_suspicion(
 
     """
     refuse_unbounded(gram)
+    isolated_below = check_number("isolated_below", isolated_below, least=0)
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
     given = class_numbers(gram, labels)
@@ -231,7 +238,9 @@ def label_evidence(
         Neighbors by centered similarity, (n, k).
 
     """
-    given, count = class_numbers(gram, labels), min(k, gram.shape[1] - 1)
+    refuse_other(gram)
+    check_type("found", found, LabelSuspicion, "what likewise.label_suspicion(gram) returns")
+    given, count = class_numbers(gram, labels), min(check_integer("k", k, 1), gram.shape[1] - 1)
     suggested = found.suggested.cpu()
     if len(suggested) != gram.shape[0]:
         raise ValueError(f"Suspicions of {len(suggested)} samples, and {gram.shape[0]} in the GramMatrix.")

@@ -6,9 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from likewise.checks import check_integer
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
-from likewise.statistics.targets import class_numbers
+from likewise.statistics.targets import class_numbers, refuse_other
 
 
 class Neighbors(NamedTuple):
@@ -50,8 +51,8 @@ def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neig
         torch.Size([9, 3])
 
     """
-    if k < 1:
-        raise ValueError(f"At least one neighbor must be asked for, found k = {k}.")
+    refuse_other(gram)
+    k = check_integer("k", k, 1)
     k = min(k, gram.shape[1] - gram.square)
     (found,) = pair_source(gram, sketch).visit(NearestReducer(k))
     return Neighbors(*found)
@@ -98,6 +99,7 @@ def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
         ClassSimilarity with `mean`, (classes, classes), and `counts`.
 
     """
+    refuse_other(gram)
     if not gram.square:
         raise ValueError("Classes are compared within one data set: make the GramMatrix without columns.")
     classes = class_numbers(gram, labels)

@@ -15,6 +15,7 @@ data hardly better than one, or the labels of one group do not lose their votes,
 do, no group of labels stands out: then the smaller of both chances is taken, and the lower ends are 0.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ def mislabeled(shares: Tensor, given: Tensor) -> Mislabeled:
 
 def calibrated(shares: Tensor, given: Tensor) -> Tensor:
     """Return the chance of each class to be the label at hand, (n, c), growing with its share of votes."""
-    from sklearn.isotonic import IsotonicRegression
+    with warnings.catch_warnings():  # importing it changes their filters
+        from sklearn.isotonic import IsotonicRegression
 
     at, labels = shares.double().cpu().numpy(), given.cpu().numpy()
     edges = np.unique(np.quantile(at, np.linspace(0, 1, BINS)))
@@ -100,7 +102,8 @@ def wrong_chance(q: Tensor, transition: Tensor, given: Tensor) -> Tensor:
 
 def _of_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
     """Return the chance of each label to be of the group with more votes against it, and if there are two."""
-    from sklearn.mixture import GaussianMixture
+    with warnings.catch_warnings():
+        from sklearn.mixture import GaussianMixture
 
     logs = (shares + 1e-3).log()
     others = logs.scatter(1, given[:, None], -torch.inf).max(1).values

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from likewise.checks import check_integer
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
 from likewise.statistics.targets import refuse_other
@@ -45,8 +46,7 @@ def novelty(gram: GramMatrix, k: int = NEIGHBORS, *, sketch: int | None = None) 
 
     """
     refuse_unbounded(gram)
-    if k < 1:
-        raise ValueError(f"At least one neighbor must be asked for, found k = {k}.")
+    k = check_integer("k", k, 1)
     count = min(k, gram.shape[1] - gram.square)
     if count < 1:
         raise ValueError("There is no other sample to be like: give more than one.")

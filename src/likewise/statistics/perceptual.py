@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from likewise.checks import check_integer, check_names, check_tensor
 from likewise.gradients import Activations, Explicit
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
@@ -28,7 +29,10 @@ def perceptual(
     on it; with kernel=INNER_PRODUCT it is the plain sum.
     """
     net = model if isinstance(model, Network) else Network(model, parameters="*")  # frozen ones too
-    names = [layers] if isinstance(layers, str) else list(layers)
+    names = check_names("layers", layers, "names or glob patterns of modules, such as 'layer4.*'")
+    max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
+    if weights is not None:
+        weights = check_tensor("weights", weights).reshape(-1).tolist()
     source = Activations(net, names, [1.0] * len(names) if weights is None else weights)
     engine = Explicit(source, max_memory // 2)
     return GramMatrix(net, data, columns, kernel, engine, centered, max_memory)

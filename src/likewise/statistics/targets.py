@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from likewise.checks import describe
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import outputs_of
 from likewise.network import Network
@@ -25,18 +26,27 @@ def refuse_other(gram: GramMatrix) -> None:
 
 def given_labels(gram: GramMatrix, labels: Any) -> Tensor | None:
     """Return the labels of the columns: those given, else those that travel with the data."""
-    found = gram.columns.labels() if labels is None else column("labels", labels)
-    if found is None:
-        return None
-    if len(found) != gram.columns.n:
-        raise ValueError(f"{len(found)} labels for {gram.columns.n} samples.")
-    finite = found.reshape(len(found), -1).isfinite().all(1)
-    if not finite.all():
-        places = (~finite).nonzero()[:5, 0].tolist()
+    if labels is None:
+        known = gram.columns.labels()
+        return None if known is None else finite_labels(known)
+    found = column("labels", labels)
+    if found.dim() == 0 or len(found) != gram.columns.n:
+        given = len(found) if found.dim() else 1
+        raise ValueError(f"{given} labels for {gram.columns.n} samples: one for each is needed.")
+    return finite_labels(found)
+
+
+def finite_labels(labels: Tensor) -> Tensor:
+    """Return labels that are real numbers, or name the samples whose are not."""
+    if labels.is_complex():
+        raise TypeError(f"labels must be real numbers, found {describe(labels)}: take labels.real.")
+    wrong = (~labels.isfinite()).reshape(len(labels), -1).any(1).nonzero()[:, 0]
+    if len(wrong):
         raise ValueError(
-            f"{int((~finite).sum())} labels are NaN or infinite, the first at {places}: leave them out."
+            f"{len(wrong)} labels are NaN or infinite, the first of samples {wrong[:5].tolist()}: leave "
+            "these samples out."
         )
-    return found
+    return labels
 
 
 def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:

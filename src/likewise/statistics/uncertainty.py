@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from likewise.checks import check_tensor
 from likewise.gram import GramMatrix
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.linalg import power, rank_floor
 from likewise.network import Network
+from likewise.statistics.targets import refuse_other
 
 
 def uncertainty(gram: GramMatrix) -> Tensor:
@@ -46,9 +48,10 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     parameter moves them are left out.
     """
     net = net if isinstance(net, Network) else Network(net)
+    move = check_tensor("move", move)
     here = GramMatrix(net, at, kernel=Kernel(0, 0, whole_block))
     n, d = here.data.n, here.d
-    if move.shape[-1:] != (d,) or move.numel() not in (d, n * d):
+    if move.dim() == 0 or move.shape[-1:] != (d,) or move.numel() not in (d, n * d):
         raise ValueError(f"move must be ({n}, {d}) or ({d},), found {tuple(move.shape)}.")
     with net.evaluating():
         rows = here.engine.rows(here.data.samples(range(n)), 0).rows.flatten(0, 1).double()
@@ -62,6 +65,7 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
 
 def refuse_centered(gram: GramMatrix) -> None:
     """Raise where a sum of gradients is divided by, which centering makes zero."""
+    refuse_other(gram)
     if gram.centered:
         raise ValueError(
             "Centered gradients sum to zero over the data, so nothing can be divided by their sum, and "
