@@ -74,11 +74,18 @@ def find_fault(
 def _find_fault_later(net: Network, samples: Samples, way: Way) -> Fault | None:
     """Return what is wrong on samples on which the model may take another branch."""
     try:
-        return find_fault_of_batch(net, way(net, samples), samples)
+        fault = find_fault_of_batch(net, way(net, samples), samples)
+        return None if fault is not None and not _have_finite_gradients(net, samples) else fault
     except Regrouped as problem:
         return regrouping_fault(problem)
     except Untraceable:  # such batches are differentiated one by one, when they come
         return None
+
+
+def _have_finite_gradients(net: Network, samples: Samples) -> bool:
+    """Whether autograd's gradients are finite: if not, they say nothing of a trace; the pass names them."""
+    weights = torch.ones(len(samples), network_outputs(net, samples).shape[1])
+    return bool(weighted_gradient(net, samples, weights).isfinite().all())
 
 
 def _find_fault_in_invented(net: Network, trace: Trace, samples: Samples) -> Fault | None:
