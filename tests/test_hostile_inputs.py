@@ -149,7 +149,9 @@ FEW = frozenset(
 )
 
 FUNCTIONS: dict[str, Function] = {
-    "similarity": Function(lambda c: lw.similarity(c.model, c.batches), oracle=lambda k: k, warns=True),
+    "similarity": Function(
+        lambda c: lw.similarity(c.model, c.batches), oracle=lambda k: k, warns=True, successes=FEW
+    ),
     "GramMatrix.dense": Function(lambda c: c.gram.dense(), oracle=lambda k: k, warns=True),
     "GramMatrix @": Function(
         lambda c: c.gram @ torch.ones(c.gram.shape[1], c.gram.d, 1).double(), warns=True
