@@ -82,7 +82,7 @@ def analyzed(case: Case, **options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = options.pop("out", Path(folder) / "run")
         table = lw.analyze(case.model, case.batches, out=out, **{"neighbors": 3, **options}).table
-        return {name: torch.tensor(table[name].to_numpy(float)) for name in ("density", "isolation")}
+        return {name: torch.tensor(table[name].to_numpy(float)) for name in ("density", "uncertainty")}
 
 
 def moved(x: Any) -> Any:
@@ -102,7 +102,7 @@ def estimated(case: Case) -> tuple[Any, ...]:
 def calibrated(case: Case) -> list[Any]:
     found = lw.reliability(case.gram)
     wide = lw.Reliability(*(None if v is None else v.repeat_interleave(60 // len(v) + 1, 0) for v in found))
-    truth = torch.arange(len(wide.density)) % 2 if found.confidence is not None else wide.prediction + 0.1
+    truth = torch.arange(len(wide.closeness)) % 2 if found.confidence is not None else wide.prediction + 0.1
     return [tuple(level) for level in lw.calibrate(wide, truth).levels]
 
 
@@ -542,8 +542,12 @@ ARGUMENTS: dict[str, Argument] = {
         integers(1, huge=6),
         "levels",
     ),
-    "Kernel row": keyword(lambda row: lw.Kernel(row, 0).row, "row", good()),
-    "Kernel column": keyword(lambda column: lw.Kernel(0, column).column, "column", good()),
+    "Kernel left_power": keyword(
+        lambda left_power: lw.Kernel(left_power, 0).left_power, "left_power", good()
+    ),
+    "Kernel right_power": keyword(
+        lambda right_power: lw.Kernel(0, right_power).right_power, "right_power", good()
+    ),
     "Kernel reduce": keyword(lambda reduce: lw.Kernel(0, 0, reduce), "reduce", NOTHING),
     "Network model": Argument(lambda v: lw.Network(v), NOTHING, "model"),
     "Network readout": keyword(network, "readout", NOTHING),
@@ -634,7 +638,7 @@ FUNCTION = ("readout", "model", "net", "statistic", "transforms", "reduce", "dir
 LONG = {  # values that are right there, and take long
     "analyze neighbors": ("1", "10**30", "10**400", "numpy integer", "integer tensor"),
     "analyze max_memory": ("10**30", "10**400"),
-    "analyze threshold": ("-0.5", "1e-320", "Fraction", "numpy float"),
+    "analyze threshold": ("1", "-1", "-0.5", "1e-320", "Fraction", "numpy float"),
     "analyze excerpt_length": ("1", "10**30", "10**400", "numpy integer", "integer tensor"),
     "analyze wait": tuple(good(least=0)),
     "analyze classes": ("tuple", "numpy objects", "masked array"),
