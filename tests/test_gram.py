@@ -75,7 +75,7 @@ def test_products_take_vectors_matrices_arrays_and_series(case):
     assert torch.allclose(gram @ weights, dense @ weights)
     assert torch.allclose(gram @ weights[:, 0].numpy(), dense @ weights[:, 0])
     assert torch.allclose(gram @ pandas.Series(weights[:, 1].numpy()), dense @ weights[:, 1])
-    with pytest.raises(TypeError, match="weights must be numbers"):
+    with pytest.raises(TypeError, match="weights must be a tensor of numbers"):
         gram @ "ones"
 
 

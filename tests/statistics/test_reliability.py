@@ -188,10 +188,10 @@ def test_sketches_say_nearly_the_same(digits):
         (lambda g: g, lambda g: lw.reliability(g, torch.zeros(5).long()), "5 labels"),
         (lambda g: g, lw.reliability, "Labels of the columns"),
         (lambda g: g.with_kernel(lw.INNER_PRODUCT), lw.novelty, "no limit"),
-        (lambda g: g, lambda g: lw.novelty(g, k=0), "At least one neighbor"),
+        (lambda g: g, lambda g: lw.novelty(g, k=0), "k must be an integer at least 1"),
         (lambda g: g, lambda g: lw.reliability(g, torch.randn(12, 3)), "cannot be compared"),
-        (lambda g: g, lambda g: lw.novelty(g, sketch=0), "at least 16 numbers"),
-        (lambda g: g, lambda g: lw.novelty(g, sketch="never"), "at least 16 numbers"),
+        (lambda g: g, lambda g: lw.novelty(g, sketch=0), "sketch must be an integer from 16"),
+        (lambda g: g, lambda g: lw.novelty(g, sketch="never"), "sketch must be an integer from 16"),
     ],
 )
 def test_mistakes_are_named(what, ask, message):
@@ -220,7 +220,7 @@ def test_few_or_other_answers_are_refused(digits):
     for truth in (torch.full((60,), torch.nan), torch.zeros(60, 10)):
         with pytest.raises(ValueError, match="finite number a sample"):
             lw.calibrate(found, truth)
-    with pytest.raises(ValueError, match="one level"):
+    with pytest.raises(ValueError, match="levels must be an integer at least 1"):
         lw.calibrate(found, y[400:460], levels=0)
     with pytest.raises(ValueError, match="Calibrated on classes"):
         calibration(found._replace(confidence=None))
