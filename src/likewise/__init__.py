@@ -26,11 +26,17 @@ from likewise.liveness import RankLost, rank_timeout
 from likewise.network import Network
 from likewise.parallel import FailedElsewhere, RanksDiffer
 from likewise.readouts import (
+    CompletionPairs,
     all_outputs,
+    completion_against_alternative,
     label_against_random,
     label_against_rest,
     log_probabilities,
     one_output,
+    predicted_class,
+    projected_outputs,
+    sequence_log_likelihood,
+    token_log_likelihood,
 )
 from likewise.runs import analyze
 from likewise.statistics.calibration import Calibration, calibrate
@@ -66,6 +72,7 @@ __all__ = [
     "Batches",
     "Calibration",
     "ClassSimilarity",
+    "CompletionPairs",
     "Denoising",
     "DependentSampleError",
     "FailedElsewhere",
@@ -91,6 +98,7 @@ __all__ = [
     "best_rotation",
     "calibrate",
     "class_similarity",
+    "completion_against_alternative",
     "denoising",
     "disturbance",
     "figures",
@@ -111,14 +119,18 @@ __all__ = [
     "one_output",
     "perceptual",
     "positive_neighbors",
+    "predicted_class",
     "predicted_move",
+    "projected_outputs",
     "rank_timeout",
     "reduction",
     "reliability",
+    "sequence_log_likelihood",
     "similarity",
     "similarity_histogram",
     "soft_neighbors",
     "subspace_match",
+    "token_log_likelihood",
     "uncertainty",
     "whole_block",
 ]

@@ -7,7 +7,6 @@ Nothing here changes the model: inside `Network.evaluating` it is in evaluation 
 its attributes, mode and every random generator are what they were (model_state.py).
 """
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
-from likewise.checks import check_function, check_names, check_type, describe, refuse_unreadable
+from likewise.checks import check_names, check_type, describe, refuse_unreadable
 from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
 from likewise.model_state import evaluation, exclusive, preserve_attributes
-from likewise.readouts import Readout, all_outputs, label_against_random, one_output
+from likewise.readouts import Readout, all_outputs, check_readout, looks_at_label
 from likewise.recording import is_recording
 
 Parameters = dict[str, Tensor]
@@ -56,13 +55,13 @@ class Network:
         check_model(model)
         if not any(autocast is known for known in (None, torch.bfloat16, torch.float16)):
             raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, found {autocast!r}.")
-        ids_argument = _check_readout(readout)
+        self._extra_arguments = check_readout(readout)
         self.model = _unwrapped(model)
         self.readout = readout
         self.autocast = autocast
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
             self.names = _selected(self.model, parameters)
-        self._ids_argument = ids_argument
+        self._reads_labels = looks_at_label(readout)  # of a user's own readout found on first use
         self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
@@ -144,19 +143,37 @@ class Network:
         """Return the outputs, (n, d), that the readout makes of what the model returned."""
         with torch._C.DisableTorchFunction():
             labels, ids = self.placed((labels, ids))
+            given = self.placed(inputs) if self._extra_arguments.has("inputs") else inputs
             n = len(tree_leaves(inputs)[0])
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
-        found = _checked(self.read(outputs, labels, ids), n)
+        found = _checked(self.read(outputs, labels, ids, given), n)
         return found if self.autocast is None else found.to(self.dtype)
 
-    def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None) -> Tensor:
+    def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None, inputs: Inputs) -> Tensor:
         """Return what the readout makes of the model's outputs."""
-        if self._ids_argument is None:
-            return self.readout(outputs, labels)
-        if self._ids_argument is inspect.Parameter.POSITIONAL_ONLY:
-            return self.readout(outputs, labels, ids)
-        return self.readout(outputs, labels, ids=ids)
+        known, extra = {"ids": ids, "inputs": inputs}, self._extra_arguments
+        more = {name: known[name] for name in extra.by_name}
+        return self.readout(outputs, labels, *(known[name] for name in extra.by_place), **more)
+
+    def reads_labels(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> bool:
+        """Whether the readout's result depends on the labels.
+
+        A user's own readout is tried on these samples with their labels and with each other's, once: what is found
+        on the first samples with labels holds for all.
+
+        Args:
+            inputs: A few samples, best with different labels.
+            labels: Their labels; None: a readout cannot depend on what is not there.
+            ids: Their numbers.
+
+        """
+        if self._reads_labels is None and labels is not None:
+            with self.evaluating():
+                returned = self.called({}, inputs)
+                one, other = (self.chosen(returned, inputs, y, ids) for y in (labels, _other_labels(labels)))
+            self._reads_labels = not torch.equal(one, other)
+        return bool(self._reads_labels) and labels is not None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -216,14 +233,6 @@ class Network:
         return tree_map(place, inputs)
 
 
-def _ids_argument(signature: inspect.Signature) -> Any:
-    """Return the kind of the argument `ids` of a readout if it is one after outputs and labels, else None."""
-    for place, parameter in enumerate(signature.parameters.values()):
-        if parameter.name == "ids" and (place > 1 or parameter.kind is parameter.KEYWORD_ONLY):
-            return parameter.kind
-    return None
-
-
 def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
     """Raise if chosen parameters have hooks that may change their gradients.
 
@@ -267,31 +276,6 @@ def check_model(model: Any) -> nn.Module:
                 "by model.to_empty(device='cpu') and model.load_state_dict(...)."
             )
     return model
-
-
-def _check_readout(readout: Any) -> Any:
-    """Return how a readout takes ids, None if it does not, after a look at whether it can be called at all."""
-    advice = "one_output(i) and label_against_random(seed) are called first"
-    check_function("readout", readout, "(outputs, labels) -> (n, d)", advice)
-    if readout in (one_output, label_against_random):
-        raise TypeError(
-            f"readout must be a function (outputs, labels) -> (n, d), found {readout!r}: {advice}."
-        )
-    try:
-        signature = inspect.signature(readout)
-    except ValueError:  # of some functions written in C nothing is known
-        return None
-    kind = _ids_argument(signature)
-    by_place = kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        signature.bind(
-            *[None] * (3 if by_place else 2), **({} if kind is None or by_place else {"ids": None})
-        )
-    except TypeError as error:
-        raise TypeError(
-            f"readout must be a function (outputs, labels) -> (n, d), found one of {signature} ({error})."
-        ) from error
-    return kind
 
 
 @contextmanager
@@ -377,6 +361,12 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def _other_labels(labels: Tensor) -> Tensor:
+    """Return the labels exchanged between samples; where all are the same, 0 for what is not and 1 for what is."""
+    exchanged = labels.roll(1, 0)
+    return torch.where(labels == 0, 1, 0).to(labels) if torch.equal(labels, exchanged) else exchanged
 
 
 def _checked(outputs: Tensor, n: int) -> Tensor:

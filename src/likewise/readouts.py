@@ -1,21 +1,39 @@
 """Readouts: which numbers of what a model returns are the outputs whose gradients are compared.
 
 A readout is any function (outputs, labels) -> (n, d), whatever its two arguments are called; those below
-serve common cases. One with a further argument named `ids` also gets the samples' numbers.
+serve common cases. One with a further argument named `ids` also gets the samples' numbers, one with an
+argument named `inputs` what the model was called with.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from likewise.checks import check_integer, check_seed, check_type, describe, refuse_unreadable
+from likewise.checks import (
+    check_choice,
+    check_function,
+    check_integer,
+    check_seed,
+    check_type,
+    describe,
+    refuse_unreadable,
+)
 
 Outputs = Any  # whatever the model returns
+Inputs = Any  # whatever it was called with
 Readout = Callable[..., Tensor]
+
+IGNORED = -100  # the label of a token that does not count, as in torch.nn.functional.cross_entropy
+CHUNK = 2**24  # logits that are cast, exponentiated and summed at a time
+MATRICES = 4  # that a projection keeps: one for each number of outputs, device and dtype
+BLOCK = 2**16  # rows of a projection that are made orthonormal at a time
 
 
 def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
@@ -87,9 +105,422 @@ def label_against_random(seed: int = 0) -> Readout:
     return _LabelAgainstRandom(check_seed("seed", seed))
 
 
-def looks_at_label(readout: Readout) -> bool:
-    """Return whether it is one of those here that compare what the network says of the label."""
-    return readout is label_against_rest or isinstance(readout, _LabelAgainstRandom)
+def predicted_class(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
+    """Log-odds of the model's own answer: the largest logit minus the log-sum-exp of the others; d = 1.
+
+    Needs no labels. Of equal logits the first is the answer. Of a model with a single output, the logit of
+    class 1 against class 0, signed by the prediction. One backward pass, whatever the number of classes.
+
+    Args:
+        outputs: What the model returns: logits (n, classes).
+        labels: Not used.
+
+    Returns:
+        (n, 1) log-odds; at least −log(classes − 1).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
+        >>> lw.predicted_class(logits).round(decimals=2)
+        tensor([[1.3100],
+                [4.3100]])
+        >>> lw.similarity(torch.nn.Linear(4, 3), torch.randn(5, 4), readout=lw.predicted_class).shape
+        torch.Size([5, 5])
+
+    """
+    scores = _scores(outputs)
+    if scores.dim() != 2:
+        raise ValueError(
+            f"predicted_class needs logits of shape (n, classes), found {tuple(scores.shape)}: of a language "
+            "model take likewise.sequence_log_likelihood(), of other outputs likewise.projected_outputs(r)."
+        )
+    if scores.shape[1] == 1:
+        return torch.where(scores.detach() >= 0, scores, -scores)
+    answer = scores.detach().argmax(1, keepdim=True)
+    return scores.gather(1, answer) - scores.scatter(1, answer, -torch.inf).logsumexp(1, keepdim=True)
+
+
+class _Matrices:
+    """Projections by number of outputs, device and dtype: a cache that is no part of a readout's identity."""
+
+    def __init__(self) -> None:
+        self._lock, self._known = Lock(), dict[tuple[int, torch.device, torch.dtype], Tensor]()
+
+    def get(self, d: int, like: Tensor, build: Callable[[int], Tensor]) -> Tensor:
+        """Return the matrix for d outputs in the device and dtype of a tensor; build it on first use."""
+        key = (d, like.device, like.dtype)
+        with self._lock:
+            if key not in self._known:
+                while len(self._known) >= MATRICES:
+                    del self._known[next(iter(self._known))]
+                # A new thread has no vmap, trace or inference mode around it: a constant is built there.
+                with ThreadPoolExecutor(1) as thread:
+                    matrix = thread.submit(lambda: build(d).to(like.device, like.dtype))
+                self._known[key] = matrix.result()
+            return self._known[key]
+
+    def add_to(self, fingerprint: Any, name: str) -> None:
+        """Add nothing: what was used so far does not tell readouts apart."""
+
+    def __reduce__(self) -> tuple[type["_Matrices"], tuple[()]]:
+        return _Matrices, ()
+
+
+@dataclass(frozen=True)
+class _ProjectedOutputs:
+    r: int
+    seed: int
+    matrices: _Matrices = field(default_factory=_Matrices, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"projected_outputs({self.r}, seed={self.seed})"
+
+    def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
+        every = all_outputs(outputs)
+        return every @ self.matrices.get(every.shape[1], every, self._build)
+
+    def _build(self, d: int) -> Tensor:
+        return orthonormal_columns(d, min(self.r, d), self.seed)
+
+
+def projected_outputs(r: int, seed: int = 0) -> Readout:
+    """Return the readout of r random orthonormal combinations of all outputs: d becomes r.
+
+    y Q with Q (d, r), QᵀQ = Id, the same for all samples. Costs r backward passes instead of d. k^I is estimated
+    without bias; r = d is a rotation of the outputs and leaves k^C as it is. Docs: "Few combinations of many
+    outputs" tells how close small r comes. Q is computed once for each d (10⁶ outputs, r = 8: half a second).
+
+    Args:
+        r: How many combinations; more than there are outputs means all of them.
+        seed: Of the combinations, which depend on it, on d and on r alone.
+
+    Returns:
+        A readout from outputs of any shape (n, ...) to (n, min(r, d)). All samples must have as many outputs: pad
+        sequences to one length for all batches.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x = torch.nn.Linear(4, 1000), torch.randn(5, 4)
+        >>> gram = lw.GramMatrix(lw.Network(model, lw.projected_outputs(8)), x)
+        >>> gram.d, gram.dense().shape
+        (8, torch.Size([5, 5]))
+
+    """
+    return _ProjectedOutputs(check_integer("r", r, 1), check_seed("seed", seed))
+
+
+def orthonormal_columns(d: int, r: int, seed: int) -> Tensor:
+    """Return Q of the QR decomposition of a Gaussian (d, r) matrix, R with a positive diagonal, in float64.
+
+    So Q is uniform over all matrices with orthonormal columns. Tall ones are well-conditioned, and Q = G R⁻¹ with R
+    from the Cholesky decomposition of GᵀG needs no memory beside G.
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    gaussian = torch.randn(d, r, dtype=torch.float64, device="cpu", generator=generator)
+    if d < 4 * r:
+        q, upper = torch.linalg.qr(gaussian)
+        return q * torch.where(upper.diagonal() < 0, -1.0, 1.0)
+    upper = torch.linalg.cholesky(gaussian.T @ gaussian, upper=True)
+    inverse = torch.linalg.solve_triangular(upper, torch.eye(r, dtype=torch.float64), upper=True)
+    for block in gaussian.split(BLOCK):
+        block.copy_(block @ inverse)
+    return gaussian
+
+
+class _TokenLogProbabilities(torch.autograd.Function):
+    """log p(target) at every position, (n, T), from logits (n, T, V) in any floating type.
+
+    Logits are cast to float32 a chunk of positions at a time, forward and backward, and are all that is kept for
+    the backward: half-precision logits never exist in float32 as a whole. One operation whatever the number of
+    chunks, so that models are traced alike at all batch sizes. Works under vmap, forward mode and twice backward.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, targets: Tensor) -> Tensor:
+        parts = []
+        for part, target in _chunks(logits, targets):
+            parts.append(part.gather(2, target)[:, :, 0] - part.logsumexp(2))
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        logits, targets = ctx.saved_tensors
+        parts, start = [], 0
+        for part, target in _chunks(logits, targets):
+            g = gradient[:, start : start + part.shape[1], None]
+            start += part.shape[1]
+            parts.append((-g * part.softmax(2)).scatter_add(2, target, g).to(logits.dtype))
+        return torch.cat(parts, 1), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
+        logits, targets = ctx.saved_tensors
+        parts = []
+        for (part, target), (move, _) in zip(
+            _chunks(logits, targets), _chunks(tangent, targets), strict=True
+        ):
+            parts.append(move.gather(2, target)[:, :, 0] - (part.softmax(2) * move).sum(2))
+        return torch.cat(parts, 1)
+
+
+def _chunks(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits in float32 or wider with the targets of some positions at a time."""
+    n, _, vocabulary = logits.shape
+    size = max(1, CHUNK // max(1, n * vocabulary))
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    for part, target in zip(logits.split(size, 1), targets.split(size, 1), strict=True):
+        yield part.to(wide), target[:, :, None]
+
+
+def token_log_likelihood(
+    outputs: Outputs, labels: Tensor | None, inputs: Inputs, *, shift: bool | None = None
+) -> Tensor:
+    """Log-likelihood of each token of a sequence given those before it, at the token's own position; d = T.
+
+    Positions that do not count are 0 with a zero gradient: padding (attention_mask 0), labels of −100, the first
+    token, of which no model speaks, and one that follows padding. T backward passes. Similarities between tokens
+    are in the (T, T) blocks of `Kernel(0, 0, whole_block)`: entry t, s of block x, x' is the inner product of the
+    gradients of token t of x and token s of x'. Divided by both norms it is their cosine, as below; CORRELATION
+    would whiten the tokens of one text against each other.
+
+    Args:
+        outputs: What the model returns, with logits (n, T, vocabulary).
+        labels: (n, T) tokens, not shifted, −100 where they do not count; the model's input_ids if None.
+        inputs: What the model was called with: a tensor of tokens, or a dict with input_ids and attention_mask.
+        shift: Whether the logits at a position are of the next token. None: yes, unless inputs have
+            decoder_input_ids (encoder-decoder models). For masked language models take
+            functools.partial(token_log_likelihood, shift=False).
+
+    Returns:
+        (n, T) log-probabilities, at least float32.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+        >>> tokens = torch.randint(0, 7, (3, 5))
+        >>> net = lw.Network(model, lw.token_log_likelihood)
+        >>> kernel = lw.Kernel(0, 0, lw.whole_block)
+        >>> blocks = lw.GramMatrix(net, tokens, kernel=kernel).dense()
+        >>> blocks.shape
+        torch.Size([3, 3, 5, 5])
+        >>> norms = torch.stack([blocks[i, i].diagonal().sqrt() for i in range(3)]).clamp(min=1e-30)
+        >>> cosines = blocks / norms[:, None, :, None] / norms[None, :, None, :]
+        >>> bool(cosines.abs().max() < 1.001)
+        True
+
+    """
+    likelihoods, _ = _token_likelihoods(outputs, labels, inputs, shift)
+    return likelihoods
+
+
+@dataclass(frozen=True)
+class _SequenceLogLikelihood:
+    reduce: Literal["mean", "sum"]
+    shift: bool | None
+
+    def __repr__(self) -> str:
+        return f"sequence_log_likelihood(reduce={self.reduce!r}, shift={self.shift})"
+
+    def __call__(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs) -> Tensor:
+        return _sequence_likelihood(outputs, labels, inputs, self.shift, self.reduce)
+
+
+def sequence_log_likelihood(reduce: Literal["mean", "sum"] = "mean", shift: bool | None = None) -> Readout:
+    """Return the readout of a language model's log-likelihood of a text; d = 1.
+
+    The sum, or the mean, of log p(token | those before) over the tokens that count: not padding (attention_mask 0),
+    not those with a label of −100 (a prompt, say), not the first, of which no model speaks, nor one that follows
+    padding: texts may be padded on either side. A text without such a token has a zero gradient. Logits in half
+    precision are cast to float32 in parts. One backward pass.
+
+    Labels travel with the data, under "labels" in a dict. Encoder-decoder models (T5) are called without labels and
+    need decoder_input_ids among the inputs: model.prepare_decoder_input_ids_from_labels(labels).
+
+    Args:
+        reduce: "mean" does not favor long texts, "sum" is the log-likelihood proper.
+        shift: Whether the logits at a position are of the next token. None: yes, unless inputs have
+            decoder_input_ids (encoder-decoder models). False for masked language models.
+
+    Returns:
+        A readout (outputs, labels, inputs) -> (n, 1). Labels are (n, T) tokens as the model is given them, not
+        shifted; without labels the input_ids count.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+        >>> tokens = torch.randint(0, 7, (3, 5))
+        >>> lw.similarity(model, tokens, readout=lw.sequence_log_likelihood()).shape
+        torch.Size([3, 3])
+
+    """
+    check_choice("reduce", reduce, ("mean", "sum"))
+    if shift is not None and not isinstance(shift, bool):
+        raise TypeError(f"shift must be True, False or None, found {describe(shift)}.")
+    return _SequenceLogLikelihood(reduce, shift)
+
+
+class CompletionPairs(nn.Module):
+    """A language model that reads a completion and an alternative, for `completion_against_alternative`.
+
+    Called with chosen_input_ids, chosen_attention_mask, rejected_input_ids, ...: it calls the model on what is named
+    chosen_..., then on what is named rejected_..., without the prefix; chosen_labels and rejected_labels are for the
+    readout and are not passed on. Both texts may have different lengths. Its parameters are the model's, with "model."
+    before their names.
+
+    Args:
+        model: A causal or encoder-decoder language model.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+        >>> pairs = {"chosen_input": torch.randint(0, 7, (3, 5)), "rejected_input": torch.randint(0, 7, (3, 6))}
+        >>> {name: tuple(part.shape) for name, part in lw.CompletionPairs(model)(**pairs).items()}
+        {'chosen': (3, 5, 7), 'rejected': (3, 6, 7)}
+
+    """
+
+    SIDES = ("chosen", "rejected")
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> dict[str, Tensor]:
+        """Return the logits of both texts, {"chosen": (n, T, vocabulary), "rejected": ...}."""
+        logits = {}
+        for side in self.SIDES:
+            named = _side(inputs, side)
+            named.pop("labels", None)
+            logits[side] = main_tensor(self.model(**named))
+        return logits
+
+
+def completion_against_alternative(
+    outputs: Outputs,
+    labels: Tensor | None,
+    inputs: Inputs,
+    *,
+    reduce: Literal["mean", "sum"] = "sum",
+    shift: bool | None = None,
+) -> Tensor:
+    """Log-likelihood of a completion minus that of an alternative, as in preference pairs; d = 1.
+
+    For `CompletionPairs(model)`, of inputs named chosen_... and rejected_...: input_ids, attention_mask and, if part of
+    the text does not count, labels with −100 there. A prompt that both share cancels in the sum in any case. One
+    backward pass through two calls of the model.
+
+    Args:
+        outputs: What CompletionPairs returns.
+        labels: Not used: each text has its own among the inputs.
+        inputs: Dict of chosen_... and rejected_... tensors.
+        reduce: "sum" as in preference optimization; "mean" per token. functools.partial sets it.
+        shift: As for `sequence_log_likelihood`.
+
+    Returns:
+        (n, 1) differences, at least float32.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed, self.out = torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7)
+        ...     def forward(self, input_ids):
+        ...         return self.out(self.embed(input_ids).cumsum(1).tanh())
+        >>> pairs = {
+        ...     "chosen_input_ids": torch.randint(0, 7, (3, 5)),
+        ...     "rejected_input_ids": torch.randint(0, 7, (3, 6)),
+        ... }
+        >>> net = lw.Network(lw.CompletionPairs(Model()), lw.completion_against_alternative)
+        >>> lw.GramMatrix(net, pairs).dense().shape
+        torch.Size([3, 3])
+
+    """
+    known = isinstance(outputs, Mapping) and set(CompletionPairs.SIDES) <= set(outputs)
+    if not known or not isinstance(inputs, Mapping):
+        raise TypeError(
+            "completion_against_alternative reads what likewise.CompletionPairs(model) returns of inputs named "
+            f"chosen_input_ids, rejected_input_ids, ..., found outputs that are {describe(outputs)}: "
+            "Network(CompletionPairs(model), completion_against_alternative)."
+        )
+    one, other = (
+        _sequence_likelihood(outputs[side], named.pop("labels", None), named, shift, reduce)
+        for side in CompletionPairs.SIDES
+        for named in (_side(inputs, side),)
+    )
+    return one - other
+
+
+def looks_at_label(readout: Readout) -> bool | None:
+    """Return whether a readout compares what the network says of the label; None of a user's own.
+
+    Of those that are not known here, `Network.reads_labels` finds out.
+    """
+    if readout is label_against_rest or isinstance(readout, _LabelAgainstRandom):
+        return True
+    blind = isinstance(readout, _OneOutput | _ProjectedOutputs)
+    return False if blind or readout in (all_outputs, log_probabilities, predicted_class) else None
+
+
+class ExtraArguments(NamedTuple):
+    """Which of `ids` and `inputs` a readout takes beside outputs and labels."""
+
+    by_place: tuple[str, ...] = ()  # positional-only, in order
+    by_name: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether it takes this one."""
+        return name in self.by_place or name in self.by_name
+
+
+def check_readout(readout: Any) -> ExtraArguments:
+    """Return what a readout takes beside outputs and labels, or refuse what is no readout."""
+    expected = "(outputs, labels) -> (n, d), with further arguments ids or inputs if it needs them"
+    calls = ", ".join(f"{factory.__name__}(...)" for factory in FACTORIES)
+    check_function("readout", readout, expected, f"{calls} are called first")
+    if readout in FACTORIES:
+        raise TypeError(f"readout must be a function {expected}: {readout.__name__} is called first.")
+    name = getattr(readout, "__qualname__", repr(readout))
+    module = str(getattr(readout, "__module__", ""))
+    inner = module.startswith("likewise.") and module != __name__ and "<locals>" not in name
+    if inner and inspect.isroutine(readout):
+        raise TypeError(f"readout must be a function {expected}: likewise.{name} is something else.")
+    try:
+        signature = inspect.signature(readout)
+    except ValueError:  # of some functions written in C nothing is known
+        return ExtraArguments()
+    given = list(signature.parameters.values())
+    further = [p for i, p in enumerate(given) if i > 1 or p.kind is p.KEYWORD_ONLY]
+    further = [parameter for parameter in further if parameter.name in ("ids", "inputs")]
+    extra = ExtraArguments(
+        tuple(parameter.name for parameter in further if parameter.kind is parameter.POSITIONAL_ONLY),
+        tuple(parameter.name for parameter in further if parameter.kind is not parameter.POSITIONAL_ONLY),
+    )
+    try:
+        signature.bind(None, None, *extra.by_place, **dict.fromkeys(extra.by_name))
+    except TypeError as error:
+        raise TypeError(
+            f"readout must be a function {expected}: {name} takes {signature}, {error}."
+        ) from error
+    return extra
+
+
+FACTORIES: tuple[Any, ...] = (one_output, label_against_random, projected_outputs, sequence_log_likelihood)
+NAMED: Mapping[str, Readout] = {  # what settings and the command line call them
+    "all_outputs": all_outputs,
+    "log_probabilities": log_probabilities,
+    "label_against_rest": label_against_rest,
+    "predicted_class": predicted_class,
+    "sequence_log_likelihood": sequence_log_likelihood(),
+    "token_log_likelihood": token_log_likelihood,
+}
 
 
 def main_tensor(outputs: Outputs) -> Tensor:
@@ -150,6 +581,86 @@ def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tu
             "classes: labels.long(); one-hot: labels.argmax(1)."
         )
     return scores, labels.reshape(-1, 1).long()
+
+
+def _side(inputs: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """Return the inputs of one of two texts, by their names without its prefix."""
+    prefix = side + "_"
+    found = {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
+    if not found:
+        raise ValueError(
+            f"There are no inputs named {prefix}..., only {', '.join(map(str, inputs))}: a pair needs "
+            "chosen_input_ids and rejected_input_ids, and an attention_mask of each where texts are padded."
+        )
+    return found
+
+
+def _sequence_likelihood(
+    outputs: Outputs, labels: Tensor | None, inputs: Inputs, shift: bool | None, reduce: str
+) -> Tensor:
+    likelihoods, counted = _token_likelihoods(outputs, labels, inputs, shift)
+    total = likelihoods.sum(1, keepdim=True)
+    return total if reduce == "sum" else total / counted.sum(1, keepdim=True).clamp(min=1)
+
+
+def _token_likelihoods(
+    outputs: Outputs, labels: Tensor | None, inputs: Inputs, shift: bool | None
+) -> tuple[Tensor, Tensor]:
+    """Return the log-likelihood of each token at its own position, 0 where it does not count, and which do."""
+    logits = main_tensor(outputs)
+    shifted = not _is_encoder_decoder(inputs) if shift is None else shift
+    tokens = _tokens(inputs) if labels is None else labels
+    if logits.dim() != 3 or tokens.shape != logits.shape[:2] or tokens.is_floating_point():
+        raise ValueError(
+            "A log-likelihood of tokens needs logits (n, T, vocabulary) and tokens (n, T), found logits "
+            f"{tuple(logits.shape)} and {describe(tokens)} as {'input_ids' if labels is None else 'labels'}. "
+            "Labels of another kind are left out by batches(data, labels=False)."
+        )
+    counted = tokens != IGNORED
+    mask = _mask(inputs, tokens)
+    if mask is not None:
+        counted = counted & mask
+    if shifted:  # the logits of a token are those of the position before it
+        before = torch.zeros_like(counted)
+        counted = torch.cat([before[:, :1], counted[:, 1:] & (True if mask is None else mask[:, :-1])], 1)
+    targets = torch.where(counted, tokens, 0).long()
+    if shifted:  # tokens move to their logits: to slice the logits would copy them
+        targets = targets.roll(-1, 1)
+    with _labels_are_classes(logits.shape[2]):
+        likelihoods = _TokenLogProbabilities.apply(logits, targets)
+    if shifted:
+        likelihoods = likelihoods.roll(1, 1)
+    return torch.where(counted, likelihoods, 0), counted
+
+
+def _is_encoder_decoder(inputs: Inputs) -> bool:
+    return isinstance(inputs, Mapping) and any(str(name).startswith("decoder_input") for name in inputs)
+
+
+def _tokens(inputs: Inputs) -> Tensor:
+    """Return the tokens that a model was given, where no labels were."""
+    tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or _is_encoder_decoder(inputs):
+        raise ValueError(
+            "A log-likelihood needs the tokens: labels (n, T) that travel with the data, or, of a model that "
+            "predicts its own input, input_ids among its inputs. An encoder-decoder model needs labels."
+        )
+    return tokens
+
+
+def _mask(inputs: Inputs, tokens: Tensor) -> Tensor | None:
+    """Return which tokens are text and which padding, where the inputs tell."""
+    if not isinstance(inputs, Mapping):
+        return None
+    mask = inputs.get("decoder_attention_mask" if _is_encoder_decoder(inputs) else "attention_mask")
+    if mask is None:
+        return None
+    if mask.shape != tokens.shape:
+        raise ValueError(
+            f"The attention mask must be (n, T) like the tokens, {tuple(tokens.shape)}, found "
+            f"{tuple(mask.shape)}: which tokens are padding cannot be told."
+        )
+    return mask != 0
 
 
 @contextmanager

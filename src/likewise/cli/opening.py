@@ -26,14 +26,14 @@ def opened(settings: "Settings") -> tuple[Any, Any]:
         max_memory=settings.max_memory,
     )
     named = (
-        getattr(readouts, settings.readout, None)
+        readouts.NAMED.get(settings.readout)
         if ":" not in settings.readout
         else reading.imported(settings.readout)
     )
     if not callable(named):
         raise ValueError(
-            f"There is no readout {settings.readout!r}: use all_outputs, log_probabilities, "
-            "label_against_rest, or an import string."
+            f"There is no readout {settings.readout!r}: use {', '.join(readouts.NAMED)}, or an import "
+            "string such as mine.py:readout."
         )
     if settings.classes is not None:
         read = _renumbered(read, settings.classes)

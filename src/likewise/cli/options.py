@@ -57,8 +57,8 @@ Limit = Annotated[int | None, typer.Option(help="Only so many samples.")]
 Readout = Annotated[
     str,
     typer.Option(
-        help="Whose gradients are compared: all_outputs, log_probabilities, label_against_rest, or an "
-        "import string."
+        help="Whose gradients are compared: all_outputs, log_probabilities, label_against_rest, "
+        "predicted_class, sequence_log_likelihood, token_log_likelihood, or an import string."
     ),
 ]
 Parameters = Annotated[str | None, typer.Option(help="Only these parameters, with commas: `layer4.*,fc.*`.")]

@@ -19,7 +19,7 @@ from likewise.gradients.layers import Layers
 from likewise.gradients.meter import Meter
 from likewise.gradients.trace import WAYS, Regrouped, Trace, repeated
 from likewise.gradients.validation import SpotCheck, find_fault, regrouping_fault
-from likewise.network import Network
+from likewise.network import Inputs, Network
 from likewise.readouts import Outputs, Readout
 
 # Libraries take room of their own inside an operation, which is not counted.
@@ -71,8 +71,8 @@ def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     """Return the readout of random combinations of all outputs: an error in any of them shows."""
     mixing = torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
 
-    def read(outputs: Outputs, labels: Tensor | None, ids: Tensor) -> Tensor:
-        every = net.read(outputs, labels, ids)
+    def read(outputs: Outputs, labels: Tensor | None, ids: Tensor, inputs: Inputs) -> Tensor:
+        every = net.read(outputs, labels, ids, inputs)
         return every.reshape(len(every), -1) @ mixing.to(every)
 
     return read

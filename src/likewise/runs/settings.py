@@ -40,7 +40,7 @@ class Settings(BaseModel):
     follow_links: bool = False
     classes: tuple[str, ...] | None = None
     limit: int | None = Field(default=None, ge=1)
-    readout: Literal["all_outputs", "log_probabilities", "label_against_rest"] | str = "all_outputs"
+    readout: str = "all_outputs"  # a name in likewise.readouts.NAMED, or an import string
     parameters: tuple[str, ...] | None = None
     neighbors: int = Field(default=10, ge=1)
     threshold: float = Field(default=0.5, ge=-1, le=1)

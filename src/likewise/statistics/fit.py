@@ -10,12 +10,12 @@ from likewise.checks import check_number
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
-from likewise.readouts import looks_at_label
 from likewise.statistics.density import soft_neighbors
 from likewise.statistics.reliability import NeighborMeansReducer
 from likewise.statistics.targets import (
     class_chances,
     given_labels,
+    looks_at_label,
     model_outputs,
     numeric,
     of_classes,
@@ -141,7 +141,7 @@ def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
 
 def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float, bool]:
     """Return how much of the labels outputs tell, how much the other samples' labels; are they classes?"""
-    if not gram.of_network or looks_at_label(gram.net.readout):
+    if not gram.of_network or looks_at_label(gram):
         return math.nan, math.nan, True  # no network, or one whose neighbors know the label
     outputs = model_outputs(gram)
     classes = of_classes(labels, outputs.shape[1])

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from likewise.checks import describe
+from likewise.data import Batches
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import outputs_of
 from likewise.network import Network
-from likewise.readouts import all_outputs, looks_at_label
+from likewise.readouts import all_outputs
 from likewise.sources import column
 
 MOST_CLASSES = 100_000
+LABELS_TRIED = 8  # samples, from the first to the last, on which a readout is tried with other labels
 
 
 def refuse_other(gram: GramMatrix) -> None:
@@ -82,6 +84,17 @@ def of_classes(labels: Tensor, d: int) -> Tensor | None:
     return found.long().cpu() if d > 1 or found.max() <= 1 else None  # one output, many integers: values
 
 
+def looks_at_label(gram: GramMatrix) -> bool:
+    """Whether samples are alike by what the network says of their labels: the readout's result depends on them."""
+    return any(_reads_labels(gram.net, data) for data in (gram.data, gram.columns))
+
+
+def _reads_labels(net: Network, data: Batches) -> bool:
+    count = min(LABELS_TRIED, data.n)
+    few = data.take([i * (data.n - 1) // max(1, count - 1) for i in range(count)]).samples(range(count))
+    return net.reads_labels(few.inputs, few.labels, few.ids)
+
+
 def model_outputs(gram: GramMatrix) -> Tensor:
     """Return what the model says of the rows, (n, d), whatever the readout compares.
 
@@ -94,7 +107,7 @@ def model_outputs(gram: GramMatrix) -> Tensor:
     try:
         return outputs_of(whole, gram.data, masked=True).cpu()
     except TypeError:
-        if looks_at_label(net.readout):
+        if looks_at_label(gram):
             raise
         return outputs_of(net, gram.data, masked=True).cpu()
 
