@@ -11,6 +11,7 @@ goes on bit for bit as without it.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 INDEX = "sample_index"  # the key under which WithIndex puts positions into samples that are mappings
 PENDING_UPDATES, PENDING_ROWS = 64, 1 << 16  # kept where the logits are before they are added up
+PENDING_LOGITS = 1 << 16  # of one update; more are reduced to two numbers per sample at once
 SCHEMA = b"1"
 SCHEMA_KEY, CLOCK_KEY = b"likewise.watch", b"likewise.watch.clock"
 UNKNOWN = -1  # label of a sample that was never seen
@@ -47,6 +49,7 @@ COLUMNS: dict[str, type] = {  # of the state, one value per sample
     "last_correct": np.bool_,
 }
 SUMS = (
+    "updates",
     "left_out",
     "margin_sum",
     "loss_sum",
@@ -55,17 +58,26 @@ SUMS = (
     "correct",
     "forgetting",
 )
-State = dict[str, np.ndarray]
+State = dict[str, np.ndarray]  # by the names of COLUMNS
 
 
 class _Pending(NamedTuple):
     """What is kept of one update until it is added."""
 
-    values: Tensor  # (2, b): margin, and logit of the label less the log-sum-exp of all others
+    logits: (
+        Tensor | None
+    )  # (b, classes) where they are few: reducing those of many updates in one go is faster
+    values: Tensor | None  # else (2, b), see `_margins_and_log_odds`
     labels: Tensor  # (b,)
     ids: Tensor  # (b,)
     classes: int
     clock: int
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be equal for updates to be reduced together."""
+        known = self.logits if self.logits is not None else self.labels
+        return self.logits is None, self.classes, known.dtype, known.device
 
 
 class Watch:
@@ -114,11 +126,17 @@ class Watch:
         """
         logits, labels, ids = self._check_update(logits, labels, ids)
         with torch.no_grad():
-            values = _margins_and_log_odds(logits.detach(), labels)
-            part = _Pending(
-                values, labels.detach().clone(), ids.detach().clone(), logits.shape[1], self._clock
+            few = logits.numel() <= PENDING_LOGITS
+            self._pending.append(
+                _Pending(
+                    logits.detach().clone() if few else None,
+                    None if few else _margins_and_log_odds(logits.detach(), labels),
+                    labels.clone(),
+                    ids.clone(),
+                    logits.shape[1],
+                    self._clock,
+                )
             )
-        self._pending.append(part)
         self._pending_rows += len(ids)
         self._clock += 1
         if len(self._pending) >= PENDING_UPDATES or self._pending_rows >= PENDING_ROWS:
@@ -229,7 +247,8 @@ class Watch:
             raise ValueError(f"A record of {other.n} samples cannot be merged with one of {self.n}.")
         self._flush()
         other._flush()
-        self._combine(np.flatnonzero(other._state["label"] != UNKNOWN), other._state)
+        seen = np.flatnonzero(other._state["label"] != UNKNOWN)
+        self._combine(seen, _rows(other._state, seen))
         self._clock = max(self._clock, other._clock)
 
     def save(self, path: str | Path) -> None:
@@ -324,9 +343,7 @@ class Watch:
         columns = part.cpu().numpy().T
         other = {name: column.astype(COLUMNS[name]) for name, column in zip(COLUMNS, columns, strict=True)}
         seen = np.flatnonzero(other["label"] != UNKNOWN)
-        self._combine(
-            seen + (samples.start or 0), {name: values[seen] for name, values in other.items()}, aligned=True
-        )
+        self._combine(seen + (samples.start or 0), _rows(other, seen))
         self._clock = max(self._clock, int(other["last_at"].max(initial=-1)) + 1)
 
     def empty_part(self) -> "Watch":
@@ -366,7 +383,9 @@ class Watch:
         """Add what is pending to the sums."""
         if not self._pending:
             return
-        values = _joined([part.values for part in self._pending], 1).astype(np.float64)
+        groups = [list(group) for _, group in groupby(self._pending, lambda part: part.kind)]
+        with torch.no_grad():
+            values = np.concatenate([_reduced(group) for group in groups], 1)
         labels = _joined([part.labels for part in self._pending])
         ids = _joined([part.ids for part in self._pending])
         sizes = [len(part.ids) for part in self._pending]
@@ -374,9 +393,7 @@ class Watch:
         _refuse_outside("labels", labels, np.repeat([part.classes for part in self._pending], sizes))
         clocks = np.repeat([part.clock for part in self._pending], sizes)
         if len(ids):
-            order = np.argsort(
-                ids, kind="stable"
-            )  # rows of a sample side by side, in the order of their updates
+            order = _stable_order(ids)  # rows of a sample side by side, in the order of their updates
             self._add(ids[order], labels[order], values[:, order], clocks[order])
         self._pending, self._pending_rows = [], 0
 
@@ -397,7 +414,7 @@ class Watch:
             at = np.flatnonzero(np.logical_or.reduceat(finite, starts))
             for name, column in kept.items():
                 summary[name][at] = column
-        self._combine(unique, summary, aligned=True)
+        self._combine(unique, summary)
         if not finite.all() and not self._warned:
             self._warned = True
             warnings.warn(
@@ -406,10 +423,9 @@ class Watch:
                 stacklevel=4,
             )
 
-    def _combine(self, ids: np.ndarray, other: State, *, aligned: bool = False) -> None:
-        """Merge the state of different samples `ids` with another, given for these (aligned) or for all samples."""
-        theirs = other if aligned else {name: column[ids] for name, column in other.items()}
-        mine = {name: column[ids] for name, column in self._state.items()}
+    def _combine(self, ids: np.ndarray, theirs: State) -> None:
+        """Merge the state of samples, each of which occurs once in `ids`, with another state of these."""
+        mine = _rows(self._state, ids)
         changed = (mine["label"] != UNKNOWN) & (mine["label"] != theirs["label"])
         if changed.any():
             _refuse_changed(ids[changed], mine["label"][changed], theirs["label"][changed])
@@ -482,27 +498,40 @@ def _with_index(item: Any, index: int) -> Any:
 def _margins_and_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     """Return margins and log-odds of the labels, (2, b): everything else follows from these."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    place = labels.clamp(0, logits.shape[1] - 1)[
-        :, None
-    ]  # faulty ones are refused later; a GPU would stop here
+    # faulty labels are refused when they are added: out of range, they would end all work on a GPU here
+    place = labels.clamp(0, logits.shape[1] - 1)[:, None]
     label = logits.gather(1, place)[:, 0]
     others = logits.scatter(1, place, -torch.inf)
     return torch.stack([label - others.amax(1), label - others.logsumexp(1)])
 
 
+def _reduced(parts: list[_Pending]) -> np.ndarray:
+    """Return margins and log-odds of updates of one kind, (2, rows) in float64."""
+    if parts[0].logits is None:
+        return _joined([part.values for part in parts if part.values is not None], 1).astype(np.float64)
+    logits = torch.cat([part.logits for part in parts if part.logits is not None])
+    return _margins_and_log_odds(logits, torch.cat([part.labels for part in parts])).cpu().double().numpy()
+
+
+def _stable_order(ids: np.ndarray) -> np.ndarray:
+    """Return the order that sorts ids; equal ones stay in place. Faster than a stable argsort: keys are distinct."""
+    return np.sort(ids * len(ids) + np.arange(len(ids))) % len(ids)
+
+
 def _summarize(ids: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> State:
-    """Return the state of samples after these rows only, which are sorted by sample."""
+    """Return what these rows alone add to the state of their samples, by which they are sorted."""
     new = np.r_[True, ids[1:] != ids[:-1]]
     starts = np.flatnonzero(new)
     ends = np.r_[starts[1:], len(ids)] - 1
     margin, log_odds = values
     correct = margin > 0
-    confidence = np.exp(-np.logaddexp(0, -log_odds))
+    decay = np.exp(-np.abs(log_odds))  # so that nothing overflows, and small losses keep their digits
+    confidence = np.where(log_odds >= 0, 1, decay) / (1 + decay)
     forgotten = np.r_[False, correct[:-1] & ~correct[1:]] & ~new
     rows = {
         "updates": np.ones(len(ids), np.int64),
         "margin_sum": margin,
-        "loss_sum": np.logaddexp(0, -log_odds),
+        "loss_sum": np.log1p(decay) + np.maximum(-log_odds, 0),
         "confidence_sum": confidence,
         "confidence_square_sum": confidence**2,
         "correct": correct.astype(np.int64),
@@ -521,8 +550,8 @@ def _joined_in_time(a: State, b: State) -> State:
     between = (a_before & a["last_correct"] & ~b["first_correct"]) | (
         b_before & b["last_correct"] & ~a["first_correct"]
     )
-    found = {name: a[name] + b[name] for name in ("updates", *SUMS)}
-    found["forgetting"] = found["forgetting"] + between
+    found = {name: a[name] + b[name] for name in SUMS}
+    found["forgetting"] += between
     found["label"] = np.where(b["label"] != UNKNOWN, b["label"], a["label"])
     b_first = in_b & (~in_a | (b["first_at"] < a["first_at"]))
     b_last = in_b & (~in_a | (b["last_at"] >= a["last_at"]))
@@ -533,8 +562,14 @@ def _joined_in_time(a: State, b: State) -> State:
 
 
 def _empty_state(n: int) -> State:
-    start = {"label": UNKNOWN, "first_at": -1, "last_at": -1}
-    return {name: np.full(n, start.get(name, 0), dtype) for name, dtype in COLUMNS.items()}
+    state: State = {name: np.zeros(n, dtype) for name, dtype in COLUMNS.items()}
+    for name in ("label", "first_at", "last_at"):
+        state[name].fill(UNKNOWN)
+    return state
+
+
+def _rows(state: State, samples: np.ndarray) -> State:
+    return {name: column[samples] for name, column in state.items()}
 
 
 def _joined(parts: list[Tensor], dim: int = 0) -> np.ndarray:
