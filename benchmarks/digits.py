@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import trange
 
 import likewise as lw
-from likewise.demo import trained
+from likewise.demo import train_network
 from likewise.statistics.label_issues import suspicion_from_votes
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))
@@ -70,7 +70,7 @@ def alone(density: Tensor, distance: Tensor) -> Iterator[tuple[str, float]]:
 
 def measured(seed: int) -> Iterator[tuple[str, float]]:
     x, y, wrong = digits(seed)
-    model = trained(x, y, epochs=60, seed=seed)
+    model = train_network(x, y, epochs=60, seed=seed)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(x), y, reduction="none")
     yield "labels learned by heart", float((model(x).argmax(1) == y).float().mean())

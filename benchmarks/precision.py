@@ -29,7 +29,7 @@ def usual(model: nn.Module, x: Tensor) -> Tensor:
     """N_S by explicit float32 gradients and a running float32 sum."""
     gradients = lw.GramMatrix(model, lw.batches(x, 500), engine="autograd")
     data, total, rows = gradients.data, torch.zeros(()), []
-    with gradients.net.evaluating():
+    with gradients.net.evaluation_mode():
         for where in data.spans():
             found = gradients.engine.rows(data.samples(where), -0.5).rows[:, 0]
             for row in found:  # one after another, as a loop over a loader would

@@ -5,7 +5,7 @@ from mnist_figures import Line, areas, final, gains, shape, sorted_lines
 from spread import interval
 
 
-def compared(lines: list[Line], others: list[Line]) -> None:
+def compare_runs(lines: list[Line], others: list[Line]) -> None:
     """Print how far what the terms add agrees with other results of the same settings and seeds."""
     lines, others = _at_common_moments(lines, others)
     gaps, apart = [], []

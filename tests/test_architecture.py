@@ -13,31 +13,28 @@ LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
     "escapes": -1,  # of text: knows nothing of the package
     "model_state": -1,
-    "linalg": 0,
     "intervals": 0,
+    "linalg": 0,
     "kernels": 0,
     "fingerprint": 0,
     "liveness": 0,
     "readouts": 0,
-    "recording": 0,
+    "cuda_graphs": 0,
     "figures": 0,
-    "pictures": 0,
-    "reading": 0,
+    "thumbnails": 0,
+    "loading": 0,
     "files": 0,
     "locks": 0,
-    "parallel": 1,
-    "sources": 1,
-    "data": 2,
+    "distributed": 1,
     "manifest": 1,
     "watch": 1,  # knows only how files are written
-    "network": 2,  # knows the readouts
+    "data": 2,
+    "model": 2,  # knows the readouts
     "report": 2,  # knows only its folder
-    "gradients": 3,
+    "engines": 3,
     "losses": 4,
     "gram": 6,
-    "analysis": 7,  # knows only its folder, and who writes its report
     "statistics": 8,
-    "comparison": 9,
     "runs": 9,
     "integrations": 9,
     "demo": 10,
@@ -76,11 +73,11 @@ def test_each_effect_has_its_place():
     for path in FILES:
         text = path.read_text()
         where = part(path)
-        assert "torch.distributed" not in text or where == "parallel", path
+        assert "torch.distributed" not in text or where == "distributed", path
         assert not re.search(r"\bprint\(|os\.environ", text) or where == "cli", path
         assert "typer" not in text or where == "cli", path
-        assert not re.search(r"pickle\.|torch\.save\(", text) or where == "reading", path
-        assert "torch.load(" not in text or (where == "reading" and "weights_only=True" in text), path
+        assert not re.search(r"pickle\.|torch\.save\(", text) or where == "loading", path
+        assert "torch.load(" not in text or (where == "loading" and "weights_only=True" in text), path
         assert not re.search(r"\.write_(text|bytes)|to_csv|write_table\(", text) or where in WRITERS, path
         assert not re.search(r"(?<![\w.])open\(", text) or where in WRITERS, path
 

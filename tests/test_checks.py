@@ -36,7 +36,7 @@ def test_numbers_of_every_kind_are_accepted(value):
     assert found == 0.5 and type(found) is float
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda v: type(v).__name__)
 def test_what_is_no_number_is_named(value):
     with pytest.raises(TypeError, match="q must be a finite number"):
         checks.check_number("q", value)

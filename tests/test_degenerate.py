@@ -42,7 +42,7 @@ def half_dead():
 def test_vanishing_gradients_are_named_and_left_out():
     model, x, dead = half_dead()
     gram = lw.GramMatrix(model, x)
-    with pytest.warns(lw.VanishingGradientWarning, match=r"2 of 6 samples .*ids 1, 4"):
+    with pytest.warns(lw.ZeroGradientWarning, match=r"2 of 6 samples .*ids 1, 4"):
         counts = lw.soft_neighbors(gram)
     assert torch.equal(gram.zero_gradients(), dead)
     assert (counts[dead] == 0).all()
@@ -50,7 +50,7 @@ def test_vanishing_gradients_are_named_and_left_out():
     assert torch.allclose(counts[~dead], expected)
 
 
-@pytest.mark.filterwarnings("ignore::likewise.VanishingGradientWarning")
+@pytest.mark.filterwarnings("ignore::likewise.ZeroGradientWarning")
 def test_no_statistic_of_vanishing_gradients_is_nan():
     model, x, dead = half_dead()
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
@@ -74,7 +74,7 @@ def test_no_statistic_of_vanishing_gradients_is_nan():
 
 def test_vanishing_columns_are_named_too():
     model, x, dead = half_dead()
-    with pytest.warns(lw.VanishingGradientWarning, match="ids 1, 4"):
+    with pytest.warns(lw.ZeroGradientWarning, match="ids 1, 4"):
         counts = lw.soft_neighbors(lw.GramMatrix(model, x[~dead], columns=x))
     assert torch.allclose(counts, lw.soft_neighbors(lw.GramMatrix(model, x[~dead])))
 

@@ -278,7 +278,7 @@ def test_results_at_other_moments_are_no_pair(mnist):
 
 
 def test_two_runs_of_the_same_settings_are_compared_at_common_moments(mnist, capsys):
-    from mnist_words import compared
+    from mnist_words import compare_runs
 
     def results(added, middle):
         found = []
@@ -291,13 +291,13 @@ def test_two_runs_of_the_same_settings_are_compared_at_common_moments(mnist, cap
         return found
 
     mine = results({"ratio": [1, 2, 3, 4], "group": [8, 9, 8, 9]}, middle=True)
-    compared(mine, results({"group": [2, 3, 1, 3], "ratio": [2, 1, 3, 4]}, middle=False))
+    compare_runs(mine, results({"group": [2, 3, 1, 3], "ratio": [2, 1, 3, 4]}, middle=False))
     said = capsys.readouterr().out
     assert said.startswith(
         "2 effects are in both, at the same moments; they differ by 1.562 in the median, 3.125"
     )
     assert "\n1 by more" in said and "group × 1: +4.250, there +1.125" in said and "ratio" not in said
-    compared(mine, [])
+    compare_runs(mine, [])
     assert capsys.readouterr().out == "no effect is in both\n"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import likewise as lw
 import oracle
-from likewise.linalg import LONG_RUN, SHORT_RUN, power, product
+from likewise.linalg import LONG_RUN, SHORT_RUN, matrix_power, product
 from likewise.statistics.label_issues import class_votes
 
 TOLERANCE = 1e-5
@@ -63,7 +63,7 @@ class Case:
         self.gram = lw.GramMatrix(model, self.x)
         rows = oracle.jacobians(model, self.x).flatten(0, 1)
         self.inner = self._blocks(rows)
-        roots = power(self.inner[range(n), range(n)], -0.5, 1e-12).matrix
+        roots = matrix_power(self.inner[range(n), range(n)], -0.5, 1e-12).matrix
         self.blocks = torch.einsum("nab,nmbc,mcd->nmad", roots, self.inner, roots)
         self.k = oracle.trace(self.blocks)
 
@@ -106,7 +106,7 @@ def test_blocks_and_reductions(small):
     close(gram.with_kernel(lw.Kernel(0, 0, lw.whole_block)).dense(), small.inner)
     close(gram.with_kernel(lw.SUBSPACE_MATCH).dense(), oracle.subspace_match(small.blocks))
     close(gram.with_kernel(lw.NEAR_IDENTITY).dense(), oracle.near_identity(small.blocks))
-    inverse = power(small.inner[range(small.n), range(small.n)], -1, 1e-12).matrix
+    inverse = matrix_power(small.inner[range(small.n), range(small.n)], -1, 1e-12).matrix
     influence = torch.einsum("nmab,mbc->nmac", small.inner, inverse)
     close(gram.with_kernel(lw.INFLUENCE).dense(), oracle.trace(influence))
 
@@ -153,7 +153,7 @@ def test_denoising_and_disturbance(small):
     weights = torch.stack([torch.linalg.inv(row.sum(0)) @ row for row in small.inner])
     factor = (weights.pow(2).sum((1, 2, 3)) / small.d).sqrt()
     close(lw.denoising(small.gram, exact=True).factor, factor)
-    own = power(small.inner[range(small.n), range(small.n)], -1, 1e-12).matrix
+    own = matrix_power(small.inner[range(small.n), range(small.n)], -1, 1e-12).matrix
     moves = torch.einsum("mnab,nbc->mnac", small.inner, own).square().sum((2, 3)).sqrt().sum(0)
     close(lw.disturbance(small.gram), moves / small.d**0.5)
 

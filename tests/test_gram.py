@@ -172,7 +172,7 @@ def test_wrong_arguments_of_statistics_are_said(case):
 def test_centered_queries_are_about_the_mean_of_the_columns(case):
     model, x = case
     gram = lw.GramMatrix(model, x[:3], x, centered=True)
-    with gram.net.evaluating():
+    with gram.net.evaluation_mode():
         rows = gram.engine.rows(gram.columns.samples(range(10)), -0.5).rows
     shifted = nn.functional.normalize((rows - rows.mean(0)).flatten(1), dim=1)
     assert torch.allclose(gram.dense(), shifted[:3] @ shifted.T)

@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from likewise.intervals import wilson
-from likewise.linalg import power, rank_floor
+from likewise.linalg import matrix_power, rank_floor
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("exponent", [-1, -0.5, 0.5, 1, 2])
 def test_power_of_positive_matrices(d, exponent):
     a = torch.randn(4, d, d + 2, dtype=torch.float64)
-    found = power(a @ a.mT, exponent, 1e-12)
+    found = matrix_power(a @ a.mT, exponent, 1e-12)
     values, vectors = torch.linalg.eigh(a @ a.mT)
     assert torch.allclose(found.matrix, vectors @ torch.diag_embed(values**exponent) @ vectors.mT)
     assert (found.rank == d).all()
@@ -18,16 +18,18 @@ def test_power_of_positive_matrices(d, exponent):
 @pytest.mark.parametrize("d", [1, 3])
 def test_null_directions_stay_null(d):
     zero = torch.zeros(2, d, d, dtype=torch.float64)
-    assert (power(zero, -0.5, 1e-12).matrix == 0).all() and (power(zero, -0.5, 1e-12).rank == 0).all()
+    assert (matrix_power(zero, -0.5, 1e-12).matrix == 0).all() and (
+        matrix_power(zero, -0.5, 1e-12).rank == 0
+    ).all()
     a = torch.randn(2, d, 1, dtype=torch.float64)
-    found = power(a @ a.mT, -1, 1e-12)
+    found = matrix_power(a @ a.mT, -1, 1e-12)
     assert torch.allclose(found.matrix, torch.linalg.pinv(a @ a.mT)) and (found.rank == 1).all()
 
 
 def test_floor_is_relative_to_what_was_subtracted():
     small = torch.full((1, 1, 1), 1e-14, dtype=torch.float64)
-    assert power(small, -1, 1e-12).rank == 1
-    assert power(small, -1, 1e-12, scale=torch.ones(1, dtype=torch.float64)).rank == 0
+    assert matrix_power(small, -1, 1e-12).rank == 1
+    assert matrix_power(small, -1, 1e-12, scale=torch.ones(1, dtype=torch.float64)).rank == 0
 
 
 def test_floor_grows_with_the_units_of_rounding():

@@ -4,7 +4,7 @@ from torch import nn
 
 import likewise as lw
 import oracle
-from likewise.network import Network
+from likewise.model import Network
 
 
 def mlp():

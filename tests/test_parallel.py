@@ -126,7 +126,7 @@ def test_ranks_that_differ_are_refused_by_name_on_every_rank(what, faulty):
 @pytest.mark.distributed
 def test_a_group_goes_on_after_differences_and_errors(faulty):
     errors = faulty("different", "error")
-    assert [errors[rank]["error"] for rank in range(3)] == ["FailedElsewhere", "KeyError", "FailedElsewhere"]
+    assert [errors[rank]["error"] for rank in range(3)] == ["RemoteError", "KeyError", "FailedElsewhere"]
     model, x = nets.case(nets.conv, 2, 12)
     expected = lw.soft_neighbors(lw.GramMatrix(model, x))
     for result in faulty("different", "same").values():
@@ -167,10 +167,10 @@ def test_a_rank_that_is_late_but_alive_is_waited_for(faulty):
 
 @pytest.mark.parametrize("items", [1, 5])
 def test_one_process_is_a_plain_loop(items):
-    from likewise.parallel import join_over, processes, sum_over
+    from likewise.distributed import join_results, sum_results, world_size
 
     spans = [range(i, i + 1) for i in range(items)]
-    assert processes() == 1
-    squares = join_over(lambda span: torch.tensor([span.start**2]), spans, "squares")
+    assert world_size() == 1
+    squares = join_results(lambda span: torch.tensor([span.start**2]), spans, "squares")
     assert squares.tolist() == [i * i for i in range(items)]
-    assert sum_over(lambda span: torch.tensor(float(span.start)), spans, "sum") == sum(range(items))
+    assert sum_results(lambda span: torch.tensor(float(span.start)), spans, "sum") == sum(range(items))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from likewise.pictures import COLUMNS, EXCERPT, SIDE, Picture, kept, picture, values_of
+from likewise.thumbnails import COLUMNS, EXCERPT, SIDE, Picture, kept, picture, values_of
 
 
 def pixels(found):

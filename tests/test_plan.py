@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import likewise as lw
-from likewise.gradients import Meter
-from likewise.parallel import recorded
+from likewise.distributed import record_passes
+from likewise.engines import MemoryMeter
 
 STATISTICS = {
     "soft_neighbors": (lw.soft_neighbors, {}),
@@ -29,7 +29,7 @@ def test_passes_are_those_that_are_made(name):
     statistic, options = STATISTICS[name]
     gram = example()
     plan = gram.plan(statistic, **options)
-    with recorded(lambda: 0) as made:
+    with record_passes(lambda: 0) as made:
         statistic(gram, **options)
     assert plan.visits_of_pairs == sum(p.what == "pairs" for p in made)
     assert plan.passes == len(made) - plan.visits_of_pairs
@@ -44,7 +44,7 @@ def test_operations_and_memory_are_foretold(name):
     gram = example()
     plan = gram.plan(statistic, **options)
     counter = FlopCounterMode(display=False)
-    with counter, Meter() as meter:
+    with counter, MemoryMeter() as meter:
         statistic(gram, **options)
     assert plan.flops == pytest.approx(counter.get_total_flops(), rel=0.25)
     assert meter.peak / 2.5 < plan.peak_bytes < 4 * meter.peak
@@ -66,7 +66,7 @@ def test_the_reference_and_other_columns_are_planned_too():
 
 
 def test_a_meter_counts_what_is_alive():
-    with Meter() as meter:
+    with MemoryMeter() as meter:
         a = torch.ones(1000, dtype=torch.float64)
         b = a + 1
         del a
@@ -79,7 +79,7 @@ def test_the_memory_allowed_is_kept(megabytes):
     gram = example(2000, max_memory=megabytes * 2**20)
     _ = gram.engine
     for statistic in (lw.soft_neighbors, lw.nearest, lw.hard_neighbors, lw.uncertainty):
-        with Meter() as meter:
+        with MemoryMeter() as meter:
             statistic(gram)
         assert meter.peak < megabytes * 2**20, statistic.__name__
 

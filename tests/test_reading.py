@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import likewise as lw
-from likewise.reading import Read, data, imported, model
+from likewise.loading import Read, data, import_object, model
 
 
 @pytest.fixture(autouse=True)
@@ -64,23 +64,23 @@ def test_a_file_may_use_its_siblings_and_dataclasses_and_is_run_once(folder):
         "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom sibling import answer\n"
         "@dataclass\nclass Box:\n    size: int = answer\n    class Inner:\n        deep = [1]\n",
     )
-    box = imported(f"{file}:Box")
+    box = import_object(f"{file}:Box")
     assert box().size == 42 and sys.modules[box.__module__].Box is box
-    assert imported("far/net.py:Box") is box
-    assert imported(f"{file}:Box.Inner.deep") == [1]
+    assert import_object("far/net.py:Box") is box
+    assert import_object(f"{file}:Box.Inner.deep") == [1]
     assert str(folder / "far") in sys.path
 
 
 def test_a_module_is_found_in_the_current_folder_and_in_the_library(folder):
     write(folder / "shop" / "parts.py", "class A:\n    b = 3")
     write(folder / "shop" / "__init__.py", "")
-    assert imported("shop.parts:A.b") == 3
-    assert imported("torch.nn:Linear") is nn.Linear
+    assert import_object("shop.parts:A.b") == 3
+    assert import_object("torch.nn:Linear") is nn.Linear
 
 
 def test_files_of_one_name_are_two_modules(folder):
     one, two = write(folder / "a" / "net.py", "v = 1"), write(folder / "b" / "net.py", "v = 2")
-    assert (imported(f"{one}:v"), imported(f"{two}:v")) == (1, 2)
+    assert (import_object(f"{one}:v"), import_object(f"{two}:v")) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_cannot_be_imported_is_said(folder, text, error, message):
     write(folder / "exits.py", "import sys\nsys.exit(2)")
     write(folder / "relative.py", "from . import x")
     with pytest.raises(error, match=message) as caught:
-        imported(text)
+        import_object(text)
     if "raised" in str(caught.value):
         assert caught.value.__cause__ is not None
     assert not any(name.startswith(("fails_", "needs_")) for name in sys.modules)
@@ -160,7 +160,7 @@ def net(folder):
 
 
 def test_a_model_is_an_object_or_made_by_a_class_or_function(net):
-    assert model(f"{net}:ready") is imported(f"{net}:ready")
+    assert model(f"{net}:ready") is import_object(f"{net}:ready")
     assert isinstance(model(f"{net}:make"), nn.Sequential)
     assert type(model(f"{net}:Wrapped")).__name__ == "Wrapped"
 
@@ -228,7 +228,7 @@ def test_weights_that_do_not_fit_are_listed(folder, net):
     state["0.weight"] = torch.ones(5, 3)
     state["extra"] = state.pop("2.bias")
     torch.save({f"module.{name}": value for name, value in state.items()}, folder / "w.pt")
-    before = [value.clone() for value in imported(f"{net}:ready").state_dict().values()]
+    before = [value.clone() for value in import_object(f"{net}:ready").state_dict().values()]
     with pytest.raises(ValueError) as caught:
         model(f"{net}:ready", "w.pt")
     for part in (
@@ -237,7 +237,7 @@ def test_weights_that_do_not_fit_are_listed(folder, net):
         "0.weight is (5, 3) there and (4, 3) in the model",
     ):
         assert part in str(caught.value)
-    after = imported(f"{net}:ready").state_dict().values()
+    after = import_object(f"{net}:ready").state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -909,7 +909,7 @@ OBJECTS = """
 import numpy as np, pandas, torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from likewise.reading import Read
+from likewise.loading import Read
 X, Y = torch.arange(12.0).reshape(4, 3), torch.tensor([5, 0, 5, 2])
 class Rows(Dataset):
     def __len__(self): return 4
@@ -1103,6 +1103,6 @@ def test_a_path_with_a_colon_that_is_there_is_a_path(folder):
 
 def test_nothing_heavy_is_imported_for_it():
     heavy = "{'pandas', 'pyarrow', 'PIL', 'safetensors'}"
-    code = f"import sys, likewise.reading; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, likewise.loading; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

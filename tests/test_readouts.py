@@ -304,7 +304,7 @@ def test_a_text_without_a_token_that_counts_has_a_zero_gradient():
     ids = torch.randint(0, VOCABULARY, (3, 4))
     labels = ids.clone()
     labels[1] = -100
-    with pytest.warns(lw.VanishingGradientWarning):
+    with pytest.warns(lw.ZeroGradientWarning):
         gram = lw.GramMatrix(
             lw.Network(model, lw.sequence_log_likelihood()), {"input_ids": ids, "labels": labels}
         )

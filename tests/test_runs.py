@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import likewise as lw
-from likewise.runs.exporting import knn_graph
+from likewise.runs.export import knn_graph
 
 
 def example(n=40, seed=0):
@@ -230,7 +230,7 @@ ODD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::likewise.VanishingGradientWarning")
+@pytest.mark.filterwarnings("ignore::likewise.ZeroGradientWarning")
 @pytest.mark.parametrize("sketch", ["never", 64])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_data_give_a_whole_table_and_a_report(tmp_path, name, sketch):
@@ -331,7 +331,7 @@ def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
     model, x, y = example()
     first = lw.analyze(model, (x, y), out=tmp_path / "run")
     before = {p.name: p.read_bytes() for p in first.folder.iterdir()}
-    monkeypatch.setattr("likewise.runs.results.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("likewise.runs.tables.write", lambda *_: 1 / 0)
     again = lw.analyze(model, (x, y), out=tmp_path / "run")
     assert {p.name: p.read_bytes() for p in again.folder.iterdir()} == before
 
@@ -387,7 +387,7 @@ def test_another_model_data_set_or_option_is_refused(tmp_path):
 def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch, sketch):
     model, x, y = example()
     whole = lw.analyze(model, (x, y), out=tmp_path / "whole", sketch=sketch)
-    monkeypatch.setattr("likewise.runs.results._neighbor_table", lambda *_: 1 / 0)
+    monkeypatch.setattr("likewise.runs.tables._neighbor_table", lambda *_: 1 / 0)
     out = tmp_path / "run"
     with pytest.raises(ZeroDivisionError):
         lw.analyze(model, (x, y), out=out, sketch=sketch)
@@ -399,7 +399,7 @@ def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch, ske
 
 
 def test_settings_are_kept_and_say_what_is_wrong(tmp_path):
-    from likewise.runs.settings import Settings, read_settings
+    from likewise.runs.config import Settings, read_settings
 
     settings = Settings(model="net.py:model", data="x.npz", neighbors=5, classes=("a", 'b "quoted"'))
     path = tmp_path / "settings.toml"
@@ -424,10 +424,10 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
 from test_runs import example
 import likewise as lw
-from likewise.runs.exporting import knn_graph
+from likewise.runs.export import knn_graph
 model, x, y = example(400)
 from likewise import files
-from likewise.runs import sketching
+from likewise.runs import sketch_stages
 plain = files.write_atomically
 def slow(*given):
     time.sleep(0.03)
@@ -435,7 +435,7 @@ def slow(*given):
     time.sleep(0.03)
     return digest
 files.write_atomically = slow
-sketching.SHARD = 100
+sketch_stages.SHARD = 100
 lw.analyze(model, (x, y), out=sys.argv[1], sketch=sys.argv[3] if sys.argv[3] == "never" else int(sys.argv[3]))
 """
 

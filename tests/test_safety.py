@@ -221,7 +221,7 @@ def test_calls_inside_a_call_of_the_same_thread_are_answered():
     model, x = prepared(nets.conv)
     before = state(model)
     net = lw.Network(model)
-    with net.evaluating():
+    with net.evaluation_mode():
         inner = run_in_threads([lambda: threading.current_thread().name])  # others go on
         lw.soft_neighbors(lw.GramMatrix(net, x))
         assert lw.Network(model).outputs(x).shape == (5, 2)

@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.gram import Reducer
-from likewise.gram.projection import Sketch, whitened
+from likewise.gram.projection import Sketch, whiten_sketches
 from likewise.gram.sketches import Sketches
 from nets import SHAPES, case
 
@@ -21,7 +21,7 @@ def conv(outputs=4):
 
 
 def sketched(gram, q, seed=0):
-    with gram.net.evaluating():
+    with gram.net.evaluation_mode():
         return Sketch(q, seed)(gram.engine, gram.data.samples(range(gram.shape[0])))
 
 
@@ -66,7 +66,7 @@ def test_the_error_falls_as_the_root_of_the_width():
     exact = gram.dense()
     errors = []
     for q in (16, 64, 256, 1024):
-        features = whitened(sketched(gram, q))
+        features = whiten_sketches(sketched(gram, q))
         errors.append(float((features @ features.T - exact).square().mean().sqrt()) * (q * gram.d) ** 0.5)
     assert all(0.2 < error < 2 for error in errors), errors
 
@@ -89,7 +89,7 @@ def test_equal_samples_stay_equal_and_no_gradient_is_like_nothing():
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 2, bias=False))
     x = torch.randn(6, 3)
     x[1], x[2] = x[0], 0
-    features = whitened(sketched(lw.GramMatrix(model, x), 64))
+    features = whiten_sketches(sketched(lw.GramMatrix(model, x), 64))
     centered = every(Sketches(features))
     assert torch.allclose(features[0], features[1]) and abs(float(centered[0, 1]) - 1) < 1e-5
     assert features[2].abs().max() == 0 and centered[2].abs().max() == 0

@@ -29,7 +29,7 @@ def difference():
     model, x = nets.case(nets.mlp, 1, 8, seed=dist.get_rank())
     try:
         lw.soft_neighbors(lw.GramMatrix(model, lw.batches(x, size=4)))
-    except lw.RanksDiffer as problem:
+    except lw.RankMismatchError as problem:
         return {"difference": str(problem)}
     return {}
 

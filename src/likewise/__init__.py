@@ -1,9 +1,9 @@
 """Which inputs does a neural network treat alike?"""
 
 from likewise import figures, losses
-from likewise.analysis import Analysis
 from likewise.data import Batches, Samples, batches
-from likewise.gradients import DependentSampleError, GradientMismatchError, VanishingGradientWarning
+from likewise.distributed import RankMismatchError, RemoteError
+from likewise.engines import DependentSampleError, GradientMismatchError, ZeroGradientWarning
 from likewise.gram import GramMatrix, Plan, similarity
 from likewise.kernels import (
     CORRELATION,
@@ -22,9 +22,8 @@ from likewise.kernels import (
     subspace_match,
     whole_block,
 )
-from likewise.liveness import RankLost, rank_timeout
-from likewise.network import Network
-from likewise.parallel import FailedElsewhere, RanksDiffer
+from likewise.liveness import RankLostError, rank_timeout
+from likewise.model import Network
 from likewise.readouts import (
     CompletionPairs,
     all_outputs,
@@ -39,6 +38,7 @@ from likewise.readouts import (
     token_log_likelihood,
 )
 from likewise.runs import analyze
+from likewise.runs.result import Analysis
 from likewise.statistics.calibration import Calibration, calibrate
 from likewise.statistics.denoising import Denoising, denoising
 from likewise.statistics.density import (
@@ -75,7 +75,6 @@ __all__ = [
     "CompletionPairs",
     "Denoising",
     "DependentSampleError",
-    "FailedElsewhere",
     "FitQuality",
     "GradientMismatchError",
     "GramMatrix",
@@ -84,14 +83,15 @@ __all__ = [
     "Neighbors",
     "Network",
     "Plan",
-    "RankLost",
-    "RanksDiffer",
+    "RankLostError",
+    "RankMismatchError",
     "Reliability",
+    "RemoteError",
     "Samples",
     "SimilarityHistogram",
-    "VanishingGradientWarning",
     "Watch",
     "WithIndex",
+    "ZeroGradientWarning",
     "all_outputs",
     "analyze",
     "batches",

@@ -1,20 +1,339 @@
-"""A data set as a sequence of batches that is the same each time it is read.
+"""Where samples come from: every kind of data set, read by position.
 
-Every statistic reads the data at least twice and refers to samples by number, so the order must
-hold: what shuffles or augments at random is refused. Labels and ids travel with the inputs.
+Every statistic reads the data at least twice and refers to samples by number, so the order must hold:
+what shuffles or augments at random is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from os import PathLike
+from typing import Any, Protocol, overload
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+)
 
-from likewise.checks import check_integer
-from likewise.fingerprint import Fingerprint
-from likewise.sources import Source, opened
+from likewise.checks import check_integer, describe, refuse_unreadable, to_tensor
+from likewise.fingerprint import ChecksumCache, Fingerprint, checksums
+from likewise.model_state import preserve_generators
+
+LABEL_NAMES = ("labels", "label")
+
+
+class Source(Protocol):
+    """Where samples are fetched from, by position."""
+
+    def __len__(self) -> int: ...
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        """Return the inputs and labels of the samples at these positions."""
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of the samples at these positions, of a few if they are not in memory."""
+
+
+def opened(dataset: Any, labels: Any) -> tuple[Source, int | None, int]:
+    """Return where samples are fetched from, in what batches if that is given, and how many."""
+    if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
+        size = _ordered_batch_size(dataset)
+        collate = default_collate if dataset.batch_size is None else dataset.collate_fn
+        source = _opened(dataset.dataset, labels, collate)
+        n = len(source)
+        return source, size, n - n % size if dataset.drop_last else n
+    source = _opened(dataset, labels, default_collate)
+    return source, None, len(source)
+
+
+def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> Source:
+    if dataset is None or isinstance(dataset, str | bytes | PathLike):
+        raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
+    if isinstance(dataset, type):
+        raise TypeError(f"Data were expected, found {describe(dataset)}: give an instance of it.")
+    if isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
+            "data twice. Collect it first, for example list(dataset)."
+        )
+    whole = _whole(dataset)
+    if whole is not None:
+        return _Whole(*_apart(whole, labels))
+    if hasattr(dataset, "column_names"):
+        return _Items(dataset, lambda rows: rows, labels, by_columns=True)
+    return _Items(dataset, collate, labels, by_columns=False)
+
+
+def _whole(dataset: Any) -> Any:
+    """Return the data set as a tree of tensors if it holds all samples at once, else None."""
+    if isinstance(dataset, Tensor | np.ndarray):
+        return to_tensor("data", dataset, "give numbers of one shape for every sample")
+    if hasattr(dataset, "to_numpy"):  # pandas, polars
+        return column("table", np.array(dataset.to_numpy()))
+    _refuse_list_of_columns(dataset)
+    if isinstance(dataset, Mapping):
+        return {str(name): column(str(name), values) for name, values in dataset.items()}
+    arrays = isinstance(dataset, tuple) and len(dataset) > 0
+    if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) for v in dataset):
+        return tuple(_whole(v) for v in dataset)
+    if arrays and isinstance(dataset[0], Tensor | np.ndarray | Mapping):
+        return (_whole(dataset[0]), *(column("labels", v) for v in dataset[1:]))
+    return None
+
+
+class _Whole:
+    """Samples from tensors that hold all of them."""
+
+    def __init__(self, inputs: Any, labels: Tensor | None) -> None:
+        leaves = tree_leaves(inputs)
+        if not leaves:
+            raise ValueError(f"The data hold nothing, found {describe(inputs)}: give at least one tensor.")
+        named = [("data", leaf) for leaf in leaves] + ([] if labels is None else [("labels", labels)])
+        for name, leaf in named:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                raise ValueError(
+                    f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
+                    "alone needs x[None]."
+                )
+        lengths = sorted({len(leaf) for leaf in leaves})
+        _refuse_empty(lengths[0])
+        if len(lengths) != 1:
+            raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
+        if labels is not None and len(labels) != lengths[0]:
+            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: one for each is needed.")
+        self._inputs, self._labels, self._n = inputs, labels, lengths[0]
+        self._checksums = ChecksumCache()
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        where: slice | list[int] = positions
+        if positions == list(range(positions[0], positions[0] + len(positions))):
+            where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
+        labels = None if self._labels is None else self._labels[where]
+        return tree_map(lambda t: t[where], self._inputs), labels
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of every number, and of the positions."""
+        leaves = tree_leaves((self._inputs, self._labels))
+        tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        return " ".join([*self._checksums.get(tensors).values(), _checksum_of_positions(positions)])
+
+
+class _Items:
+    """Samples from a data set that is read item by item, or by columns."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool) -> None:
+        self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
+        given = labels is not None and labels is not False and not isinstance(labels, str)
+        self._given = column("labels", labels) if given else None
+        self._inside = False if given else labels
+        self._n = _length(dataset)
+        _refuse_empty(self._n)
+        if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
+            found = len(self._given) if self._given.dim() else 1
+            raise ValueError(f"{found} labels for {self._n} samples: one for each is needed.")
+        with preserve_generators():  # the data set may draw when it is read
+            self._refuse_chance()
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        if self._by_columns:
+            rows = self._columns(positions)
+            named = {self._inside} if isinstance(self._inside, str) else set(LABEL_NAMES)
+            for name in named & set(rows):
+                column(name, rows[name])  # labels that are text are an error, not left out
+            batch: Any = {name: column(name, rows[name]) for name in rows if _usable(rows[name])}
+            if not batch:
+                raise TypeError(
+                    f"The columns {sorted(rows)} hold no numbers: tokenize or transform them first."
+                )
+        else:
+            batch = self._collated(positions, [self._item(i) for i in positions])
+        inputs, labels = _apart(batch, self._inside)
+        _refuse_unreadable(positions, inputs, labels)
+        return inputs, labels if self._given is None else self._given[positions]
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of sixteen samples, from the first to the last, and of the positions."""
+        n = len(positions)
+        places = sorted({i * (n - 1) // 15 for i in range(16)})
+        leaves = [leaf for place in places for leaf in tree_leaves(self([int(positions[place])]))]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        shapes = str(sorted({(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors}))
+        return " ".join([shapes, *checksums(tensors), _checksum_of_positions(positions)])
+
+    def _item(self, position: int) -> Any:
+        try:
+            return self._dataset[position]
+        except Exception as error:  # whatever a user's code raises; StopIteration would end a loop
+            raise _unread(position, self._n, error) from error
+
+    def _columns(self, positions: list[int]) -> Any:
+        try:
+            return self._dataset[positions]
+        except Exception as together:
+            for position in positions:  # which of them?
+                try:
+                    self._dataset[[position]]
+                except Exception as error:
+                    raise _unread(position, self._n, error) from error
+            together.add_note(f"This happened when samples {positions[:3]} ... were read from the data set.")
+            raise
+
+    def _collated(self, positions: list[int], items: list[Any]) -> Any:
+        try:
+            return self._collate(items)
+        except Exception as error:
+            shown = ", ".join(
+                f"{i}: {describe(_first(item))}" for i, item in zip(positions, items, strict=True)
+            )
+            raise TypeError(
+                f"The samples cannot be put into one batch ({error!r}): let the data set return tensors of "
+                f"one shape, or give a DataLoader with a collate_fn. Found at {shown[:300]}."
+            ) from error
+
+    def _refuse_chance(self) -> None:
+        n = len(self)
+        for place in sorted({0, n // 3, 2 * n // 3, n - 1}):
+            once, *more = (tree_leaves(self([place])) for _ in range(3))
+            pairs = [pair for again in more for pair in zip(once, again, strict=True)]
+            if any(isinstance(a, Tensor) and not _same(a, b) for a, b in pairs):
+                raise ValueError(
+                    f"Sample {place} differs each time it is read: random augmentation? Every statistic "
+                    "reads the data twice; give the data set without it."
+                )
+
+
+def _checksum_of_positions(positions: Sequence[int]) -> str:
+    return str(positions) if isinstance(positions, range) else checksums([torch.tensor(positions)])[0]
+
+
+def _first(item: Any) -> Any:
+    return item[0] if isinstance(item, tuple) and item else item
+
+
+def _unread(position: int, n: int, error: Exception) -> Exception:
+    """Return the error to raise where a sample cannot be read: too little memory is no fault of the data."""
+    text = f"Sample {position} of {n} cannot be read from the data set ({type(error).__name__}: {error})"
+    if isinstance(error, MemoryError):
+        return MemoryError(f"{text}: use smaller batches.")
+    return ValueError(f"{text}: mend it, or leave it out, for example by torch.utils.data.Subset.")
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise TypeError(
+            f"{type(dataset).__name__} does not tell its length ({type(error).__name__}: {error}): samples "
+            "are referred to by number. Give it a __len__, or collect it first, for example list(dataset)."
+        ) from error
+
+
+def _refuse_empty(n: int) -> None:
+    if n == 0:
+        raise ValueError("The data set is empty: there is nothing to compare.")
+
+
+def _refuse_unreadable(positions: list[int], inputs: Any, labels: Any) -> None:
+    """Raise if a batch holds what is no tensor with values: numbers of one shape were expected."""
+    for name, value in [*(("data", leaf) for leaf in tree_leaves(inputs)), ("labels", labels)]:
+        if isinstance(value, str | bytes) or (value is None and name == "data"):
+            raise TypeError(
+                f"Sample {positions[0]} of the data set holds {describe(value)}, which no model takes as it "
+                "is: let the data set return tensors."
+            )
+        if isinstance(value, Tensor):
+            refuse_unreadable(name, value)
+
+
+def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
+    """Return inputs and labels of a batch or of a whole data set."""
+    if labels is not None and labels is not False and not isinstance(labels, str):
+        return _bare(batch), column("labels", labels)
+    if labels is False:
+        return _bare(batch), None
+    if isinstance(batch, Mapping):
+        names = [labels] if labels else [name for name in LABEL_NAMES if name in batch]
+        if labels and labels not in batch:
+            raise ValueError(f"There is no column {labels!r}, only {sorted(batch)}.")
+        inputs = {name: value for name, value in batch.items() if name not in names}
+        return inputs, batch[names[0]] if names else None
+    if labels is not None:
+        raise ValueError(
+            f"labels={labels!r} names a column, and the data have no named columns: give a dict, or the "
+            "labels themselves."
+        )
+    if isinstance(batch, tuple | list) and len(batch) > 1:
+        return _bare(tuple(batch[:-1])), batch[-1]
+    return _bare(batch), None
+
+
+def _bare(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
+
+
+def _usable(values: Any) -> bool:
+    return isinstance(values, Tensor) or not isinstance(values[0], str)
+
+
+def column(name: str, values: Any) -> Tensor:
+    """Return one number or array a sample as a tensor, or say why not."""
+    return to_tensor(
+        f"Column {name!r}",
+        values,
+        "numbers of one shape for every sample are needed; map text to numbers, for example labels by "
+        "np.unique(labels, return_inverse=True)[1]; pad, transform or leave out what has many shapes",
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _refuse_list_of_columns(dataset: Any) -> None:
+    if not isinstance(dataset, list) or not dataset:
+        return
+    if isinstance(dataset[0], str):
+        raise TypeError("A list of text was given: no model takes it as it is; tokenize or read it first.")
+    first, second = dataset[0], dataset[-1]
+    columns = len(dataset) == 2 and all(hasattr(v, "__len__") and not isinstance(v, tuple) for v in dataset)
+    if columns and np.shape(first) != np.shape(second) and len(first) == len(second):
+        raise TypeError(
+            f"A list is a sequence of samples, but these two have shapes {np.shape(first)} and "
+            f"{np.shape(second)}: did you mean the tuple (X, y)?"
+        )
+    if isinstance(first, tuple | list) and len(first) == 2 and all(isinstance(v, Tensor) for v in first):
+        inputs, labels = first
+        whole = labels.dim() == 1 and not labels.is_floating_point()
+        if whole and inputs.dim() > 1 and len(inputs) == len(labels):
+            raise TypeError(
+                "This looks like a list of batches, but an item is one sample: give the loader itself, "
+                "or its data set."
+            )
+
+
+def _ordered_batch_size(loader: DataLoader[Any]) -> int:
+    """Return the batch size of a loader that reads its data set from first to last, or refuse it."""
+    drawn = loader.batch_sampler
+    inner = getattr(drawn, "sampler", loader.sampler)
+    if type(inner) is not SequentialSampler or (drawn is not None and type(drawn) is not BatchSampler):
+        culprit = inner if type(drawn) is BatchSampler or drawn is None else drawn
+        raise ValueError(
+            f"This DataLoader takes its samples by {type(culprit).__name__}, and two passes may see them "
+            "in different orders. Make it with shuffle=False and no sampler or batch_sampler of its own; "
+            "for part of the data, give a torch.utils.data.Subset."
+        )
+    return loader.batch_size or 256
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from likewise.analysis import Analysis
 from likewise.runs import analyze
+from likewise.runs.result import Analysis
 
 SEED = 0
 FLIPPED = 0.05  # the share of labels
@@ -27,14 +27,14 @@ class Found(NamedTuple):
     top: int  # planted ones among as many most suspicious samples
 
 
-def demonstrated(out: Path, say: Callable[[str], None]) -> Found:
+def run_demo(out: Path, say: Callable[[str], None]) -> Found:
     """Train on digits of which 5 % are labeled wrong, analyze, and return what was found of those."""
     x, y, planted = digits()
     say(
         f"training a small network on {len(y):,} digits, {int(planted.sum())} of them labeled wrong on "
         "purpose ..."
     )
-    model = trained(x, y)
+    model = train_network(x, y)
     with torch.no_grad():
         learned = int((model(x).argmax(1) == y)[planted].sum())
     say(f"the network has learned {learned} of the {int(planted.sum())} wrong labels by heart; analyzing ...")
@@ -93,7 +93,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def trained(x: Tensor, y: Tensor, epochs: int = 50, seed: int = SEED) -> nn.Module:
+def train_network(x: Tensor, y: Tensor, epochs: int = 50, seed: int = SEED) -> nn.Module:
     """Return a small convolutional network that has learned all labels, right or wrong."""
     with torch.random.fork_rng(), _one_thread():
         torch.manual_seed(seed)

@@ -18,7 +18,7 @@ class Power(NamedTuple):
     rank: Tensor  # (...,) integers
 
 
-def power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor | None = None) -> Power:
+def matrix_power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor | None = None) -> Power:
     """Return Aᵉ on the range of A, zero elsewhere, for each A of (..., d, d) positive matrices.
 
     `scale`, (...,): what the floor is relative to, if larger than A: the size of what was
@@ -92,7 +92,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     Short runs are multiplied in the given type and their results added in float64: as fast as one long
     product, without its rounding error, which grows with p.
     """
-    return split_product(a, b).to(wide(a))
+    return split_product(a, b).to(accumulation_dtype(a))
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
@@ -100,11 +100,11 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
     p, matrices = a.shape[-1], a.dim() == b.dim() == 2
     many_rows = a.device.type == "cpu" and min(a.shape[-2], b.shape[-2]) >= FEW_ROWS
     run = LONG_RUN if many_rows or not matrices else SHORT_RUN
-    if p <= run or a.dtype == wide(a):
+    if p <= run or a.dtype == accumulation_dtype(a):
         return a @ b.mT
     if matrices:
         return _batched_product(a, b, run)
-    total = (a[..., :run] @ b[..., :run].mT).to(wide(a))
+    total = (a[..., :run] @ b[..., :run].mT).to(accumulation_dtype(a))
     for start in range(run, p, run):
         total += a[..., start : start + run] @ b[..., start : start + run].mT
     return total
@@ -113,7 +113,7 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
 def _batched_product(a: Tensor, b: Tensor, run: int) -> Tensor:
     """Return the product of two matrices, many runs in one call: one by one they are mostly overhead."""
     whole = a.shape[1] - a.shape[1] % run
-    total = (a[:, whole:] @ b[:, whole:].T).to(wide(a))
+    total = (a[:, whole:] @ b[:, whole:].T).to(accumulation_dtype(a))
     length = run * max(1, BATCHED_CELLS // (len(a) * len(b)))
     for start in range(0, whole, length):
         here = slice(start, min(start + length, whole))
@@ -122,6 +122,6 @@ def _batched_product(a: Tensor, b: Tensor, run: int) -> Tensor:
     return total
 
 
-def wide(tensor: Tensor) -> torch.dtype:
+def accumulation_dtype(tensor: Tensor) -> torch.dtype:
     """Return the precision to add up in: float64 wherever the device has it."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64

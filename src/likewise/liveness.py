@@ -65,7 +65,7 @@ DEFAULTS = RankTimeout()
 _limits: ContextVar[RankTimeout] = ContextVar("rank timeout", default=DEFAULTS)
 
 
-class RankLost(RuntimeError):
+class RankLostError(RuntimeError):
     """A rank ended, fell silent or does not come: the others cannot go on.
 
     Attributes:
@@ -179,7 +179,7 @@ class Channel:
             failure = self._failure or self._lost(what, waited, _limits.get())
         if failure is not None:
             self.fail(*failure)
-            raise RankLost(*failure)
+            raise RankLostError(*failure)
 
     def close(self) -> None:
         """Stop listening and end all connections."""
@@ -415,7 +415,7 @@ def _connect(address: dict[str, Any], rank: int) -> socket.socket:
         data = json.dumps({"hello": rank, "token": address["token"]}).encode()
         connected.sendall(struct.pack(">I", len(data)) + data)
         return connected
-    raise RankLost(
+    raise RankLostError(
         f"Rank {rank} cannot connect to rank 0 at port {address['port']} ({'; '.join(problems)}): ranks need "
         "TCP connections to each other, as for gloo.",
         0,

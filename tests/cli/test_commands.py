@@ -287,8 +287,8 @@ def test_an_interrupted_run_says_how_to_go_on(made, tmp_path):
         "import sys, time\nsys.path.insert(0, "
         + repr(str(EXAMPLES))
         + ")\nimport table\nmodel = table.model\n"
-        "import likewise.runs.results as results\nplain = results.pair_statistics\n"
-        "results.pair_statistics = lambda *a: (open("
+        "import likewise.runs.tables as tables\nplain = tables.pair_statistics\n"
+        "tables.pair_statistics = lambda *a: (open("
         + repr(str(tmp_path / "begun"))
         + ", 'w').close(), time.sleep(300), plain(*a))[2]\n"
     )

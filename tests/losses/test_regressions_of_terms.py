@@ -177,9 +177,9 @@ def test_batches_that_mix_are_refused():
 def test_traces_keep_no_model_alive_and_do_not_pile_up():
     import sys
 
-    from likewise.gradients import live as module  # the function has the name of its module
+    from likewise.engines import differentiable_gradients as module  # the function has the name of its module
 
-    traces = sys.modules["likewise.gradients.live"]._traces
+    traces = sys.modules["likewise.engines.differentiable"]._traces
     model, x = mlp(), points(8)
     for _ in range(20):
         losses.group(model, x, readout=lambda outputs, labels: outputs[:, :1])
@@ -193,13 +193,13 @@ def test_traces_keep_no_model_alive_and_do_not_pile_up():
 
 
 def test_groups_of_many_tokens_take_no_more_than_the_table():
-    from likewise.gradients import Meter
+    from likewise.engines import MemoryMeter
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(50, 4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 64, 1))
     x = torch.randint(0, 50, (64, 64))
     losses.group(model, x)
-    with Meter() as meter:
+    with MemoryMeter() as meter:
         losses.group(model, x)
     assert meter.peak < 20 * 2**20  # of all positions with all, 64 MiB and more
 

@@ -177,7 +177,7 @@ def test_density_is_that_of_the_statistic(d):
     model, x = example("conv", d, n=12)
     gram = lw.GramMatrix(model, x)
     eye = torch.eye(d, dtype=DOUBLE)
-    total = gram.products().pull(lambda where: eye.expand(len(where), -1, -1))
+    total = gram.products().vjp(lambda where: eye.expand(len(where), -1, -1))
     expected = (lw.soft_neighbors(gram) / 12 - 0.4).square().sum()
     torch.testing.assert_close(losses.density(model, x, total, 0.4, samples=12), expected)
     running = losses.RunningTotal()

@@ -95,7 +95,7 @@ def test_a_path_elsewhere_is_kept_for_going_on_but_not_in_the_report(run, tmp_pa
 
 
 def test_paths_in_the_home_folder_are_written_without_its_name(tmp_path, monkeypatch):
-    from likewise.runs.settings import Settings, read_settings
+    from likewise.runs.config import Settings, read_settings
 
     home, here = tmp_path / "ann", tmp_path / "here"
     for folder in (home, here):
@@ -126,13 +126,13 @@ def test_no_cell_of_an_exported_table_is_a_formula(tmp_path):
     names = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\tx", "x\r=1+1", "＝1+1", "-1.5e3"]
     extra = {"=own": names, "below": -torch.arange(8), "plain": list("abcdefgh")}
     found = lw.analyze(torch.nn.Linear(3, 2), x, out=tmp_path / "run", names=names, extra=extra)
-    from likewise.runs.exporting import exported
+    from likewise.runs.export import export_run
 
-    table = pandas.read_csv(exported(found, "csv", tmp_path / "t.csv"))
+    table = pandas.read_csv(export_run(found, "csv", tmp_path / "t.csv"))
     escaped = [name if name.startswith("x") else f"'{name}" for name in names[:-1]]
     assert table["name"].tolist() == [*escaped, "-1.5e3"]
     assert table["'=own"].tolist() == table["name"].tolist()
     assert table["below"].tolist() == [-i for i in range(8)] and table["plain"].tolist() == list("abcdefgh")
     assert table["sample"].tolist() == list(range(8))
-    metadata = (exported(found, "projector", tmp_path / "p") / "metadata.tsv").read_text()
+    metadata = (export_run(found, "projector", tmp_path / "p") / "metadata.tsv").read_text()
     assert not re.search(r"(^|\t)[=+@]", metadata, re.MULTILINE)

@@ -142,7 +142,7 @@ def test_the_schema_is_checked(run):
 
 def test_stages_of_other_versions_are_recomputed(tmp_path, whole, monkeypatch):
     model, x, y = example()
-    monkeypatch.setattr("likewise.runs.results._neighbor_table", lambda *_: 1 / 0)
+    monkeypatch.setattr("likewise.runs.tables._neighbor_table", lambda *_: 1 / 0)
     out = tmp_path / "run"
     with pytest.raises(ZeroDivisionError):
         lw.analyze(model, (x, y), out=out)

@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.statistics.label_issues import suspicion_from_votes
-from likewise.statistics.noise_rate import calibrated, mislabeled, wrong_chance
+from likewise.statistics.noise_rate import calibrated, estimate_noise, wrong_chance
 
 
 def voted(share, n=4000, classes=5, sharp=6.0, seed=0, kind="uniform"):
@@ -96,7 +96,7 @@ def test_hidden_errors_are_found_in_a_group_of_their_own():
     votes = 0.02 + 0.02 * torch.rand(n, 4, generator=chance, dtype=torch.float64)
     votes[torch.arange(n), labels] += torch.where(wrong, 0.40, 0.8) + 0.05 * torch.randn(n, generator=chance)
     votes[torch.arange(n), other] += torch.where(wrong, 0.45, 0.0)
-    found = mislabeled(votes / votes.sum(1, keepdim=True), labels)
+    found = estimate_noise(votes / votes.sum(1, keepdim=True), labels)
     assert found.distinct and found.errors.low <= 200 <= found.errors.high
     whole = suspicion_from_votes(votes, labels)
     assert whole.precision.low <= whole.errors.low / int(whole.flagged.sum())  # if so few labels are wrong

@@ -19,11 +19,11 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyzing, beginning, looking
-from likewise.cli.speaking import Failed, said, warned
+from likewise.cli import analyze, inspect, start
+from likewise.cli.output import Failed, said, warned
+from likewise.engines.base import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
-from likewise.gradients.base import MemoryLimitError, is_out_of_memory
-from likewise.reading.expansion import ExpansionError
+from likewise.loading.expansion import ExpansionError
 
 app = typer.Typer(
     name="likewise",
@@ -48,19 +48,19 @@ def _start(
 
 
 for command in (
-    beginning.demo,
-    analyzing.analyze,
-    analyzing.plan,
-    looking.neighbors,
-    looking.report,
-    looking.compare,
-    looking.export,
-    looking.verify,
-    beginning.doctor,
+    start.demo,
+    analyze.analyze,
+    analyze.plan,
+    inspect.neighbors,
+    inspect.report,
+    inspect.compare,
+    inspect.export,
+    inspect.verify,
+    start.doctor,
 ):
     app.command()(command)
 PASSING_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-app.command(context_settings=PASSING_ON)(beginning.reproduce)
+app.command(context_settings=PASSING_ON)(start.reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli.speaking import Format
+from likewise.cli.output import Format
 
 Model = Annotated[
     str,

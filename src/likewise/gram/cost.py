@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from likewise.data import Batches
-from likewise.gradients import Gradients, Meter
+from likewise.distributed import Clock, Pass, record_passes
+from likewise.engines import Engine, MemoryMeter
 from likewise.gram.products import Products
 from likewise.gram.tiles import Tiles
-from likewise.network import Network
-from likewise.parallel import Clock, Pass, recorded
+from likewise.model import Network
 
 
 class Matrix(Protocol):
@@ -31,7 +31,7 @@ class Matrix(Protocol):
     max_memory: int
 
     @property
-    def engine(self) -> Gradients: ...  # noqa: D102
+    def engine(self) -> Engine: ...  # noqa: D102
     def products(self) -> Products: ...  # noqa: D102
     def tiles(self) -> Tiles: ...  # noqa: D102
     def take(self, n: int) -> "Matrix": ...  # noqa: D102
@@ -111,11 +111,11 @@ def _dry_run(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any
     part = gram.take(n)
     cut = {name: _cut(value, gram, part) for name, value in options.items()}
     counter = FlopCounterMode(display=False)
-    with counter, Meter() as meter, recorded(counter.get_total_flops) as flops:
+    with counter, MemoryMeter() as meter, record_passes(counter.get_total_flops) as flops:
         kept = statistic(part, **cut)
         result = meter.now
     del kept
-    with recorded(_clock(gram.net)) as seconds:
+    with record_passes(_clock(gram.net)) as seconds:
         statistic(gram.take(n), **cut)  # a new part, which has nothing computed yet
     any_pairs = any(p.what == "pairs" for p in seconds)
     formations = _formations(part) if any_pairs else 0
@@ -132,7 +132,7 @@ def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
 
 
 def _formations(gram: Matrix) -> int:
-    with gram.net.evaluating():
+    with gram.net.evaluation_mode():
         return gram.tiles().formations
 
 

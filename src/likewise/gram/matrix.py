@@ -24,25 +24,25 @@ from likewise.checks import (
     describe,
 )
 from likewise.data import Batches, Samples, batches
-from likewise.fingerprint import Fingerprint
-from likewise.gradients import (
+from likewise.distributed import RemoteError, join_results, world_size
+from likewise.engines import (
     Engine,
-    Gradients,
-    PartsChanged,
-    Vanished,
-    chosen,
-    refuse_dependent_samples,
+    EngineName,
+    PartsChangedError,
+    ZeroGradientLog,
+    check_independent_samples,
+    select_engine,
 )
+from likewise.fingerprint import Fingerprint
 from likewise.gram.centering import CenteredPair, Centering, warn_of_cancellation
 from likewise.gram.cost import Plan, plan_statistic
 from likewise.gram.products import Products
 from likewise.gram.strips import Reducer, Strip, reduce_strip, split_results
 from likewise.gram.tiles import Tiles
 from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
-from likewise.linalg import wide
+from likewise.linalg import accumulation_dtype
+from likewise.model import Network
 from likewise.model_state import exclusive
-from likewise.network import Network
-from likewise.parallel import FailedElsewhere, join_over, processes
 
 
 class GramMatrix:
@@ -72,7 +72,7 @@ class GramMatrix:
         data: Any,
         columns: Any = None,
         kernel: Kernel = CORRELATION,
-        engine: Engine | Gradients = "auto",
+        engine: EngineName | Engine = "auto",
         centered: bool = False,
         max_memory: int = 2**31,
     ) -> None:
@@ -225,7 +225,9 @@ class GramMatrix:
         if self.kernel.keeps_blocks:
             raise ValueError("Whole blocks have no single row sum: give weights (m, d, c), or use over_rows.")
         if not self.kernel.linear:
-            return self.over_rows(lambda k: k.to(wide(k)) @ given.to(k.device, wide(k)))
+            return self.over_rows(
+                lambda k: k.to(accumulation_dtype(k)) @ given.to(k.device, accumulation_dtype(k))
+            )
         coefficients = self.kernel.coefficients(self.d)
         if not self.centered:
             return self.products().reduced(given, coefficients)
@@ -319,7 +321,7 @@ class GramMatrix:
         return outputs_of(self.net, self.data)
 
     @property
-    def engine(self) -> Gradients:
+    def engine(self) -> Engine:
         """The engine that computes gradients; the first access traces and checks the model."""
         return self._setup.engine
 
@@ -349,24 +351,24 @@ class GramMatrix:
             d=self.d,
             dtype=dtype or self.dtype,
             max_memory=self.max_memory,
-            vanished=Vanished(),
+            vanished=ZeroGradientLog(),
         )
 
     def _map_strips(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
         center = self._centering() if needs_centering or self.centered else None
         try:
             return self._map_tiles(reduce, center)
-        except PartsChanged:
+        except PartsChangedError:
             pass
-        except FailedElsewhere as problem:
-            if problem.kind != f"{PartsChanged.__module__}.{PartsChanged.__qualname__}":
+        except RemoteError as problem:
+            if problem.kind != f"{PartsChangedError.__module__}.{PartsChangedError.__qualname__}":
                 raise
         return self._map_tiles(reduce, center)
 
     def _map_tiles(self, reduce: Callable[[Strip], Any], center: CenteredPair | None) -> Any:
         # Centering leaves little where all similarities are large: it begins before they are rounded.
         tiles = self.tiles(None if center is None else center.rows.means.dtype)
-        with self.net.evaluating():
+        with self.net.evaluation_mode():
             again = tiles.formations / (self.data.n + self.columns.n)
         if again > 8:
             warnings.warn(
@@ -387,8 +389,8 @@ class GramMatrix:
                 )
             )
 
-        with self.net.evaluating():
-            joined = join_over(show, tiles.strips, "pairs", self, tiles.gradients.settle)
+        with self.net.evaluation_mode():
+            joined = join_results(show, tiles.strips, "pairs", self, tiles.gradients.finish_checks)
         tiles.vanished.warn()
         return joined
 
@@ -440,10 +442,10 @@ class GramMatrix:
 
     def _map_rows(self, function: Callable[[Samples], Tensor]) -> Tensor:
         engine = self.engine
-        with self.net.evaluating():
+        with self.net.evaluation_mode():
             data, spans = self.data, self.products().spans(self.data)
-            return join_over(
-                lambda where: function(data.samples(where)), spans, "samples", self, engine.settle
+            return join_results(
+                lambda where: function(data.samples(where)), spans, "samples", self, engine.finish_checks
             )
 
     def _column_weights(self, weights: Tensor | None) -> Tensor:
@@ -452,7 +454,7 @@ class GramMatrix:
             return torch.ones(m, 1, dtype=torch.float64)
         if weights.dim() not in (1, 2) or len(weights) != m:
             raise ValueError(f"weights must be (m,) or (m, c) with m = {m}, found {tuple(weights.shape)}.")
-        return weights.reshape(m, -1).to(wide(weights))
+        return weights.reshape(m, -1).to(accumulation_dtype(weights))
 
 
 def outputs_of(net: Network, data: Batches, *, masked: bool = False) -> Tensor:
@@ -468,8 +470,8 @@ def outputs_of(net: Network, data: Batches, *, masked: bool = False) -> Tensor:
     def outputs(where: range) -> Tensor:
         return finite_outputs(net, data.samples(where), masked=masked)
 
-    with net.evaluating():
-        return join_over(outputs, data.spans(), "outputs", net)
+    with net.evaluation_mode():
+        return join_results(outputs, data.spans(), "outputs", net)
 
 
 def finite_outputs(net: Network, samples: Samples, *, masked: bool = False) -> Tensor:
@@ -488,15 +490,15 @@ def finite_outputs(net: Network, samples: Samples, *, masked: bool = False) -> T
 class _Setup:
     """The engine of a network on a data set, made once for all matrices that share it."""
 
-    def __init__(self, net: Network, data: Batches, engine: Engine | Gradients, max_memory: int) -> None:
+    def __init__(self, net: Network, data: Batches, engine: EngineName | Engine, max_memory: int) -> None:
         self._net, self._data, self._asked, self._max_memory = net, data, engine, max_memory
-        self.of_network = not isinstance(engine, Gradients)
-        self._engine: Gradients | None = None
+        self.of_network = not isinstance(engine, Engine)
+        self._engine: Engine | None = None
         self._row_shape: tuple[int, int] | None = None
 
     # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
     @property
-    def engine(self) -> Gradients:
+    def engine(self) -> Engine:
         """The engine, once the model was seen to be deterministic and its samples independent."""
         with exclusive:
             if self._engine is None:
@@ -511,15 +513,15 @@ class _Setup:
                 self._row_shape = self._measure()
             return self._row_shape
 
-    def _select(self) -> Gradients:
-        with self._net.evaluating():
+    def _select(self) -> Engine:
+        with self._net.evaluation_mode():
             first, later = self.few_samples()
             for some in (first, later):
-                refuse_dependent_samples(self._net.exact(), some)
-            if isinstance(self._asked, Gradients):
+                check_independent_samples(self._net.exact(), some)
+            if isinstance(self._asked, Engine):
                 return self._asked
-            share = self._data.n // processes()
-            return chosen(self._net, first, later, self._asked, self._max_memory // 2, share)
+            share = self._data.n // world_size()
+            return select_engine(self._net, first, later, self._asked, self._max_memory // 2, share)
 
     def few_samples(self) -> tuple[Samples, Samples]:
         """Return samples to try the model on: the first three, and three of another batch.
@@ -537,7 +539,7 @@ class _Setup:
 
     def _measure(self) -> tuple[int, int]:
         engine, first = self.engine, self._data.samples(range(1))
-        with self._net.evaluating():
+        with self._net.evaluation_mode():
             if not self.of_network:
                 rows = engine.rows(first, 0).rows
                 return rows.shape[1], rows.shape[2]
@@ -579,10 +581,10 @@ def _model_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
 
-def _known_engine(engine: Engine | Gradients) -> Engine | Gradients:
-    if isinstance(engine, Gradients):
+def _known_engine(engine: EngineName | Engine) -> EngineName | Engine:
+    if isinstance(engine, Engine):
         return engine
-    return cast(Engine, check_choice("engine", engine, ("auto", "layers", "autograd")))
+    return cast(EngineName, check_choice("engine", engine, ("auto", "layers", "autograd")))
 
 
 def _check_kernel(kernel: Any) -> Kernel:

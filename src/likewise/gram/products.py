@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches
+from likewise.distributed import join_results, sum_results
+from likewise.engines import Engine, SelfKernelCache, ZeroGradientLog
 from likewise.fingerprint import Fingerprint
-from likewise.gradients import Gradients, Kept, Vanished
-from likewise.network import Network
-from likewise.parallel import join_over, sum_over
+from likewise.model import Network
 
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # what to keep of the products (b, d, c) at these places
@@ -26,7 +26,7 @@ class Products:
     """Passes over rows and columns, with the powers of a kernel."""
 
     net: Network
-    gradients: Gradients
+    gradients: Engine
     rows: Batches
     columns: Batches
     left_power: float
@@ -55,39 +55,41 @@ class Products:
         fingerprint.add("exponents", (self.left_power, self.right_power))
         fingerprint.add("engine", type(self.gradients).__name__)
 
-    def pull(self, weights: Weights, kept: Kept | None = None) -> Tensor:
+    def vjp(self, weights: Weights, kept: SelfKernelCache | None = None) -> Tensor:
         """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
-        vanished = Vanished()
+        vanished = ZeroGradientLog()
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
-            pulled = self.gradients.pull(samples, weights(where), self.right_power)
+            pulled = self.gradients.vjp(samples, weights(where), self.right_power)
             if pulled.own is not None:
                 vanished.note(samples, pulled.own.rank)
                 if kept is not None:
                     kept.put(where, pulled.own)
             return pulled.total
 
-        with self.net.evaluating():
-            settle = self.gradients.settle
-            total = sum_over(term, self.spans(self.columns), "summing gradients", self, settle)
+        with self.net.evaluation_mode():
+            settle = self.gradients.finish_checks
+            total = sum_results(term, self.spans(self.columns), "summing gradients", self, settle)
         if self.rows is not self.columns:  # else the second pass names them
             vanished.warn()
         return total
 
-    def push(self, directions: Tensor, read: Read, kept: Kept | None = None) -> Tensor:
+    def jvp(self, directions: Tensor, read: Read, kept: SelfKernelCache | None = None) -> Tensor:
         """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
-        vanished = Vanished()
+        vanished = ZeroGradientLog()
 
         def answer(where: range) -> Tensor:
             samples = self.rows.samples(where)
             own = None if kept is None else kept.get(where)
-            pushed = self.gradients.push(samples, directions, self.left_power, own)
+            pushed = self.gradients.jvp(samples, directions, self.left_power, own)
             vanished.note(samples, pushed.ranks)
             return read(where, pushed.outputs)
 
-        with self.net.evaluating():
-            answers = join_over(answer, self.spans(self.rows), "reading off", self, self.gradients.settle)
+        with self.net.evaluation_mode():
+            answers = join_results(
+                answer, self.spans(self.rows), "reading off", self, self.gradients.finish_checks
+            )
         vanished.warn()
         return answers
 
@@ -102,8 +104,8 @@ class Products:
             return read(range(self.rows.n), torch.cat(rounds, 2))
         same = self.rows is self.columns and self.left_power == self.right_power
         fits = 8 * self.rows.n * self.d**2 <= self.max_memory // 8
-        kept = Kept(self.rows.n) if same and fits else None
-        return self.push(self.pull(weights, kept), read, kept)
+        kept = SelfKernelCache(self.rows.n) if same and fits else None
+        return self.jvp(self.vjp(weights, kept), read, kept)
 
     def reduced(self, weights: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_x' reduce(S(x) S(x')ᵀ) w(x') for weights (m, c), (n, c), in float64.

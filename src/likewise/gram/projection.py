@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.gradients import Gradients, Parts
-from likewise.linalg import power, rank_floor
+from likewise.engines import Engine, Parts
+from likewise.linalg import matrix_power, rank_floor
 
 
 class Sketched(NamedTuple):
@@ -33,12 +33,12 @@ class Sketch:
         self.q, self._seed = q, seed
         self._maps: list[Tensor] | None = None
 
-    def __call__(self, gradients: Gradients, samples: Samples) -> Sketched:
+    def __call__(self, gradients: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluating`."""
         found = [self._mapped(parts) for parts in gradients.parts(samples)]
         return found[0] if len(found) == 1 else Sketched(*map(torch.cat, zip(*found, strict=True)))
 
-    def parts(self, gradients: Gradients, samples: Samples) -> str:
+    def parts(self, gradients: Engine, samples: Samples) -> str:
         """Return in what parts gradients come: sketches of other parts are no match."""
         shapes = [tuple(part.shape[1:]) for part in gradients.features(samples, 0).tensors]
         return hashlib.sha256(str((self.q, self._seed, shapes)).encode()).hexdigest()[:8]
@@ -55,7 +55,7 @@ class Sketch:
             total = term if total is None else total.add_(term)
         if total is None:  # no parameter moves the outputs
             total = torch.zeros(*square.shape[:2], self.q, device=square.device)
-        white = power(square, -0.5, rank_floor(total.dtype))
+        white = matrix_power(square, -0.5, rank_floor(total.dtype))
         squares = square.diagonal(dim1=1, dim2=2).sum(1)
         return Sketched(total, white.matrix.to(total), squares, white.rank)
 
@@ -84,19 +84,19 @@ def _folded(rows: Tensor, signs: Tensor, first: int, q: int) -> Tensor:
     return room.unflatten(2, (-1, q)).sum(2)
 
 
-def sketch_bytes(gradients: Gradients, samples: Samples) -> int:
+def sketch_bytes(gradients: Engine, samples: Samples) -> int:
     """Return what sketching takes per sample beside the gradients' own work: three times the largest part."""
     return 3 * 4 * gradients.widest(samples)
 
 
-def whitened(sketched: Sketched) -> Tensor:
+def whiten_sketches(sketched: Sketched) -> Tensor:
     """Return whitened sketches as vectors (n, d·q), with inner products k(x, x'); k(x, x) is rank/d."""
     flat = (sketched.whitening @ sketched.rows).flatten(1)
     own = sketched.ranks.to(flat) / sketched.rows.shape[1]
     return torch.nn.functional.normalize(flat, dim=1) * own.sqrt()[:, None]
 
 
-def width_of(numbers: int, d: int) -> int:
+def bucket_count(numbers: int, d: int) -> int:
     """Return q for a sketch of about so many numbers: a prime, so that no layer's width is a multiple."""
     q = max(17, -(-numbers // d))
     while any(q % i == 0 for i in range(2, int(q**0.5) + 1)):

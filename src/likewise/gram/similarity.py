@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from likewise.gradients import Engine
+from likewise.engines import EngineName
 from likewise.gram.matrix import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
-from likewise.network import Network
+from likewise.model import Network
 from likewise.readouts import Readout, all_outputs
 
 
@@ -18,7 +18,7 @@ def similarity(
     readout: Readout = all_outputs,
     kernel: Kernel = CORRELATION,
     centered: bool = False,
-    engine: Engine = "auto",
+    engine: EngineName = "auto",
 ) -> Tensor:
     """Return k(x, x') of the samples of `a` with those of `b` (or with each other), (n, m).
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer
+from likewise.distributed import join_results
 from likewise.gram.centering import rounding_floor
 from likewise.gram.matrix import GramMatrix
-from likewise.gram.projection import Sketch, Sketched, sketch_bytes, whitened, width_of
+from likewise.gram.projection import Sketch, Sketched, bucket_count, sketch_bytes, whiten_sketches
 from likewise.gram.strips import PairSource, Reducer, Strip, reduce_strip, split_results
 from likewise.kernels import CORRELATION
-from likewise.parallel import join_over
 
 NARROWEST = 16  # numbers a sample
 
@@ -77,7 +77,7 @@ class Sketches:
             )
             return reduce_strip(strip, reducers)
 
-        return split_results(join_over(show, spans, "pairs"), reducers)
+        return split_results(join_results(show, spans, "pairs"), reducers)
 
 
 class _Directions(NamedTuple):
@@ -106,9 +106,11 @@ def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:
         raise ValueError(
             f"Sketches are of likewise.CORRELATION, found {gram.kernel}: leave sketch out, or use that kernel."
         )
-    projection = Sketch(width_of(sketch, gram.d), 0)
-    rows = whitened(sketch_rows(gram, projection)).to(gram.device)
-    columns = None if gram.square else whitened(sketch_rows(gram.of_columns(), projection)).to(gram.device)
+    projection = Sketch(bucket_count(sketch, gram.d), 0)
+    rows = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
+    columns = (
+        None if gram.square else whiten_sketches(sketch_rows(gram.of_columns(), projection)).to(gram.device)
+    )
     return Sketches(rows, columns=columns, centered=gram.centered, max_memory=gram.max_memory)
 
 
@@ -116,15 +118,15 @@ def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) ->
     """Return the sketches of the rows at these places, of all if None."""
     data = gram.data if where is None else gram.data.take(where)
     engine = gram.engine
-    with gram.net.evaluating():
+    with gram.net.evaluation_mode():
         size = max(1, sketch_bytes(engine, data.samples(range(1))))
         height = max(1, min(data.size, gram.max_memory // 2 // size, engine.at_once or data.size))
-        joined = join_over(
+        joined = join_results(
             lambda w: tuple(sketch(engine, data.samples(w))),
             data.spans(height),
             "sketches",
             gram,
-            engine.settle,
+            engine.finish_checks,
         )
     return Sketched(*joined)
 

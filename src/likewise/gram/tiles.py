@@ -12,30 +12,30 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches
-from likewise.gradients import Features, Gradients, Vanished
+from likewise.distributed import world_size
+from likewise.engines import Engine, Features, ZeroGradientLog
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
-from likewise.parallel import processes
 
 
 @dataclass(frozen=True)
 class Tiles:
     """k(x, x') of rows and columns, tiles of it in at most about `max_memory` bytes."""
 
-    gradients: Gradients
+    gradients: Engine
     rows: Batches
     columns: Batches
     kernel: Kernel
     d: int
     dtype: torch.dtype
     max_memory: int
-    vanished: Vanished
+    vanished: ZeroGradientLog
 
     @property
     def strips(self) -> list[range]:
         """The places of rows to take together."""
         cell = 8 if self.kernel.reduce is mean_diagonal else 8 * self.d**2
         by_result = self.max_memory // 8 // (cell * self.columns.n)
-        share = -(-self.rows.n // processes())
+        share = -(-self.rows.n // world_size())
         return self.rows.spans(max(1, min(self._samples_at_once, by_result, share)))
 
     @property
@@ -145,7 +145,7 @@ class Tiles:
         """Return values (b, m, ...) in the type of results, or raise if they are out of its range."""
         found = values.to(self.dtype)
         if not found.sum().isfinite():
-            self.gradients.settle()  # gradients that are not finite are named first
+            self.gradients.finish_checks()  # gradients that are not finite are named first
             refuse_out_of_range(found, self.rows.samples(where).ids, self.kernel)
         return found
 

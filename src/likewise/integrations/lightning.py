@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import describe
-from likewise.integrations.recorder import Recorder, check_watch, find_indexed
+from likewise.integrations.recorder import PassRecorder, check_watch, find_indexed
 from likewise.watch import INDEX, Watch
 
 try:
@@ -54,7 +54,7 @@ class WatchCallback(Callback):
         super().__init__()
         self.path, self.watch = path, watch
         self.logits, self.labels = logits, labels
-        self._recorder: Recorder | None = None
+        self._recorder: PassRecorder | None = None
         self._ids: Tensor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -66,7 +66,7 @@ class WatchCallback(Callback):
                 f"found {describe(trainer.train_dataloader)}. With several loaders, call watch.update in training_step."
             )
         self.watch = check_watch(self.watch, len(data))
-        self._recorder = Recorder(self.watch, self.path, trainer.world_size)
+        self._recorder = PassRecorder(self.watch, self.path, trainer.world_size)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Take the positions out of the batch."""
@@ -99,12 +99,12 @@ class WatchCallback(Callback):
         if trainer.is_global_zero:
             recorder.save()
 
-    def _join(self, pl_module: Any) -> Recorder:
+    def _join(self, pl_module: Any) -> PassRecorder:
         recorder = self._current()
         recorder.join(pl_module.all_gather, pl_module.device)
         return recorder
 
-    def _current(self) -> Recorder:
+    def _current(self) -> PassRecorder:
         if self._recorder is None:
             raise RuntimeError("The callback records training: it is used with trainer.fit.")
         return self._recorder

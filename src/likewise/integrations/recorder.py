@@ -13,7 +13,7 @@ from likewise.watch import Watch, WithIndex
 CHUNK = 1 << 16  # samples whose sums are exchanged at a time
 
 
-class Recorder:
+class PassRecorder:
     """Records the batches of this process, and joins the records of all at the end of each epoch.
 
     Joining after each epoch keeps forgetting exact although samples change processes between epochs. Afterwards

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from likewise.checks import check_type, describe
-from likewise.integrations.recorder import Recorder, check_watch, find_indexed
+from likewise.integrations.recorder import PassRecorder, check_watch, find_indexed
 from likewise.watch import INDEX, Watch, WithIndex
 
 try:
@@ -49,7 +49,7 @@ def watch_trainer(
         trainer.train_dataset = WithIndex(trainer.train_dataset)
     data = find_indexed(trainer.train_dataset)
     assert data is not None
-    recorder = Recorder(check_watch(watch, len(data)), path, trainer.accelerator.num_processes)
+    recorder = PassRecorder(check_watch(watch, len(data)), path, trainer.accelerator.num_processes)
     trainer.data_collator = _IndexCollator(trainer.data_collator)
     _keep_index_column(trainer)
     setattr(trainer, "compute_loss", _WatchedLoss(trainer.compute_loss, recorder, logits))  # noqa: B010
@@ -60,7 +60,7 @@ def watch_trainer(
 class WatchCallback(TrainerCallback):
     """Joins, logs and saves the record of a trainer; `watch_trainer` adds it."""
 
-    def __init__(self, trainer: Trainer, recorder: Recorder) -> None:
+    def __init__(self, trainer: Trainer, recorder: PassRecorder) -> None:
         self.trainer, self.recorder = trainer, recorder
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -105,7 +105,7 @@ class _IndexCollator:
 class _WatchedLoss:
     """The trainer's `compute_loss`, which also records the batch."""
 
-    def __init__(self, compute_loss: Callable[..., Any], recorder: Recorder, logits: str) -> None:
+    def __init__(self, compute_loss: Callable[..., Any], recorder: PassRecorder, logits: str) -> None:
         self.compute_loss, self.recorder, self.logits = compute_loss, recorder, logits
 
     def __call__(self, model: Any, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 from likewise.checks import check_integer, check_number, check_seed, check_tensor
-from likewise.losses.terms import Chosen, full_precision, live_batch, network_of
-from likewise.network import Inputs, Network
+from likewise.losses.functional import Chosen, full_precision, live_batch, network_of
+from likewise.model import Inputs, Network
 from likewise.readouts import Readout, all_outputs
 
 

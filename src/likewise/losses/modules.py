@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from torch import nn
 
 from likewise.losses.density import density
-from likewise.losses.terms import along, group, orbit, pair, two_batches
+from likewise.losses.functional import along, group, orbit, pair, two_batches
 
 
 class Term(nn.Module):

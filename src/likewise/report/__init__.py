@@ -11,8 +11,8 @@ from pathlib import Path
 from likewise import files
 from likewise.manifest import REPORT, report_ending
 from likewise.report.cards import cards
-from likewise.report.payload import MOST_POINTS_AS_SVG, packed
-from likewise.report.reading import Run, read_run
+from likewise.report.payload import MOST_POINTS_AS_SVG, pack_payload
+from likewise.report.run_data import Run, read_run
 
 __all__ = ["write_report"]
 
@@ -66,5 +66,5 @@ def page(run: Run) -> str:
         styles=[source("vendor/tabulator.min.css"), source("style.css")],
         libraries=[source(name) for name in LIBRARIES],
         scripts=[source(name) for name in SCRIPTS],
-        data=base64.b64encode(packed(run)).decode(),
+        data=base64.b64encode(pack_payload(run)).decode(),
     )

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from likewise.report.reading import Run
+from likewise.report.run_data import Run
 
 MOST_POINTS_AS_SVG = 4000  # more are drawn by WebGL
 RANKED = ("label_suspicion", "error", "novelty")  # by which samples are listed
 
 
-def packed(run: Run) -> bytes:
+def pack_payload(run: Run) -> bytes:
     """Return everything that the page's scripts read."""
     blob = _Blob()
     manifest = run.manifest

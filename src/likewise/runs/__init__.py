@@ -24,22 +24,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from likewise.analysis import Analysis
 from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
 from likewise.data import Batches, batches
+from likewise.distributed import world_size
 from likewise.gram import GramMatrix
-from likewise.network import Network
-from likewise.parallel import processes
-from likewise.pictures import EXCERPT
+from likewise.model import Network
 from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
-from likewise.runs import identity, results
-from likewise.runs.folder import open_folder
+from likewise.runs import identity, tables
+from likewise.runs.result import Analysis
+from likewise.runs.store import open_folder
 from likewise.statistics.targets import finite_labels
+from likewise.thumbnails import EXCERPT
 from likewise.watch import Watch
 
 if TYPE_CHECKING:
-    from likewise.runs.settings import Settings
+    from likewise.runs.config import Settings
 
 Show = Callable[[int], Any] | Sequence[Any]
 
@@ -81,7 +81,7 @@ def analyze(
     The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
     readout, precision and options are those of the run in it; another run is refused.
     """
-    if processes() > 1:
+    if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     net = model if isinstance(model, Network) else Network(model, readout, parameters)
     data = batches(dataset, labels=labels)
@@ -99,7 +99,7 @@ def analyze(
         "parameters": list(net.names),
         "neighbors": neighbors,
         "threshold": check_number("threshold", threshold, -1, 1),
-        "sketch": results.sketch_width(gram, sketch),
+        "sketch": tables.sketch_width(gram, sketch),
         "layout": layout,
         "excerpt_length": excerpt_length,
     }
@@ -124,7 +124,7 @@ def analyze(
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
             folder.state["about"] = _about(net, data)
-            results.write(folder, gram, given, shown, record)
+            tables.write(folder, gram, given, shown, record)
             folder.finish()
         if folder.needs("report.html"):
             write_report(folder.path)
@@ -138,7 +138,7 @@ def _check_out(out: Any) -> Path:
     return Path(out)
 
 
-def _check_shown(classes: Any, names: Any, show: Any, extra: Any, excerpt_length: int) -> results.Shown:
+def _check_shown(classes: Any, names: Any, show: Any, extra: Any, excerpt_length: int) -> tables.Shown:
     """Return what a person is told of the samples; lengths are compared where they are known."""
     for name, given in (("classes", classes), ("names", names)):
         if given is not None and (isinstance(given, Tensor) or not _is_listed(given)):
@@ -149,7 +149,7 @@ def _check_shown(classes: Any, names: Any, show: Any, extra: Any, excerpt_length
     for name, values in (extra or {}).items():
         if not _is_listed(values):
             raise TypeError(f"extra[{name!r}] must hold one value a sample, found {describe(values)}.")
-    return results.Shown(classes, names, show, extra or {}, excerpt_length)
+    return tables.Shown(classes, names, show, extra or {}, excerpt_length)
 
 
 def _is_listed(given: Any) -> bool:
@@ -160,7 +160,7 @@ def _is_listed(given: Any) -> bool:
 
 
 def _given_in_python(options: Mapping[str, Any]) -> "Settings":
-    from likewise.runs.settings import GIVEN_IN_PYTHON, Settings
+    from likewise.runs.config import GIVEN_IN_PYTHON, Settings
 
     same = ("neighbors", "threshold", "layout", "readout", "parameters", "excerpt_length")
     known = {name: options[name] for name in same}
@@ -178,7 +178,7 @@ def _about(net: Network, data: Batches) -> Mapping[str, Any]:
     }
 
 
-def _naming(shown: "results.Shown") -> str:
+def _naming(shown: "tables.Shown") -> str:
     """Return the fingerprint of what samples, classes and columns are called, and which of them are shown."""
     own = {
         name: [str(v) for v in torch.as_tensor(v).tolist()] if isinstance(v, Tensor) else [str(x) for x in v]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from likewise.data import Batches
-from likewise.network import Network, describing_call
+from likewise.model import Network, describing_call
 from likewise.readouts import check_readout
 
 SAMPLES = 8  # on which models are compared
@@ -137,7 +137,7 @@ def measure_behavior(net: Network, data: Batches) -> dict[str, Any]:
     the readout returns, summed; random combinations of what the model and of what the readout returns.
     """
     places = np.linspace(0, data.n - 1, min(data.n, SAMPLES)).astype(int)
-    with net.evaluating():
+    with net.evaluation_mode():
         rows = [_behavior_on(net, data, int(place)) for place in places]
     return {"tolerance": _tolerance(net), "rows": rows}
 

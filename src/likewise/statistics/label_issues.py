@@ -12,7 +12,7 @@ from likewise.checks import check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
 from likewise.statistics.neighbors import Neighbors
-from likewise.statistics.noise_rate import Between, mislabeled
+from likewise.statistics.noise_rate import Interval, estimate_noise
 from likewise.statistics.novelty import refuse_unbounded
 from likewise.statistics.targets import (
     class_chances,
@@ -36,8 +36,8 @@ class LabelSuspicion(NamedTuple):
     isolated: Tensor  # (n,) too few votes to judge by
     chance_wrong: Tensor  # (n,) estimated from the votes
     flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
-    errors: Between  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
-    precision: Between  # share of the flagged that are wrong, low if few labels are; NaN where unknown
+    errors: Interval  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
+    precision: Interval  # share of the flagged that are wrong, low if few labels are; NaN where unknown
     distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
 
     def __repr__(self) -> str:
@@ -169,13 +169,13 @@ def suspicion_from_votes(
         suspicion = ranks.nanmean(0).nan_to_num(0)
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
-    found = mislabeled(shares, given)
+    found = estimate_noise(shares, given)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
     least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that
-    precision = Between(0.0, math.nan, 1.0)
+    precision = Interval(0.0, math.nan, 1.0)
     if found.distinct:
-        precision = Between(min(least, *ends), ends[0], max(ends))
+        precision = Interval(min(least, *ends), ends[0], max(ends))
     return LabelSuspicion(
         suspicion.to(dtype),
         suggested,

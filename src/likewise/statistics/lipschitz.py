@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from likewise.data import Samples
-from likewise.gradients.autograd import jacobians_one_by_one
+from likewise.engines.jacobians import jacobians_one_by_one
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION
-from likewise.network import Network
+from likewise.model import Network
 from likewise.statistics.uncertainty import refuse_centered
 
 # Activations and a bound of their derivative.
@@ -85,7 +85,7 @@ def output_head(gram: GramMatrix) -> Head | None:
     """Return the network's last linear layer, seen on the first samples."""
     if not gram.of_network:
         return None
-    with gram.net.evaluating():
+    with gram.net.evaluation_mode():
         return last_linear(gram.net, gram.data.samples(range(min(3, gram.data.n))))
 
 

@@ -32,7 +32,7 @@ MOST_CLASSES = 2000  # beyond, only the order of suspicion is given
 MOST_TAKEN_APART = 200  # classes: beyond, labels are taken to be nearly right
 
 
-class Between(NamedTuple):
+class Interval(NamedTuple):
     """An estimate and the two ends it should lie between."""
 
     low: float
@@ -40,22 +40,22 @@ class Between(NamedTuple):
     high: float
 
 
-class Mislabeled(NamedTuple):
+class NoiseEstimate(NamedTuple):
     """What votes say of wrong labels."""
 
     chance: Tensor  # (n,) that the label is wrong
-    errors: Between  # how many labels are wrong
+    errors: Interval  # how many labels are wrong
     distinct: bool  # whether wrong labels stand out as a group
     both: tuple[Tensor, Tensor]  # the chances counted and grouped
 
 
 @preserve_generators()  # importing scikit-learn and fitting draw from Python's and NumPy's
-def mislabeled(shares: Tensor, given: Tensor) -> Mislabeled:
+def estimate_noise(shares: Tensor, given: Tensor) -> NoiseEstimate:
     """Return chances and number of wrong labels, from each class's share of the votes, (n, c) in float64."""
     if shares.shape[1] > MOST_CLASSES:  # tables of classes × classes would not fit
         none = torch.zeros(len(given), dtype=torch.float64)
         lost = float((shares.argmax(1) != given).sum())
-        return Mislabeled(none, Between(0.0, 0.0, lost), False, (none, none))
+        return NoiseEstimate(none, Interval(0.0, 0.0, lost), False, (none, none))
     joint = _confident(shares, given)
     counted = wrong_chance(calibrated(shares, given), _smoothed(joint), given)
     grouped, distinct = _of_two_groups(shares, given)
@@ -68,7 +68,9 @@ def mislabeled(shares: Tensor, given: Tensor) -> Mislabeled:
         likely, high = (likely + float(grouped.sum())) / 2, max(high, float(grouped.sum()))
     high = min(high, float(len(given)))
     chance = (counted + grouped) / 2 if distinct else torch.minimum(counted, grouped)
-    return Mislabeled(chance, Between(low, min(max(likely, low), high), high), distinct, (counted, grouped))
+    return NoiseEstimate(
+        chance, Interval(low, min(max(likely, low), high), high), distinct, (counted, grouped)
+    )
 
 
 def calibrated(shares: Tensor, given: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from likewise.checks import check_integer, check_names, check_tensor
-from likewise.gradients import Activations, Explicit
+from likewise.engines import Activations, DenseEngine
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
-from likewise.network import Network
+from likewise.model import Network
 
 
 def perceptual(
@@ -34,5 +34,5 @@ def perceptual(
     if weights is not None:
         weights = check_tensor("weights", weights).reshape(-1).tolist()
     source = Activations(net, names, [1.0] * len(names) if weights is None else weights)
-    engine = Explicit(source, max_memory // 2)
+    engine = DenseEngine(source, max_memory // 2)
     return GramMatrix(net, data, columns, kernel, engine, centered, max_memory)

@@ -32,7 +32,7 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
     products = gram.products()
     leading = min(draws // 4, 32, max(1, products.vectors_at_once // 3))
     signs = _Signs(products.d, draws, seed)
-    basis = torch.linalg.qr(products.pull(signs.columns(0, leading)).T).Q.T
+    basis = torch.linalg.qr(products.vjp(signs.columns(0, leading)).T).Q.T
     exact = _exact_part(products, left, basis)
 
     def squares(where: range, outputs: Tensor) -> Tensor:
@@ -41,9 +41,9 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
 
     count, moments = draws - leading, exact.new_zeros(len(exact), 2)
     for start in range(leading, draws, products.vectors_at_once):
-        probes = products.pull(signs.columns(start, min(start + products.vectors_at_once, draws)))
+        probes = products.vjp(signs.columns(start, min(start + products.vectors_at_once, draws)))
         probes -= (probes @ basis.T) @ basis
-        moments += products.push(probes, squares) / count
+        moments += products.jvp(probes, squares) / count
     rest, second = moments.unbind(1)
     error = ((second - rest.square()).clamp(min=0) / (count - 1)).sqrt()
     return Squares((exact + rest).clamp(min=0), error)
@@ -69,13 +69,13 @@ class _Signs:
 
 def _exact_part(products: Products, left: Tensor, basis: Tensor) -> Tensor:
     def along(where: range) -> Tensor:
-        return products.gradients.push(products.columns.samples(where), basis, products.right_power).outputs
+        return products.gradients.jvp(products.columns.samples(where), basis, products.right_power).outputs
 
-    spread = products.pull(along)  # U C
+    spread = products.vjp(along)  # U C
     inner = spread @ basis.T
 
     def read(where: range, outputs: Tensor) -> Tensor:
         near, far = (left[where.start : where.stop] @ outputs).split(len(basis), dim=2)
         return (near * (2 * far - near @ inner)).sum((1, 2))
 
-    return products.push(torch.cat([basis, spread]), read)
+    return products.jvp(torch.cat([basis, spread]), read)

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from likewise.checks import describe
-from likewise.data import Batches
+from likewise.data import Batches, column
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import outputs_of
-from likewise.network import Network
+from likewise.model import Network
 from likewise.readouts import all_outputs
-from likewise.sources import column
 
 MOST_CLASSES = 100_000
 LABELS_TRIED = 8  # samples, from the first to the last, on which a readout is tried with other labels

@@ -9,8 +9,8 @@ from torch import Tensor
 from likewise.checks import check_tensor
 from likewise.gram import GramMatrix
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
-from likewise.linalg import power, rank_floor
-from likewise.network import Network
+from likewise.linalg import matrix_power, rank_floor
+from likewise.model import Network
 from likewise.statistics.targets import refuse_other
 
 
@@ -53,9 +53,9 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     n, d = here.data.n, here.d
     if move.dim() == 0 or move.shape[-1:] != (d,) or move.numel() not in (d, n * d):
         raise ValueError(f"move must be ({n}, {d}) or ({d},), found {tuple(move.shape)}.")
-    with net.evaluating():
+    with net.evaluation_mode():
         rows = here.engine.rows(here.data.samples(range(n)), 0).rows.flatten(0, 1).double()
-    inverse = power(rows @ rows.T, -1, rank_floor(net.dtype)).matrix
+    inverse = matrix_power(rows @ rows.T, -1, rank_floor(net.dtype)).matrix
     target = move.to(inverse).reshape(-1, d).expand(n, d).reshape(n * d, 1)
     weights = (inverse @ target).reshape(n, d, 1)
     there = GramMatrix(net, of, columns=here.columns, kernel=INNER_PRODUCT)

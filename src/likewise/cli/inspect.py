@@ -1,0 +1,160 @@
+"""Commands that read finished runs: neighbors, report, compare, export, verify."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from likewise.cli.options import Form, Quiet
+from likewise.cli.output import Failed, Format, be_quiet, said, table, told
+
+Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
+
+
+def neighbors(
+    run: Run,
+    sample: Annotated[str, typer.Argument(help="A sample, by number or by name.", show_default=False)],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many.")] = 10,
+    form: Form = Format.text,
+) -> None:
+    """Show the samples that the network treats most like one.
+
+    Example: `likewise neighbors run 42 -k 5`
+    """
+    from likewise.runs.result import Analysis
+
+    found = Analysis(run)
+    place = found.place(sample)
+    wanted = [name for name in ("name", "label", "prediction", "status") if name in found.table]
+    rows = [
+        {
+            "sample": int(pair.neighbor),
+            "similarity": float(pair.similarity),
+            **_values(found, int(pair.neighbor), wanted),
+        }
+        for pair in found.neighbors(place, k).itertuples()
+    ]
+    own = {"sample": place, **_values(found, place, wanted)}
+    title = "treated most like sample " + ", ".join(
+        f"{name} {value}" for name, value in own.items()
+    ).removeprefix("sample ")
+    if k > len(rows):
+        said(f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors).")
+    told(form, {"of": own, "neighbors": rows}, table(rows, title))
+
+
+def report(
+    run: Run,
+    opened: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    form: Form = Format.text,
+) -> None:
+    """Rewrite the report of a finished run, and say where it is.
+
+    Example: `likewise report run --open`
+    """
+    from likewise.runs.result import Analysis
+
+    path = Analysis(run).report()
+    if opened:
+        webbrowser.open(path.resolve().as_uri())
+    told(form, {"report": str(path)}, f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="The run before.", show_default=False)],
+    run_b: Annotated[
+        Path, typer.Argument(help="The run after: same data, another checkpoint.", show_default=False)
+    ],
+    k: Annotated[int, typer.Option("-k", help="How many samples to list.")] = 10,
+    form: Form = Format.text,
+) -> None:
+    """Compare two runs on the same data: whose neighbors changed, whose density fell.
+
+    Example: `likewise compare run-epoch-1 run-epoch-20`
+    """
+    from likewise.runs.compare import compare_runs
+    from likewise.runs.result import Analysis
+
+    found = compare_runs(Analysis(run_a), Analysis(run_b))
+    summary = found.summary._asdict()
+    changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
+    fell = _listed(found.changes, "density_rank_change", k, ascending=True)
+    told(
+        form,
+        {"summary": summary, "neighbors_changed": changed, "density_fell": fell},
+        *(
+            f"{name.replace('_', ' ')}: {value:,.3f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')}: {value}"
+            for name, value in summary.items()
+        ),
+        table(changed, "neighbors changed most"),
+        table(fell, "density fell most (by rank)"),
+    )
+
+
+def export(
+    run: Run,
+    to: Annotated[
+        str, typer.Option(help="parquet, csv, knn (for cleanlab's Datalab), projector (for TensorBoard).")
+    ] = "csv",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A file, or a folder for projector.")
+    ] = None,
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Write the results of a run in a form that other tools read.
+
+    Example: `likewise export run --to knn -o graph.npz`, then
+    `Datalab(data, label_name="label").find_issues(knn_graph=scipy.sparse.load_npz("graph.npz"))`
+    """
+    be_quiet(quiet)
+    from likewise.runs.export import export_run
+    from likewise.runs.result import Analysis
+
+    path = export_run(Analysis(run), to, out)
+    said(f"exported {run} as {to}")
+    told(form, {"path": str(path)}, str(path))
+
+
+def verify(run: Run, form: Form = Format.text) -> None:
+    """Check every file of a run against its checksum: exit code 0 if all are whole, 1 if not.
+
+    Example: `likewise verify run`. The `likewise analyze` command that wrote a run rebuilds what is damaged.
+    """
+    from likewise.manifest import check_integrity
+
+    found = check_integrity(run)
+    facts = {"whole": found.whole, **found._asdict()}
+    checked = f"{found.files} files, {found.bytes / 1e6:.1f} MB"
+    if found.whole:
+        told(form, facts, f"{run} is whole: {checked}")
+        return
+    told(form, facts, *(f"{name}: {reason}" for name, reason in found.damaged.items()))
+    if found.damaged:
+        raise Failed(f"{run} is damaged; the same likewise analyze command rebuilds it ({checked} checked)")
+    raise Failed(f"{run} is not finished; the same likewise analyze command goes on ({checked} checked)")
+
+
+def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:
+    row, classes = found.table.loc[sample], found.manifest.get("classes")
+    values = {name: row[name] for name in names}
+    for name in ("label", "prediction"):
+        if (
+            name in values
+            and classes
+            and float(values[name]).is_integer()
+            and int(values[name]) < len(classes)
+        ):
+            values[name] = classes[int(values[name])]
+    return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+
+
+def _listed(changes: Any, by: str, k: int, ascending: bool) -> list[dict[str, Any]]:
+    top = changes.sort_values(by, ascending=ascending, kind="stable").head(k)
+    return [
+        {"sample": int(i), **{str(n): v.item() if hasattr(v, "item") else v for n, v in row.items()}}
+        for i, row in top.iterrows()
+    ]

@@ -1,0 +1,120 @@
+"""Backward passes: from outputs to operations on parameters, and from derived tensors to parameters."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, SlicedGradient
+from likewise.engines.tracer import Operation, Step
+from likewise.model import Parameters
+
+
+def output_gradients(
+    outputs: Tensor, steps: list[Step], live: bool, keep_graph: bool = False
+) -> list[dict[int, Tensor]]:
+    """Return the gradients of the summed outputs in each operation's outputs, (d, ...) each."""
+    edges = [edge for step in steps for edge in step.edges.values()]
+    if not edges or not outputs.requires_grad:
+        return [{} for _ in steps]
+    d = outputs.shape[1]
+    with torch.enable_grad():
+        sums = outputs.sum(0).unbind()
+    found = [
+        torch.autograd.grad(
+            sums[i], edges, retain_graph=live or keep_graph or i < d - 1, create_graph=live, allow_unused=True
+        )
+        for i in range(d)
+    ]
+    stacked = iter([_stacked(column) for column in zip(*found, strict=True)])
+    deltas = []
+    for step in steps:
+        mine = {place: next(stacked) for place in step.edges}
+        deltas.append({place: value for place, value in mine.items() if value is not None})
+    return deltas
+
+
+def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
+    known = [delta for delta in column if delta is not None]
+    if not known:
+        return None
+    if len(column) == 1:
+        return known[0].unsqueeze(0)
+    return torch.stack([torch.zeros_like(known[0]) if delta is None else delta for delta in column])
+
+
+def chain(
+    operation: Operation, place: int, piece: ParameterGradient, parameters: Parameters, live: bool
+) -> dict[str, ParameterGradient]:
+    """Return the pieces of the parameters that the tensor at this place was computed from."""
+    source = operation.sources[place]
+    if isinstance(source, str):
+        return {source: piece}
+    tensor, names = operation.leaves[place], sorted(source.names)
+    if len(names) == 1 and (view := view_of(tensor, parameters[names[0]])) is not None:
+        return {names[0]: _unviewed(piece, tensor, parameters[names[0]], view, live)}
+    rows, values = piece.rows(), [parameters[name] for name in names]
+    flat = rows.reshape(-1, *tensor.shape).to(tensor.dtype)
+    pullback = partial(
+        torch.autograd.grad,
+        operation.edges[place],
+        values,
+        retain_graph=True,
+        create_graph=live,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    try:
+        found = pullback(grad_outputs=flat, is_grads_batched=True)
+    except RuntimeError:  # no batching rule for one of the operations
+        each = [pullback(grad_outputs=row) for row in flat]
+        found = tuple(torch.stack(column) for column in zip(*each, strict=True))
+    return {
+        name: DenseGradient(value.reshape(*rows.shape[:2], -1))
+        for name, value in zip(names, found, strict=True)
+    }
+
+
+class View(NamedTuple):
+    """A tensor that shows consecutive numbers of a parameter, its dimensions in some order."""
+
+    start: int
+    order: tuple[int, ...]  # of its dimensions, the slowest first
+
+
+def view_of(tensor: Tensor, parameter: Tensor) -> View | None:
+    """Return how a tensor shows a part of a parameter, each number once, or None if it does not."""
+    if tensor._base is not parameter or tensor.dtype != parameter.dtype or not parameter.is_contiguous():
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    strides = list(tensor.stride())
+    order = sorted(range(tensor.dim()), key=lambda i: (tensor.shape[i] > 1, -strides[i]))
+    step = 1
+    for i in reversed(order):
+        if tensor.shape[i] > 1 and strides[i] != step:
+            return None
+        step *= tensor.shape[i]
+    return View(int(tensor.storage_offset()) - int(parameter.storage_offset()), tuple(order))
+
+
+def _unviewed(
+    piece: ParameterGradient, tensor: Tensor, parameter: Tensor, view: View, live: bool
+) -> ParameterGradient:
+    """Return the piece of a parameter of which a piece of a view is known."""
+    moves = [i for i in view.order if tensor.shape[i] > 1]
+    is_column = tensor.dim() == 2 and len(moves) < 2 and tensor.shape != parameter.shape == tensor.T.shape
+    if moves != sorted(moves) or is_column:
+        if isinstance(piece, FactoredGradient) and tensor.dim() == 2:
+            piece = FactoredGradient(piece.inputs, piece.deltas, not piece.inputs_first)
+        elif isinstance(piece, SlicedGradient) and view.order == (0, 2, 1):
+            piece = piece.transposed()
+        else:
+            rows = piece.rows()
+            shown = rows.reshape(*rows.shape[:2], *tensor.shape)
+            piece = DenseGradient(shown.permute(0, 1, *(i + 2 for i in view.order)).flatten(2))
+    if tensor.numel() == parameter.numel():
+        return piece
+    whole = SlicedGradient({view.start: piece}, {view.start: tensor.numel()}, parameter.numel())
+    return DenseGradient(whole.rows()) if live else whole

@@ -1,0 +1,296 @@
+"""Gradients of a batch that can be differentiated in turn, for training terms.
+
+The model's own parameters are used, and the inputs and output gradients of its operations stay in the
+graph. Inner products, norms and sums of the samples' gradients follow from those factors; a gradient is
+formed only where that takes less.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from likewise.cuda_graphs import is_recording
+from likewise.data import Samples
+from likewise.engines.double_backward import TWICE, FunctionSubstitution, Substitutes
+from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, SharedGradient
+from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.group_sums import group_sums, weighted_sums
+from likewise.engines.reference import full_float32
+from likewise.engines.tracer import WAYS, Trace, UntraceableError, repeat_samples
+from likewise.engines.validation import check_independent_samples, find_fault
+from likewise.linalg import Power, inverse_root, rank_floor
+from likewise.model import Network, Parameters
+
+_independent: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+_traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class DifferentiableGradients:
+    """J(x) of a batch, in parts, differentiable; and S(x) = K(x, x)^-½ J(x)."""
+
+    chunk: GradientBatch
+    parts: list[ParameterGradient]  # its pieces, small ones side by side
+    own: Tensor  # (n, d, d) K(x, x), float64
+    dtype: torch.dtype  # of the model
+    finite: Tensor | None = None  # (n,) which samples have a finite gradient, if not all do
+
+    @cached_property
+    def root(self) -> Power:
+        """K(x, x)^-½."""
+        if is_recording() and self.own.device.type == "cuda" and self.d > 1:
+            raise ValueError(
+                f"The term of {self.d} outputs needs eigenvectors, which a GPU cannot record: take a readout "
+                "of one output, such as label_against_rest, or the term as it is."
+            )
+        return inverse_root(self.own, rank_floor(self.dtype))
+
+    @property
+    def d(self) -> int:
+        """The number of outputs."""
+        return self.chunk.d
+
+    @property
+    def returned(self) -> Any:
+        """What the model returned, with its graph."""
+        return self.chunk.returned
+
+    def pairs(self) -> Tensor:
+        """Return tr S(x) S(x')ᵀ / d of the first half of the batch with the second, (n / 2,)."""
+        n = len(self.own) // 2
+        roots = self.root.matrix
+        blocks = torch.zeros_like(roots[:n])
+        for piece in self.parts:
+            blocks = blocks + _matched(piece, n)
+        return torch.einsum("nde,nef,nfd->n", roots[:n], blocks, roots[n:]) / self.d
+
+    def sums(self, groups: list[Tensor]) -> Tensor:
+        """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places, by size."""
+        return group_sums(self.parts, self.root.matrix, groups)
+
+    def weighted_sums(self, members: Tensor, weights: Tensor) -> Tensor:
+        """Return Σ_g w_g ‖Σ S(x)‖² over the samples of each group, given who is in which, (groups, n)."""
+        return weighted_sums(self.parts, self.root.matrix, members, weights)
+
+    def along(self, directions: Tensor, numels: dict[str, int]) -> Tensor:
+        """Return S(x) u for each of the directions u (c, p), (n, d, c)."""
+        named = dict(zip(numels, directions.split(list(numels.values()), dim=1), strict=True))
+        moved = sum(
+            piece.jvp(named[name].to(_dtype(piece))).to(self.own) for name, piece in self.chunk.pieces.items()
+        )
+        return self.root.matrix @ moved
+
+    def total(self, numels: dict[str, int]) -> Tensor:
+        """Return Σ S(x), (d, p), in float64, without a graph."""
+        weights, pieces = self.root.matrix.detach(), self.chunk.pieces
+        parts = [
+            pieces[name].vjp(weights.to(_dtype(pieces[name]))).detach().to(weights)
+            if name in pieces
+            else weights.new_zeros(self.d, numel)
+            for name, numel in numels.items()
+        ]
+        return torch.cat(parts, 1)
+
+
+def differentiable_gradients(
+    net: Network, samples: Samples, instead: Substitutes = TWICE
+) -> DifferentiableGradients:
+    """Return the gradients of a batch, differentiable in the model's own parameters.
+
+    The model is called in evaluation mode and in full precision; a sample whose gradient is not finite
+    is left out, its place taken by zeros.
+    """
+    finite = None if is_recording() else _finite_inputs(samples)
+    with net.evaluation_mode(), torch.enable_grad():
+        if finite is not None and not finite.all():
+            return _without(net, samples, finite, instead)
+        chunk = _gathered(net, samples, instead)
+        parts = _merged(list(chunk.pieces.values()))
+        if not parts:
+            raise ValueError(
+                "The outputs depend on none of the chosen parameters: there is nothing to compare."
+            )
+        own = parts[0].own()
+        for piece in parts[1:]:
+            own = own + piece.own()
+        if not is_recording():
+            finite = own.detach().flatten(1).sum(1).isfinite()
+            if not finite.all():
+                return _without(net, samples, finite, instead)
+        return DifferentiableGradients(chunk, parts, own, net.dtype)
+
+
+def refuse_dependent_samples_once(net: Network, samples: Samples) -> None:
+    """Raise if outputs depend on chance or on the batch; look once at a model and shape of batch."""
+    key = (_readout_key(net.readout), _signature(samples))
+    known = _independent.setdefault(net.model, set())
+    if key not in known:
+        check_independent_samples(net, samples[:3])
+        known.add(key)
+
+
+def _finite_inputs(samples: Samples) -> Tensor:
+    """Return which samples have inputs without NaN and infinity, (n,) booleans."""
+    finite = torch.ones(len(samples), dtype=torch.bool)
+    for leaf in tree_leaves(samples.inputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            finite &= (
+                leaf.detach().flatten(1).isfinite().all(1).cpu() if leaf.dim() > 1 else leaf.isfinite().cpu()
+            )
+    return finite
+
+
+def _without(net: Network, samples: Samples, finite: Tensor, instead: Substitutes) -> DifferentiableGradients:
+    """Return those of the finite samples; the others have no gradient, and are not to be counted."""
+    wrong = samples.ids.cpu()[~finite.cpu()].tolist()
+    shown = f"{', '.join(map(str, wrong[:10]))}{', ...' if len(wrong) > 10 else ''}"
+    warnings.warn(
+        f"The gradients of {len(wrong)} of {len(finite)} samples are not finite (ids {shown}; overflow, or "
+        "NaN in an input): the training term leaves them out.",
+        stacklevel=4,
+    )
+    places = finite.nonzero()[:, 0].cpu()
+    if len(places) == 0:
+        raise ValueError(
+            "No sample of the batch has a finite gradient: look for NaN in the inputs or weights."
+        )
+    labels = None if samples.labels is None else samples.labels[places]
+    leaves, spec = tree_flatten(samples.inputs)
+    rest = Samples(tree_unflatten([leaf[places] for leaf in leaves], spec), labels, samples.ids[places])
+    found = differentiable_gradients(net, rest, instead)
+    n, where = len(samples), places.to(found.own.device)
+
+    def spread(value: Tensor) -> Tensor:
+        return value.new_zeros(n, *value.shape[1:]).index_copy(0, where, value)
+
+    rows: dict[str, ParameterGradient] = {
+        name: DenseGradient(spread(piece.rows())) for name, piece in found.chunk.pieces.items()
+    }
+    chunk = GradientBatch(samples, found.d, rows, net.called(_live_parameters(net), samples.inputs))
+    known = finite.to(where.device)
+    return DifferentiableGradients(chunk, _merged(list(rows.values())), spread(found.own), net.dtype, known)
+
+
+def _gathered(net: Network, samples: Samples, instead: Substitutes) -> GradientBatch:
+    """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
+    parameters = _live_parameters(net)
+    if len(samples) == 1:  # PyTorch is wrong about some batches of one
+        alone = _gathered(net, repeat_samples(samples, 2), instead).part(slice(0, 1))
+        return replace(alone, returned=net.called(parameters, samples.inputs))
+    key = (_readout_key(net.readout), net.names, _signature(samples))
+    known = _traces.setdefault(net.model, {})
+    if key not in known:
+        while len(known) >= 16:  # the oldest goes
+            del known[next(iter(known))]
+        known[key] = _checked_trace(net, samples)
+    for _ in range(2):
+        trace = known[key]
+        if trace is None:
+            break
+        try:
+            return compute_gradients(net, trace, samples, parameters, instead)
+        except UntraceableError:  # it branches on its data: perhaps another trace fits
+            known[key] = _checked_trace(net, samples)
+    with FunctionSubstitution(instead):
+        return _one_by_one(net, samples, parameters)
+
+
+def _readout_key(readout: Any) -> Any:
+    """Return what tells readouts apart without keeping them, or the model in them, alive."""
+    return getattr(readout, "__code__", None) or getattr(readout, "__func__", repr(readout))
+
+
+def _live_parameters(net: Network) -> Parameters:
+    every = dict(net.model.named_parameters())
+    frozen = {k: every[k].detach().requires_grad_() for k in net.names if not every[k].requires_grad}
+    return {**every, **frozen}
+
+
+def _signature(samples: Samples) -> Any:
+    leaves, spec = tree_flatten((samples.inputs, samples.labels))
+    shapes = [(tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return str(spec), tuple(shapes)
+
+
+def _checked_trace(net: Network, samples: Samples) -> Trace | None:
+    """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
+    check_independent_samples(net, samples[:3])
+    with torch.no_grad(), full_float32():
+        for way in WAYS:
+            try:
+                trace = way(net, samples[:3])
+                fault = find_fault(net, samples[:3], way=way)
+                if fault is None:
+                    return trace
+                reason, remedy = fault
+            except UntraceableError as problem:
+                reason, remedy = str(problem), ""
+    warnings.warn(
+        f"{type(net.model).__name__} cannot be followed by its operations ({reason}): the training term "
+        f"takes each sample's gradient on its own, which is exact but slow. {remedy}",
+        stacklevel=2,
+    )
+    return None
+
+
+def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> GradientBatch:
+    rows = []
+    for sample in samples.split(1):
+        pair = repeat_samples(sample, 2)
+        output = net.function(parameters, pair.inputs, pair.labels, pair.ids)
+        values = [parameters[name] for name in net.names]
+        found = [
+            torch.autograd.grad(one, values, create_graph=True, allow_unused=True)
+            for one in output[0].unbind()
+        ]
+        filled = [
+            torch.cat(
+                [
+                    torch.zeros_like(v).flatten() if g is None else g.flatten()
+                    for g, v in zip(one, values, strict=True)
+                ]
+            )
+            for one in found
+        ]
+        rows.append(torch.stack(filled))
+    parts = torch.stack(rows).split(list(net.numels.values()), dim=2)
+    named: dict[str, ParameterGradient] = {
+        k: DenseGradient(v) for k, v in zip(net.numels, parts, strict=True)
+    }
+    return GradientBatch(samples, rows[0].shape[0], named, net.called(parameters, samples.inputs))
+
+
+def _matched(piece: ParameterGradient, n: int) -> Tensor:
+    """Return J(x) J(x')ᵀ in one parameter, of the first n samples with the next n, (n, d, d)."""
+    if isinstance(piece, FactoredGradient):
+        a, b, delta, other = piece.inputs[:n], piece.inputs[n:], piece.deltas[:n], piece.deltas[n:]
+        _, d, t, o = delta.shape
+        if t * t * (a.shape[2] + d * d * o) < d * a.shape[2] * o * (2 * t + d):
+            return torch.einsum("nts,ndto,neso->nde", a @ b.mT, delta, other)
+    rows = piece.rows()
+    return rows[:n] @ rows[n:].mT
+
+
+def _merged(pieces: list[ParameterGradient]) -> list[ParameterGradient]:
+    """Return the pieces with small explicit ones joined: many small operations take longer than one."""
+    small = [piece.gradients for piece in pieces if isinstance(piece, DenseGradient) and _is_small(piece)]
+    if len(small) < 2:
+        return pieces
+    rest = [piece for piece in pieces if not (isinstance(piece, DenseGradient) and _is_small(piece))]
+    return [*rest, DenseGradient(torch.cat(small, 2))]
+
+
+def _is_small(piece: DenseGradient) -> bool:
+    return piece.gradients.shape[2] <= 4096
+
+
+def _dtype(piece: ParameterGradient) -> torch.dtype:
+    while isinstance(piece, SharedGradient):
+        piece = piece.matrix
+    return piece.gradients.dtype if isinstance(piece, DenseGradient) else piece.deltas.dtype  # type: ignore[attr-defined]

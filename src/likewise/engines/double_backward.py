@@ -1,0 +1,196 @@
+"""Norms whose higher derivatives are right.
+
+PyTorch's own third derivatives of layer_norm and instance_norm are wrong, and the second ones of
+instance_norm under vmap, without a word (torch 2.13; `tests/gradients/test_norms.py` tells when that ends).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from likewise.engines.convolution import Convolving, arguments_of, convolving
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return F.layer_norm."""
+    hat = _standardized(input, tuple(range(-len(tuple(normalized_shape)), 0)), eps)
+    hat = hat if weight is None else hat * weight
+    return hat if bias is None else hat + bias
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return F.instance_norm."""
+    if not use_input_stats:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    hat, shape = _standardized(input, tuple(range(2, input.dim())), eps), (-1, *[1] * (input.dim() - 2))
+    hat = hat if weight is None else hat * weight.view(shape)
+    return hat if bias is None else hat + bias.view(shape)
+
+
+def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centered = x - x.mean(dims, keepdim=True)
+    return centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+
+def torch_instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """Return torch.instance_norm."""
+    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def torch_layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """Return torch.layer_norm."""
+    return layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+_backward = torch.ops.aten.convolution_backward
+
+
+class _Outputs(torch.autograd.Function):
+    """x * w + b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, how: Convolving) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.how = how
+        return torch.ops.aten.convolution(x, w, b, *how)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        (x, w), (g,), needed = ctx.saved_tensors, given, ctx.needs_input_grad
+        return (
+            _ForInputs.apply(g, w, x.detach(), ctx.how) if needed[0] else None,
+            _ForKernel.apply(x, g, w.detach(), ctx.how) if needed[1] else None,
+            g.sum([0, *range(2, g.dim())]) if needed[2] else None,
+            None,
+        )
+
+
+class _ForInputs(torch.autograd.Function):
+    """The gradient in the inputs, for output gradients g; `like`: inputs of that shape."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, how: Convolving) -> Tensor:
+        ctx.save_for_backward(g, w)
+        ctx.how = how
+        return _backward(g, like, w, None, *how, [True, False, False])[0]
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        (g, w), (x,), needed = ctx.saved_tensors, given, ctx.needs_input_grad
+        return (
+            _Outputs.apply(x, w, None, ctx.how) if needed[0] else None,
+            _ForKernel.apply(x, g, w.detach(), ctx.how) if needed[1] else None,
+            None,
+            None,
+        )
+
+
+class _ForKernel(torch.autograd.Function):
+    """The gradient in the kernel, summed over samples; `like`: a kernel of that shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, like: Tensor, how: Convolving) -> Tensor:
+        ctx.save_for_backward(x, g)
+        ctx.how = how
+        return _backward(g, x, like, None, *how, [False, True, False])[1]
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        (x, g), (w,), needed = ctx.saved_tensors, given, ctx.needs_input_grad
+        return (
+            _ForInputs.apply(g, w, x.detach(), ctx.how) if needed[0] else None,
+            _Outputs.apply(x, w, None, ctx.how) if needed[1] else None,
+            None,
+            None,
+        )
+
+
+def _convolved(dims: int, transposed: bool) -> Callable[..., Tensor]:
+    original, names = getattr(F, _name(dims, transposed)), arguments_of(transposed)
+
+    def convolved(*args: Any, **kwargs: Any) -> Tensor:
+        a = {**dict(zip(names, args, strict=False)), **kwargs}
+        x, weight = a["input"], a["weight"]
+        if x.dim() != dims + 2 or isinstance(a.get("padding"), str) or _is_special(x, weight):
+            found: Tensor = original(*args, **kwargs)
+            return found
+        x, how = convolving(x, weight, a, dims, transposed)
+        return _Outputs.apply(x, weight, a.get("bias"), how)
+
+    return convolved
+
+
+def _is_special(x: Tensor, weight: Tensor) -> bool:
+    """Whether something stands between us and the numbers: vmap and its kin, autocast, complex numbers."""
+    transformed = torch._C._are_functorch_transforms_active()
+    return bool(
+        transformed or x.is_complex() or weight.is_complex() or torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _name(dims: int, transposed: bool) -> str:
+    return f"conv_transpose{dims}d" if transposed else f"conv{dims}d"
+
+
+CONVOLUTIONS = {
+    getattr(F, _name(dims, transposed)): _convolved(dims, transposed)
+    for dims in (1, 2, 3)
+    for transposed in (False, True)
+}
+
+
+Substitutes = dict[Callable[..., Any], Callable[..., Any]]
+TWICE: Substitutes = {  # for second derivatives, which are wrong under vmap where there is no rule
+    F.instance_norm: instance_norm,
+    torch.instance_norm: torch_instance_norm,
+    torch.layer_norm: torch_layer_norm,
+    **CONVOLUTIONS,
+}
+THRICE: Substitutes = {**TWICE, F.layer_norm: layer_norm}  # for third ones
+
+
+class FunctionSubstitution(TorchFunctionMode):
+    """Calls something else in the place of some functions."""
+
+    def __init__(self, instead: Substitutes) -> None:
+        super().__init__()
+        self._instead = instead
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._instead.get(func, func)(*args, **(kwargs or {}))

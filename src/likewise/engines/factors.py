@@ -1,0 +1,432 @@
+"""The gradient of one parameter for a batch, in the form in which it is cheapest.
+
+Each piece stands for G, (n, d, numel), the gradients of d outputs of n samples, and answers about it
+without forming it where that saves work: G Gᵀ of each sample, Σ Gᵀ w, G u, and G itself.
+"""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from likewise.linalg import accumulation_dtype, product, split_product
+
+
+class ParameterGradient(ABC):
+    """Gradients of one parameter."""
+
+    @abstractmethod
+    def own(self) -> Tensor:
+        """Return G Gᵀ of each sample, (n, d, d)."""
+
+    def to(self, dtype: torch.dtype) -> "ParameterGradient":
+        """Return the same in another floating type."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        cast = {name: value.to(dtype) for name, value in values.items() if _is_floating(value)}
+        if all(values[name] is value for name, value in cast.items()):
+            return self
+        return replace(self, **cast)  # type: ignore[type-var]
+
+    @abstractmethod
+    def rows(self) -> Tensor:
+        """Return G, (n, d, numel)."""
+
+    def write(self, out: Tensor) -> None:
+        """Put G in its place, (n, d, numel)."""
+        out.copy_(self.rows())
+
+    @abstractmethod
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w for weights (n, d, c), (c, numel)."""
+
+    @abstractmethod
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u for directions (c, numel), (n, d, c)."""
+
+    def part(self, where: slice) -> "ParameterGradient":
+        """Return the gradients of some of the samples."""
+        return DenseGradient(self.rows()[where])
+
+
+@final
+@dataclass(frozen=True)
+class DenseGradient(ParameterGradient):
+    """G itself."""
+
+    gradients: Tensor  # (n, d, numel)
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ of each sample."""
+        return self_gram(self.gradients)
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        return self.gradients
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        return split_product(weights.flatten(0, 1).T, self.gradients.flatten(0, 1).T)
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u."""
+        return product(self.gradients.flatten(0, 1), directions).unflatten(0, self.gradients.shape[:2])
+
+    def part(self, where: slice) -> "DenseGradient":
+        """Return the gradients of some of the samples."""
+        return DenseGradient(self.gradients[where])
+
+
+@final
+@dataclass(frozen=True)
+class FactoredGradient(ParameterGradient):
+    """G = Σ_t δ_t a_tᵀ over positions t: a matrix that multiplies inputs a."""
+
+    inputs: Tensor  # (n, t, i)
+    deltas: Tensor  # (n, d, t, o)
+    inputs_first: bool = False  # the parameter is (i, o) instead of (o, i)
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ, from G or from the Gram matrices of positions, whichever takes less."""
+        if self.deltas.shape[2] == 1:
+            deltas = self.deltas[:, :, 0].to(accumulation_dtype(self.deltas))
+            return deltas @ deltas.mT * _norms(self.inputs)
+        if self._forms:
+            return self_gram(self._formed)
+        return self_gram_by_positions(self.inputs @ self.inputs.mT, self.deltas)
+
+    @property
+    def is_outer(self) -> bool:
+        """Whether G is one outer product, larger than its factors."""
+        _, d, t, o = self.deltas.shape
+        i = self.inputs.shape[2]
+        return t == 1 and d * i * o > i + d * o
+
+    @property
+    def _forms(self) -> bool:
+        _, d, t, o = self.deltas.shape
+        return t > 1 and forming_is_cheaper(d, t, self.inputs.shape[2], o)
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        return self._formed
+
+    @cached_property
+    def _formed(self) -> Tensor:
+        inputs, deltas = self.inputs.unsqueeze(1), self.deltas
+        product = inputs.mT @ deltas if self.inputs_first else deltas.mT @ inputs
+        return product.flatten(2)
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w: of G if it was formed, or one matrix product over samples and positions."""
+        if "_formed" in self.__dict__:
+            return DenseGradient(self._formed).vjp(weights)
+        inputs, parts = self.inputs.flatten(0, 1), []
+        for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
+            deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
+            sides = (inputs.T, deltas.mT) if self.inputs_first else (deltas.mT, inputs.T)
+            parts.append(split_product(*sides).flatten(1))
+        return joined(parts, 0)
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u = Σ_t δ_t · (u a_t)."""
+        n, _, t, o = self.deltas.shape
+        i = self.inputs.shape[2]
+        inputs, deltas, parts = self.inputs.flatten(0, 1), self.deltas.flatten(2), []
+        for some in directions.split(columns_at_once(n * t * o)):
+            side_by_side = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
+            moved = inputs @ side_by_side.transpose(0, 1).flatten(1)  # one product for all directions
+            parts.append(product(deltas, moved.view(n, t, -1, o).transpose(1, 2).flatten(2)))
+        return joined(parts, 2)
+
+    def part(self, where: slice) -> "FactoredGradient":
+        """Return the gradients of some of the samples."""
+        return FactoredGradient(self.inputs[where], self.deltas[where], self.inputs_first)
+
+
+@final
+@dataclass(frozen=True)
+class EmbeddingGradient(ParameterGradient):
+    """G of a table of which position t takes row index_t: an embedding."""
+
+    indices: Tensor  # (n, t), -1 where no gradient flows
+    deltas: Tensor  # (n, d, t, o)
+    size: int  # rows of the table
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ: positions that take the same row meet."""
+        same = (self.indices[:, :, None] == self.indices[:, None, :]) & (self.indices >= 0)[:, :, None]
+        return self_gram_by_positions(same.to(self.deltas), self.deltas)
+
+    def rows(self) -> Tensor:
+        """Return G, mostly zeros."""
+        n, d, _, o = self.deltas.shape
+        found = self.deltas.new_zeros(n, d, self.size + 1, o)
+        where = (self.indices % (self.size + 1))[:, None, :, None].expand_as(self.deltas)
+        return found.scatter_add(2, where, self.deltas)[:, :, : self.size].flatten(2)
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        where, parts = (self.indices % (self.size + 1)).flatten(), []
+        for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
+            deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
+            total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
+            parts.append(total.index_add(1, where, deltas)[:, : self.size].flatten(1))
+        return torch.cat(parts)
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u: the rows taken from u."""
+        table = directions.view(len(directions), self.size, -1)
+        known, parts = (self.indices >= 0)[None, :, :, None], []
+        for some in table.split(columns_at_once(self.deltas[:, 0].numel())):
+            taken = some[:, self.indices.clamp(min=0)] * known
+            parts.append(product(self.deltas.flatten(2), taken.transpose(0, 1).flatten(2)))
+        return joined(parts, 2)
+
+    def part(self, where: slice) -> "EmbeddingGradient":
+        """Return the gradients of some of the samples."""
+        return EmbeddingGradient(self.indices[where], self.deltas[where], self.size)
+
+
+@final
+@dataclass(frozen=True)
+class SlicedGradient(ParameterGradient):
+    """G of which some consecutive numbers are pieces of their own, and the rest is 0."""
+
+    parts: dict[int, ParameterGradient]  # by where they start; no two overlap
+    sizes: dict[int, int]
+    numel: int
+
+    def to(self, dtype: torch.dtype) -> "SlicedGradient":
+        """Return the same in another floating type."""
+        return SlicedGradient(
+            {start: part.to(dtype) for start, part in self.parts.items()}, self.sizes, self.numel
+        )
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ."""
+        return torch.stack([part.own() for part in self.parts.values()]).sum(0)
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        rows = {start: part.rows() for start, part in self.parts.items()}
+        first = next(iter(rows.values()))
+        found = first.new_zeros(*first.shape[:2], self.numel)
+        for start, value in rows.items():
+            found[:, :, start : start + self.sizes[start]] = value
+        return found
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        pulled = {start: part.vjp(weights) for start, part in self.parts.items()}
+        first = next(iter(pulled.values()))
+        found = first.new_zeros(len(first), self.numel)
+        for start, value in pulled.items():
+            found[:, start : start + self.sizes[start]] = value
+        return found
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u."""
+        moved = [
+            part.jvp(directions[:, start : start + self.sizes[start]]) for start, part in self.parts.items()
+        ]
+        return torch.stack(moved).sum(0)
+
+    def transposed(self) -> "SlicedGradient":
+        """Return the same of a stack of matrices, one in each part, that are transposed."""
+        parts = {start: _transposed(part) for start, part in self.parts.items()}
+        return SlicedGradient(parts, self.sizes, self.numel)
+
+
+@final
+@dataclass(frozen=True)
+class SubsetGradient(ParameterGradient):
+    """G of which only some samples are not 0."""
+
+    samples: Tensor  # (m,) their places
+    piece: ParameterGradient  # of these
+    n: int  # samples in all
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ."""
+        return self._spread(self.piece.own())
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        return self._spread(self.piece.rows())
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        return self.piece.vjp(weights[self.samples.to(weights.device)])
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u."""
+        return self._spread(self.piece.jvp(directions))
+
+    def _spread(self, value: Tensor) -> Tensor:
+        empty = value.new_zeros(self.n, *value.shape[1:])
+        return empty.index_copy(0, self.samples.to(value.device), value)
+
+
+def _transposed(piece: ParameterGradient) -> ParameterGradient:
+    if isinstance(piece, SubsetGradient):
+        return SubsetGradient(piece.samples, _transposed(piece.piece), piece.n)
+    assert isinstance(piece, FactoredGradient)
+    return FactoredGradient(piece.inputs, piece.deltas, not piece.inputs_first)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, ParameterGradient) or (isinstance(value, Tensor) and value.is_floating_point())
+
+
+def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
+    """Whether G Gᵀ takes less from G than from Gram matrices of its t positions."""
+    by_positions = t * t * (i + d * d * o)
+    by_forming = d * t * i * o + d * d * i * o
+    return by_forming <= by_positions
+
+
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """Return parts as one, without a copy where there is but one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def columns_at_once(numel: int) -> int:
+    """Return how many columns of weights to take together, at so many numbers each: about 64 MiB."""
+    return max(1, 2**24 // max(1, numel))
+
+
+def self_gram(gradients: Tensor) -> Tensor:
+    """Return G Gᵀ of each sample, for G (n, d, numel)."""
+    if gradients.shape[1] == 1:
+        return _norms(gradients)
+    exact = gradients.to(accumulation_dtype(gradients))
+    return exact @ exact.mT
+
+
+def _norms(tensor: Tensor) -> Tensor:
+    """Return the squared norm of each sample, (n, 1, 1): short runs as they are, their sum in float64."""
+    run = math.gcd(tensor[0].numel(), 4096)
+    if run >= 32 and tensor.is_contiguous():
+        parts = torch.linalg.vector_norm(tensor.view(len(tensor), -1, run), dim=2, keepdim=True)
+        return parts.to(accumulation_dtype(parts)).square().sum(1, keepdim=True)
+    return torch.linalg.vector_norm(
+        tensor, dim=(1, 2), keepdim=True, dtype=accumulation_dtype(tensor)
+    ).square()
+
+
+def self_gram_by_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
+    """Return Σ_ts (a_t·a_s)(δ_t·δ_s) for each pair of outputs, given a_t·a_s (n, t, t)."""
+    n, d, t, _ = deltas.shape
+    if d == 1:
+        flat = deltas[:, 0]
+        return (inputs * (flat @ flat.mT)).sum((1, 2), keepdim=True, dtype=accumulation_dtype(flat))
+    flat = deltas.flatten(1, 2).to(accumulation_dtype(deltas))
+    pairs = (flat @ flat.mT).view(n, d, t, d, t)
+    return torch.einsum("ndtes,nts->nde", pairs, inputs.to(pairs))
+
+
+def summed(uses: list[ParameterGradient]) -> ParameterGradient:
+    """Return the sum of the pieces of one parameter."""
+    if len(uses) == 1:
+        return uses[0]
+    sliced = [use for use in uses if isinstance(use, SlicedGradient)]
+    if len(sliced) == len(uses):
+        return _slices_side_by_side(sliced)
+    factored = [use for use in uses if isinstance(use, FactoredGradient)]
+    indexed = [use for use in uses if isinstance(use, EmbeddingGradient)]
+    if len(factored) + len(indexed) < len(uses) or len({use.inputs_first for use in factored}) > 1:
+        return _formed(uses)
+    table = _indices_side_by_side(indexed) if indexed else None
+    matrix = _factors_side_by_side(factored) if factored else None
+    if table is None or matrix is None:
+        found = table or matrix
+        assert found is not None
+        return found
+    return SharedGradient(matrix, table)
+
+
+def _formed(uses: list[ParameterGradient]) -> ParameterGradient:
+    total = uses[0].rows().clone()
+    for use in uses[1:]:
+        total += use.rows()
+    return DenseGradient(total)
+
+
+def _slices_side_by_side(uses: list[SlicedGradient]) -> ParameterGradient:
+    """Return the sum of slices, in slices where these are the same or do not overlap."""
+    parts: dict[int, list[ParameterGradient]] = {}
+    sizes: dict[int, int] = {}
+    for use in uses:
+        for start, part in use.parts.items():
+            if sizes.setdefault(start, use.sizes[start]) != use.sizes[start]:
+                return _formed(list(uses))
+            parts.setdefault(start, []).append(part)
+    ends = [(start, start + size) for start, size in sorted(sizes.items())]
+    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
+        return _formed(list(uses))
+    return SlicedGradient({start: summed(same) for start, same in parts.items()}, sizes, uses[0].numel)
+
+
+def _factors_side_by_side(uses: list[FactoredGradient]) -> FactoredGradient:
+    inputs = torch.cat([use.inputs for use in uses], 1)
+    return FactoredGradient(inputs, torch.cat([use.deltas for use in uses], 2), uses[0].inputs_first)
+
+
+def _indices_side_by_side(uses: list[EmbeddingGradient]) -> EmbeddingGradient:
+    indices = torch.cat([use.indices for use in uses], 1)
+    return EmbeddingGradient(indices, torch.cat([use.deltas for use in uses], 2), uses[0].size)
+
+
+@final
+@dataclass(frozen=True)
+class SharedGradient(ParameterGradient):
+    """G of a matrix (o, i) that inputs are multiplied by, and whose rows are looked up elsewhere."""
+
+    matrix: FactoredGradient
+    table: EmbeddingGradient
+
+    def own(self) -> Tensor:
+        """Return G Gᵀ: those of the parts, and twice what they have in common."""
+        cross = self._cross()
+        return self.matrix.own() + self.table.own() + cross + cross.mT
+
+    def _cross(self) -> Tensor:
+        """Return the inner products of the two parts, Σ_ts δ_t[row_s] (a_t · ε_s), (n, d, d)."""
+        inputs, deltas = self.matrix.inputs, self.matrix.deltas
+        if self.matrix.inputs_first:
+            inputs, deltas = deltas, inputs.unsqueeze(1)  # rows of the table are those of the inputs
+            meeting = torch.einsum("ndti,nesi->ndtes", inputs, self.table.deltas)
+            taken = self._taken(deltas).expand(-1, inputs.shape[1], -1, -1)
+        else:
+            meeting = torch.einsum("nti,nesi->ntes", inputs, self.table.deltas).unsqueeze(1)
+            meeting = meeting.expand(-1, deltas.shape[1], -1, -1, -1)
+            taken = self._taken(deltas)
+        return torch.einsum(
+            "ndtes,ndts->nde", meeting.to(accumulation_dtype(meeting)), taken.to(accumulation_dtype(taken))
+        )
+
+    def _taken(self, values: Tensor) -> Tensor:
+        """Return the entries of (n, d, t, rows) at the rows looked up, (n, d, t, s), 0 for none."""
+        where = self.table.indices[:, None, None, :].expand(*values.shape[:3], -1)
+        return values.gather(3, where.clamp(min=0)) * (where >= 0)
+
+    def rows(self) -> Tensor:
+        """Return G."""
+        return self.matrix.rows() + self.table.rows()
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """Return Σ Gᵀ w."""
+        return self.matrix.vjp(weights) + self.table.vjp(weights)
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Return G u."""
+        return self.matrix.jvp(directions) + self.table.jvp(directions)
+
+    def part(self, where: slice) -> "SharedGradient":
+        """Return the gradients of some of the samples."""
+        return SharedGradient(self.matrix.part(where), self.table.part(where))

@@ -1,0 +1,49 @@
+"""How much room do tensors take at most while something is computed? Counted, on any device."""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Counts the bytes of tensors made inside it: `now` those alive, `peak` the most there were.
+
+    What a library takes for itself inside one operation is not seen, nor what an allocator keeps.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes a second
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: dict[int, Any] = {}  # by the storage's address in Python
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and _key(leaf) not in given:
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage, key = tensor.untyped_storage(), _key(tensor)
+        if key in self._seen:
+            return
+        size = storage.nbytes()
+        self._seen[key] = weakref.finalize(storage, self._gone, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self._seen.pop(key, None)
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,517 @@
+"""Gradients of a batch whose samples are told apart row by row, whatever the model did to their order.
+
+Slower than a trace, by the backward passes that find whose row is whose, but it holds for any batch: tokens
+routed to experts, packed sequences, samples taken one by one. Nothing is assumed of a pass but what it shows.
+"""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_leaves
+
+from likewise.cuda_graphs import is_recording
+from likewise.data import Samples
+from likewise.engines.backward import chain, output_gradients
+from likewise.engines.double_backward import Substitutes
+from likewise.engines.factors import (
+    DenseGradient,
+    EmbeddingGradient,
+    FactoredGradient,
+    ParameterGradient,
+    SlicedGradient,
+    SubsetGradient,
+    summed,
+)
+from likewise.engines.membership import Members, find_members
+from likewise.engines.partition import partition_by
+from likewise.engines.rules import Call, ParameterGradients, pieces, pieces_by_mask, pieces_by_rule
+from likewise.engines.tracer import (
+    Derived,
+    Layout,
+    Operation,
+    OperationTracer,
+    RowTrace,
+    Step,
+    UntraceableError,
+)
+from likewise.model import Network, Parameters
+
+
+class Gathered(NamedTuple):
+    """What one pass found."""
+
+    outputs: Tensor  # (n, d)
+    pieces: dict[str, ParameterGradient]
+    returned: Any  # by the model
+
+
+class Use(NamedTuple):
+    """A piece of some samples of the batch."""
+
+    samples: Tensor  # their places
+    piece: ParameterGradient
+
+
+def gather_by_rows(
+    net: Network,
+    trace: RowTrace,
+    samples: Samples,
+    live: Parameters | None = None,
+    instead: Substitutes | None = None,
+) -> Gathered:
+    """Return the gradients of some samples, parameter by parameter.
+
+    Args:
+        net: The network; call this inside `net.evaluating`.
+        trace: What was found right before; a pass with operations of another kind is compared with autograd.
+        samples: The batch.
+        live: See `gathering.gathered`.
+        instead: See `gathering.gathered`.
+
+    """
+    if is_recording():
+        raise UntraceableError("which rows belong to which sample cannot be found while a GPU records")
+    follower = Follower(net, live, instead)
+    follower.run(net, samples)
+    outputs, n = follower.outputs, len(samples)
+    if not outputs.requires_grad:
+        return Gathered(outputs, {}, follower.returned)
+    steps = _own_steps(follower.steps, outputs)
+    uses: dict[str, list[Use]] = {}
+    # Of all steps: a backward to some of those behind a write in place fails inside PyTorch.
+    deltas = output_gradients(outputs, [s.step for s in follower.steps], live is not None, keep_graph=True)
+    found_at = dict(zip((step.place for step in follower.steps), deltas, strict=True))
+    for step in steps:
+        step.step.refuse_overwritten()
+        some = found_at[step.place]
+        for name, use in _uses(step, some, follower.parameters, instead if live else None, live is not None):
+            uses.setdefault(name, []).append(use)
+    found = {name: _merged(uses[name], n) for name in net.names if name in uses}
+    if live:
+        found = {
+            k: DenseGradient(v.rows()) if isinstance(v, SlicedGradient | SubsetGradient) else v
+            for k, v in found.items()
+        }
+    kinds = {(s.step.operation.function, *sorted(map(str, s.step.operation.sources.values()))) for s in steps}
+    if not kinds or not kinds <= trace.checked:
+        _refuse_wrong_sums(outputs, found, {name: follower.parameters[name] for name in net.names})
+        trace.checked.update(kinds)
+    return Gathered(outputs, found, follower.returned)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """An operation on parameters, and whose its rows are."""
+
+    place: int
+    step: Step
+    is_shared: bool  # whether its outputs may serve all samples, as a part of a weight does
+    members: dict[int, Members]  # by output
+
+
+class Follower(OperationTracer):
+    """Records the operations on parameters, and what may be computed from parameters alone."""
+
+    def __init__(self, net: Network, parameters: Parameters | None, instead: Substitutes | None) -> None:
+        super().__init__(net, None, parameters)
+        self.instead = instead or {}
+        self.steps = list[Followed]()
+        self._data: dict[int, weakref.ref[Tensor]] = {}  # what depends on the inputs
+
+    def run(self, net: Network, samples: Samples) -> "Follower":
+        """Return itself, after a call of the network on these samples."""
+        hook = net.model.register_forward_pre_hook(
+            lambda _, args, kwargs: self._mark((args, kwargs)), with_kwargs=True
+        )
+        try:
+            super().run(net, samples)
+        finally:
+            hook.remove()
+        return self
+
+    def noticed(self, place: int, operation: Operation) -> None:
+        """Record it."""
+        edges = {i: get_gradient_edge(out) for i, out in enumerate(operation.outputs) if out.requires_grad}
+        step = Step(operation, _NO_LAYOUT, edges, [])
+        step = replace(step, versions=step.present_versions())
+        self.steps.append(Followed(place, step, self.derives(place, operation), {}))
+
+    def derives(self, place: int, operation: Operation) -> bool:
+        """Whether outputs may be computed from parameters alone: a part that the inputs choose counts."""
+        data = [
+            i for i, leaf in enumerate(operation.leaves) if isinstance(leaf, Tensor) and self._is_data(leaf)
+        ]
+        if operation.function in SELECTIONS:
+            return all(i in operation.sources or not operation.leaves[i].is_floating_point() for i in data)
+        return not data
+
+    def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
+        """Remember outputs as derived, and as data where the inputs chose them."""
+        super()._derive(place, operation, written)
+        self.passed(operation.function, operation.leaves, [*operation.outputs, *written])
+
+    def passed(self, func: Any, leaves: Any, results: Any) -> None:
+        """Mark what an operation on data returns, or writes to, as data."""
+        name = getattr(func, "__name__", "")
+        tensors = [leaf for leaf in tree_leaves(leaves) if isinstance(leaf, Tensor)]
+        if name.startswith("new_") or not any(map(self._is_data, tensors)):
+            return
+        self._mark(results)
+        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            target = tensors[0]
+            self._mark([target] if target._base is None else [target, target._base])
+
+    def _mark(self, values: Any) -> None:
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, Tensor):
+                self._data[id(leaf)] = weakref.ref(leaf)
+
+    def _is_data(self, tensor: Tensor) -> bool:
+        for one in (tensor, tensor._base):
+            reference = None if one is None else self._data.get(id(one))
+            if reference is not None and reference() is one:
+                return True
+        return False
+
+
+def _own_steps(steps: list[Followed], outputs: Tensor) -> list[Followed]:
+    """Return the operations whose rows are each of one sample; what serves several is chained on."""
+    edges = [edge for step in steps for edge in step.step.edges.values()]
+    dtypes = [step.step.operation.outputs[i].dtype for step in steps for i in step.step.edges]
+    found = iter(find_members(outputs, edges, dtypes) if edges else [])
+    own, settled = [], set[int]()
+    for step in steps:
+        mine = {i: next(found) for i in step.step.edges}
+        known = {i: value for i, value in mine.items() if value != 0}
+        members = {i: value for i, value in known.items() if isinstance(value, Members)}
+        if not known:
+            continue
+        is_shared = len(members) < len(known)
+        if step.is_shared and (is_shared or len(_samples_of(members.values())) < 2):
+            continue
+        if is_shared:
+            sources = ", ".join(sorted(set(map(str, step.step.operation.sources.values()))))
+            raise UntraceableError(
+                f"what {step.step.operation.name} returns of {sources} serves several samples at once"
+            )
+        settled.add(step.place)
+        own.append(replace(step, step=_without(step.step, settled), members=members))
+    return [step for step in own if step.step.operation.sources]
+
+
+def _samples_of(members: Iterable[Members]) -> Tensor:
+    owners = torch.cat([one.owners for one in members])
+    return owners[owners >= 0].unique()
+
+
+def _without(step: Step, settled: set[int]) -> Step:
+    """Return the operation without arguments whose gradients were taken where they were made."""
+    sources = {
+        place: source
+        for place, source in step.operation.sources.items()
+        if not (isinstance(source, Derived) and source.place in settled)
+    }
+    return replace(step, operation=replace(step.operation, sources=sources))
+
+
+def _uses(
+    step: Followed, deltas: dict[int, Tensor], parameters: Parameters, instead: Substitutes | None, live: bool
+) -> list[tuple[str, Use]]:
+    deltas = {place: deltas[place] for place in step.members if place in deltas}
+    if not deltas:
+        return []
+    operation = step.step.operation
+    samples, found = _pieces(operation, deltas, step.members, (instead or {}) if live else None)
+    return [
+        (name, Use(samples, part))
+        for place, piece in found.items()
+        for name, part in chain(operation, place, piece, parameters, live).items()
+    ]
+
+
+def _pieces(
+    operation: Operation, deltas: dict[int, Tensor], members: dict[int, Members], live: Substitutes | None
+) -> tuple[Tensor, ParameterGradients]:
+    """Return the pieces of one operation, of those samples that have any row of it."""
+    if deltas.keys() == {0}:
+        one = members[0]
+        if _is_grouped(operation, one):
+            return _grouped_matrices(operation, deltas[0], one.owners, live is not None)
+        batched = _rows_of_arguments(operation, one)
+        if batched is not None:
+            partition = partition_by(one.owners, one.width)
+            layout = Layout(operation.signature, batched, (), {0: one.dimension})
+            call = Call(operation, layout, deltas, partition, live)
+            found = pieces_by_rule(call)
+            if found is None and operation.function in ELEMENTWISE:
+                found = pieces(call)
+            if found is not None:
+                return partition.samples, found
+    samples = _samples_of(members[place] for place in deltas)
+
+    def masks(sample: int) -> dict[int, Tensor]:
+        return {place: members[place].mask(sample, operation.outputs[place].shape) for place in deltas}
+
+    return samples, pieces_by_mask(operation, deltas, masks, samples.tolist(), live)
+
+
+def _is_grouped(operation: Operation, members: Members) -> bool:
+    """Whether rows are multiplied by one of a stack of matrices, each with a run of them."""
+    if operation.function not in GROUPED or operation.sources.keys() != {1}:
+        return False
+    x, weight, *rest = operation.leaves
+    rows_only = x.dim() == 2 and weight.dim() == 3 and (members.dimension, members.width) == (0, 1)
+    return rows_only and next(value for value in rest if value is not None).dim() == 1
+
+
+def _grouped_matrices(
+    operation: Operation, delta: Tensor, owners: Tensor, live: bool
+) -> tuple[Tensor, ParameterGradients]:
+    """Return the piece of a stack of matrices, (e, i, o), in slices: one for each that has rows."""
+    x, weight, *rest = operation.leaves
+    ends = next(value for value in rest if value is not None).tolist()
+    inputs = (x if live else x.detach()).to(weight.dtype)
+    samples = owners[owners >= 0].unique()
+    parts: dict[int, ParameterGradient] = {}
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        mine = torch.full_like(owners, -1)
+        mine[start:end] = owners[start:end]
+        if (mine >= 0).any():
+            partition = partition_by(mine)
+            rows = partition.split(inputs, 0), partition.split(delta.to(weight.dtype), 1, fill=True)
+            who = torch.searchsorted(samples, partition.samples)
+            factors = FactoredGradient(*rows, inputs_first=True)
+            parts[number * weight[0].numel()] = SubsetGradient(who, factors, len(samples))
+    return samples, {1: SlicedGradient(parts, dict.fromkeys(parts, weight[0].numel()), weight.numel())}
+
+
+def _rows_of_arguments(operation: Operation, members: Members) -> dict[int, int] | None:
+    """Return in which dimension the arguments have the rows of the output, None where that is not known."""
+    out = operation.outputs[0]
+    if out.dim() == 0:
+        return None
+    start, stop = members.dimension, members.dimension + members.width
+    rows = out.shape[start:stop]
+    if operation.function in ROWWISE:
+        place = 1 if operation.function is torch.addmm else 0
+        leaf = operation.leaves[place] if len(operation.leaves) > place else None
+        last = ROWWISE[operation.function](operation)
+        if not isinstance(leaf, Tensor) or place in operation.sources or stop > last:
+            return None
+        return {place: start} if leaf.shape[start:stop] == rows else None
+    if operation.function in BROADCASTS:
+        return {}
+    if operation.function not in ELEMENTWISE:
+        return None
+    batched = {}
+    for place, leaf in enumerate(operation.leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        shape = (1,) * (out.dim() - leaf.dim()) + tuple(leaf.shape)
+        if all(size == 1 for size in shape[start:stop]):
+            continue
+        if place in operation.sources or shape[start:stop] != tuple(rows):
+            return None
+        batched[place] = start - (out.dim() - leaf.dim())
+    return batched
+
+
+def _merged(uses: list[Use], n: int) -> ParameterGradient:
+    """Return the sum of the pieces of one parameter, of all n samples."""
+    sliced = [use for use in uses if isinstance(use.piece, SlicedGradient)]
+    if sliced and len(sliced) == len(uses):
+        return summed([_sliced(use, n) for use in sliced]) if _differ(sliced) else _same_slices(sliced, n)
+    kinds: dict[Any, list[Use]] = {}
+    for use in uses:
+        kinds.setdefault(_kind(use.piece), []).append(use)
+    return summed([_side_by_side(same, n) for same in kinds.values()])
+
+
+def _kind(piece: ParameterGradient) -> Any:
+    return (type(piece), piece.inputs_first) if isinstance(piece, FactoredGradient) else type(piece)
+
+
+def _differ(uses: list[Use]) -> bool:
+    """Whether slices of one parameter start at the same place and are not the same."""
+    sizes: dict[int, int] = {}
+    for use in uses:
+        assert isinstance(use.piece, SlicedGradient)
+        for start, size in use.piece.sizes.items():
+            if sizes.setdefault(start, size) != size:
+                return True
+    return False
+
+
+def _sliced(use: Use, n: int) -> ParameterGradient:
+    return _side_by_side([use], n)
+
+
+def _same_slices(uses: list[Use], n: int) -> ParameterGradient:
+    by_start: dict[int, list[Use]] = {}
+    sizes: dict[int, int] = {}
+    numel = 0
+    for use in uses:
+        assert isinstance(use.piece, SlicedGradient)
+        numel = use.piece.numel
+        for start, part in use.piece.parts.items():
+            sizes[start] = use.piece.sizes[start]
+            by_start.setdefault(start, []).append(_within(use.samples, part))
+    return summed(
+        [
+            SlicedGradient({start: _merged(same, n)}, {start: sizes[start]}, numel)
+            for start, same in by_start.items()
+        ]
+    )
+
+
+def _within(samples: Tensor, part: ParameterGradient) -> Use:
+    return Use(samples[part.samples], part.piece) if isinstance(part, SubsetGradient) else Use(samples, part)
+
+
+def _side_by_side(uses: list[Use], n: int) -> ParameterGradient:
+    """Return the sum of pieces of one kind, whoever's they are."""
+    first = uses[0].piece
+    if len(uses) == 1:
+        everyone = len(uses[0].samples) == n and bool((uses[0].samples == torch.arange(n)).all())
+        return first if everyone else SubsetGradient(uses[0].samples, first, n)
+    if isinstance(first, FactoredGradient):
+        inputs = [use.piece.inputs for use in uses if isinstance(use.piece, FactoredGradient)]
+        deltas = [use.piece.deltas for use in uses if isinstance(use.piece, FactoredGradient)]
+        place, length = _places(uses, [value.shape[1] for value in inputs], n)
+        return FactoredGradient(
+            _put(inputs, place, n, length, 0), _put_deltas(deltas, place, n, length), first.inputs_first
+        )
+    if isinstance(first, EmbeddingGradient):
+        indices = [use.piece.indices for use in uses if isinstance(use.piece, EmbeddingGradient)]
+        deltas = [use.piece.deltas for use in uses if isinstance(use.piece, EmbeddingGradient)]
+        place, length = _places(uses, [value.shape[1] for value in indices], n)
+        return EmbeddingGradient(
+            _put(indices, place, n, length, -1), _put_deltas(deltas, place, n, length), first.size
+        )
+    rows = [use.piece.rows() for use in uses]
+    samples = torch.cat([use.samples for use in uses]).to(rows[0].device)
+    return DenseGradient(rows[0].new_zeros(n, *rows[0].shape[1:]).index_add(0, samples, torch.cat(rows)))
+
+
+def _places(uses: list[Use], lengths: list[int], n: int) -> tuple[Tensor, int]:
+    """Return where in (n, length) each position of the uses goes, one after another, and the length."""
+    filled, places = torch.zeros(n, dtype=torch.int64), []
+    for use, length in zip(uses, lengths, strict=True):
+        places.append((use.samples, filled[use.samples, None] + torch.arange(length)))
+        filled[use.samples] += length
+    most = int(filled.max())
+    return torch.cat([(who[:, None] * most + where).flatten() for who, where in places]), most
+
+
+def _put(values: list[Tensor], place: Tensor, n: int, length: int, empty: int) -> Tensor:
+    rows = torch.cat([value.flatten(0, 1) for value in values])
+    room = rows.new_full((n * length, *rows.shape[1:]), empty)
+    return room.index_copy(0, place.to(rows.device), rows).unflatten(0, (n, length))
+
+
+def _put_deltas(values: list[Tensor], place: Tensor, n: int, length: int) -> Tensor:
+    return _put([value.transpose(1, 2) for value in values], place, n, length, 0).transpose(1, 2)
+
+
+def _refuse_wrong_sums(outputs: Tensor, found: dict[str, ParameterGradient], parameters: Parameters) -> None:
+    """Raise Untraceable if a weighted sum of the gradients is not what one backward pass gives."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+    expected = torch.autograd.grad(
+        outputs,
+        list(parameters.values()),
+        weights,
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    dtype = torch.promote_types(outputs.dtype, torch.float32)
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # models compute some in float32
+    limit = eps**0.5 * max(float(value.abs().max()) for value in expected)
+    for name, value in zip(parameters, expected, strict=True):
+        ours = found[name].vjp(weights[:, :, None].to(value.dtype))[0].view_as(value) if name in found else 0
+        if not (ours - value).abs().max() <= limit:
+            raise UntraceableError(f"the gradients in {name} do not add up to autograd's")
+
+
+_NO_LAYOUT = Layout((), {}, (), {})
+
+
+def _all_but_last(operation: Operation) -> int:
+    return operation.outputs[0].dim() - 1
+
+
+def _first(operation: Operation) -> int:
+    return 1
+
+
+def _before_normalized(operation: Operation) -> int:
+    shapes = [operation.leaves[place].dim() for place in operation.sources]
+    return operation.outputs[0].dim() - max(shapes)
+
+
+# Operations on parameters whose output has the rows of its input, and how many dimensions of rows.
+ROWWISE = {
+    **dict.fromkeys((F.linear, torch.addmm, torch.matmul, torch.mm, F.embedding), _all_but_last),
+    **dict.fromkeys((torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm), _all_but_last),
+    **dict.fromkeys((F.layer_norm, F.rms_norm), _before_normalized),
+    **dict.fromkeys((F.batch_norm, F.group_norm, torch.prelu), _first),
+    **{getattr(F, f"conv{i}d"): _first for i in (1, 2, 3)},
+    **{getattr(F, f"conv_transpose{i}d"): _first for i in (1, 2, 3)},
+}
+ELEMENTWISE = {
+    *(
+        getattr(torch, name)
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "true_divide",
+            "where",
+            "addcmul",
+            "lerp",
+            "maximum",
+            "minimum",
+            "pow",
+        )
+    ),
+    *(getattr(torch.Tensor, name) for name in ("add", "sub", "mul", "div", "pow", "maximum", "minimum")),
+    *(getattr(torch.Tensor, f"__{name}__") for name in ("add", "sub", "mul", "truediv", "pow")),
+    *(getattr(torch.Tensor, f"__r{name}__") for name in ("add", "sub", "mul", "truediv", "pow")),
+}
+GROUPED = tuple(
+    getattr(holder, name)
+    for holder, name in ((F, "grouped_mm"), (torch, "_grouped_mm"))
+    if hasattr(holder, name)
+)
+# What shows a part of a tensor, or the same in another order.
+SELECTIONS = (
+    torch.Tensor.__getitem__,
+    torch.Tensor.T.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
+    *(
+        getattr(holder, name)
+        for holder in (torch, torch.Tensor)
+        for name in (
+            "index_select",
+            "transpose",
+            "permute",
+            "t",
+            "reshape",
+            "squeeze",
+            "unsqueeze",
+            "chunk",
+            "split",
+        )
+    ),
+    torch.Tensor.view,
+    torch.Tensor.to,
+)
+BROADCASTS = (torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to)

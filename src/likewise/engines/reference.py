@@ -1,0 +1,167 @@
+"""Plain autograd as the reference by which gradients are judged, and who decides where it is in doubt.
+
+It is never asked about a batch of one sample: PyTorch's backward of BatchNorm2d is wrong there (see
+docs/upstream.md). Where it and an engine disagree in the model's precision, both are computed in float64,
+where rounding puts no ReLU on the other side; where they still disagree, a finite difference decides.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likewise.data import Samples
+from likewise.engines.base import is_out_of_memory
+from likewise.model import Network, Parameters
+
+FLOAT64_TOLERANCE = 1e-5  # a part of the model may still work in float32
+
+Compute = Callable[[Network], Tensor]  # Σₓ J(x)ᵀ w(x), (p,), of a network that is the same up to precision
+
+
+def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Tensor:
+    """Return Σₓ J(x)ᵀ w(x), (p,), by one backward over a batch of at least two samples.
+
+    Args:
+        net: The network; call it inside `net.evaluating`.
+        samples: The batch that the model is called on.
+        weights: (n, d), of each sample and output.
+
+    """
+    assert len(samples) > 1
+    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+    with torch.enable_grad():
+        outputs = network_outputs(net, samples, parameters)
+        return gradient_of((outputs * weights.to(outputs)).sum(), parameters)
+
+
+def gradient_of(output: Tensor, parameters: Parameters) -> Tensor:
+    """Return the gradient of one number in all parameters, joined, (p,)."""
+    values = list(parameters.values())
+    if not output.requires_grad:  # no chosen parameter reaches it
+        return torch.cat([value.detach().new_zeros(value.numel()) for value in values])
+    found = torch.autograd.grad(output, values, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return joined_gradients(dict(zip(parameters, found, strict=True)), parameters)
+
+
+def joined_gradients(gradients: Parameters, parameters: Parameters) -> Tensor:
+    """Return gradients by name as one vector, in the order of the parameters."""
+    device = next(iter(parameters.values())).device
+    dense = [g.to_dense() if g.is_sparse else g for g in (gradients[name] for name in parameters)]
+    return torch.cat([gradient.reshape(-1).to(device) for gradient in dense])
+
+
+def network_outputs(net: Network, samples: Samples, parameters: Parameters | None = None) -> Tensor:
+    """Return f(x) of a batch, (n, d), with some parameters replaced if any are given."""
+    return net.function(parameters or {}, samples.inputs, samples.labels, samples.ids)
+
+
+def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Tensor) -> str | None:
+    """Return the first parameter in which a computed Σₓ J(x)ᵀ w(x) is wrong, None if it is right.
+
+    Args:
+        net: The network; call it inside `net.evaluating`.
+        compute: The sum by the engine in question, of the network it is given.
+        samples: At least two samples, as one batch.
+        weights: (n, d), of each sample and output.
+
+    """
+    with full_float32():
+        low = torch.finfo(net.dtype).eps > torch.finfo(torch.float32).eps
+        wide = in_float64(net, samples) if low else None
+        if wide is None:
+            name = first_apart(
+                net, compute(net), weighted_gradient(net, samples, weights), rounding_tolerance(net)
+            )
+            if name is None:
+                return None
+            wide = in_float64(net, samples)
+            if wide is None:
+                return name
+        ours, theirs = compute(wide), weighted_gradient(wide, samples, weights)
+        name = first_apart(wide, ours, theirs, FLOAT64_TOLERANCE)
+        if name is None or is_slope(wide, samples, weights, name, ours, theirs):
+            return None
+        return name
+
+
+def in_float64(net: Network, samples: Samples) -> Network | None:
+    """Return the network in float64, None where the device or the model has no such thing."""
+    if net.dtype == torch.float64:
+        return net.exact()
+    if next(net.model.parameters()).device.type == "mps":
+        return None
+    wide = net.in_float64()
+    try:
+        outputs = wide.function({}, samples.inputs, samples.labels, samples.ids)
+    except Exception as error:  # a model may fix its types in any way, and fail in any way
+        if is_out_of_memory(error):
+            raise
+        return None
+    return wide if outputs.dtype == torch.float64 else None
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 on a GPU: two right gradients in TF32 differ by more than a wrong one may."""
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
+
+
+def first_apart(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
+    """Return the name of the first parameter in which two vectors (p,) are not the same, if any."""
+    limit = tolerance * theirs.abs().max().clamp(min=1e-37)
+    sizes = list(net.numels.values())
+    for name, mine, expected in zip(net.names, ours.split(sizes), theirs.split(sizes), strict=True):
+        if expected.numel() and not (mine - expected).abs().max() <= limit:  # NaN is no agreement
+            return name
+    return None
+
+
+def is_slope(
+    net: Network, samples: Samples, weights: Tensor, name: str, ours: Tensor, theirs: Tensor
+) -> bool:
+    """Whether a finite difference agrees with our gradient in a parameter rather than with autograd's."""
+    place, sizes = net.names.index(name), list(net.numels.values())
+    mine, expected = ours.split(sizes)[place], theirs.split(sizes)[place]
+    gap, value = mine - expected, net.parameters[name]
+    if not gap.isfinite().all():
+        return False
+    step = 1e-6 * value.abs().max().clamp(min=1e-3) / gap.abs().max()
+
+    def shifted(sign: int) -> Tensor:
+        moved = {name: value + sign * step * gap.view_as(value)}
+        return (network_outputs(net, samples, moved) * weights.to(value)).sum()
+
+    slope = (shifted(1) - shifted(-1)) / (2 * step)
+    threshold = 0.1 * gap.square().sum()
+    right = bool((slope - mine @ gap).abs() < threshold < (slope - expected @ gap).abs())
+    if right:
+        warnings.warn(
+            f"PyTorch's own gradient of {type(net.model).__name__} in {name} is wrong for some samples: a "
+            "finite difference in float64 says so, and agrees with the gradients used here.",
+            stacklevel=2,
+        )
+    return right
+
+
+def rounding_tolerance(net: Network) -> float:
+    """Return how far two right gradients may be apart, relative to the largest entry."""
+    every = dict(net.model.named_parameters())
+    epsilon = max(torch.finfo(every[name].dtype).eps for name in net.names)
+    if net.autocast is not None:
+        epsilon = max(epsilon, torch.finfo(net.autocast).eps)
+    on_gpu = next(net.model.parameters()).device.type == "cuda"
+    if on_gpu and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+        epsilon = max(epsilon, 2**-11)  # TF32 has ten bits
+    return max(float(epsilon**0.5), FLOAT64_TOLERANCE)

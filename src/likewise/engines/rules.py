@@ -1,0 +1,381 @@
+"""From an operation and the gradients of its outputs to gradients of its parameters, one rule each.
+
+A rule returns the pieces of the parameters among the arguments, by their place. What has no rule is
+differentiated by vmap of its own vjp, and where that fails, one sample at a time.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.utils._pytree import tree_unflatten
+
+from likewise.cuda_graphs import is_recording
+from likewise.engines.base import is_out_of_memory
+from likewise.engines.convolution import ConvolutionGradient, arguments_of, convolving
+from likewise.engines.double_backward import Substitutes
+from likewise.engines.factors import DenseGradient, EmbeddingGradient, FactoredGradient, ParameterGradient
+from likewise.engines.partition import Partition
+from likewise.engines.tracer import Layout, Operation, outputs_of
+
+ParameterGradients = dict[int, ParameterGradient]  # by the place of the parameter among the leaves
+Rule = Callable[["Call"], ParameterGradients | None]
+
+
+class Call:
+    """One operation with the gradients of its outputs, (n, d, ...), samples first."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        layout: Layout,
+        deltas: dict[int, Tensor],
+        partition: Partition,
+        live: Substitutes | None = None,
+    ) -> None:
+        self.operation, self.layout, self.partition, self.n = operation, layout, partition, partition.n
+        self.live = live is not None  # whether what is found is to be differentiable in turn
+        self.function = (live or {}).get(operation.function, operation.function)
+        parameters = [operation.leaves[place].dtype for place in operation.sources]
+        dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
+        self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
+            place: partition.split(delta.to(dtype), layout.outputs[place] + 1, fill=True)
+            for place, delta in deltas.items()
+        }
+        self.dtype = dtype
+
+    def bound(self, *names: str) -> dict[str, Any]:
+        """Return the arguments by name, given the names of positional ones."""
+        args, kwargs = tree_unflatten(self.operation.leaves, self.operation.spec)
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def place(self, value: Any) -> int | None:
+        """Return the place of a parameter among the leaves, None for anything else."""
+        return next((i for i in self.operation.sources if self.operation.leaves[i] is value), None)
+
+    def batch_dimension(self, value: Any) -> int | None:
+        """Return which dimension of an argument holds samples, None if none does."""
+        return next((d for i, d in self.layout.batched.items() if self.operation.leaves[i] is value), None)
+
+    def samples(self, value: Any) -> Tensor | None:
+        """Return an argument as (n, ...), samples first, or None if it holds no samples."""
+        dimension = self.batch_dimension(value)
+        return None if dimension is None else self.partition.split(self.raised(value), dimension)
+
+    def raised(self, value: Tensor) -> Tensor:
+        """Return an argument in the parameters' precision."""
+        value = value if self.live else value.detach()
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+
+def pieces(call: Call) -> ParameterGradients:
+    """Return the pieces of all parameters of one operation."""
+    return pieces_by_rule(call) or _generic(call)
+
+
+def pieces_by_rule(call: Call) -> ParameterGradients | None:
+    """Return the pieces of all parameters of one operation, None where no rule applies."""
+    rule = RULES.get(call.operation.function)
+    if rule is not None and set(call.deltas) == {0}:
+        found = rule(call)
+        if found is not None and found.keys() == call.operation.sources.keys():
+            return found
+    return None
+
+
+def _linear(call: Call) -> ParameterGradients | None:
+    a = call.bound("input", "weight", "bias")
+    return _matrix(call, a["input"], a["weight"], a.get("bias"), inputs_first=False)
+
+
+def _addmm(call: Call) -> ParameterGradients | None:
+    a = call.bound("input", "mat1", "mat2")
+    if a.get("beta", 1) != 1 or a.get("alpha", 1) != 1:
+        return None
+    return _matrix(call, a["mat1"], a["mat2"], a["input"], inputs_first=True)
+
+
+def _matmul(call: Call) -> ParameterGradients | None:
+    a = call.bound("input", "other")
+    if not isinstance(a["other"], Tensor) or a["other"].dim() != 2:
+        return None
+    return _matrix(call, a["input"], a["other"], None, inputs_first=True)
+
+
+def _matrix(call: Call, x: Any, weight: Any, bias: Any, inputs_first: bool) -> ParameterGradients | None:
+    inputs = call.samples(x)
+    places: ParameterGradients = {}
+    if inputs is None or call.samples(weight) is not None:
+        return None
+    deltas = call.deltas[0]
+    flat = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])
+    place, bias_place = call.place(weight), call.place(bias)
+    if place is not None:
+        positions = inputs.reshape(call.n, -1, inputs.shape[-1])
+        places[place] = FactoredGradient(positions.to(flat.dtype), flat, inputs_first)
+    if bias_place is not None:
+        if bias.dim() != 1 or bias.shape[0] != flat.shape[-1]:
+            return None
+        places[bias_place] = DenseGradient(flat.sum(2))
+    return places
+
+
+def _embedding(call: Call) -> ParameterGradients | None:
+    a = call.bound("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    indices, place = call.samples(a["input"]), call.place(a["weight"])
+    if indices is None or place is None or a.get("max_norm") is not None or a.get("scale_grad_by_freq"):
+        return None
+    size, padding = a["weight"].shape[0], a.get("padding_idx")
+    if padding is not None:
+        indices = torch.where(indices == padding % size, -1, indices)
+    deltas = call.deltas[0]
+    flat = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])
+    return {place: EmbeddingGradient(indices.reshape(call.n, -1), flat, size)}
+
+
+def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[int]]) -> Rule:
+    """A layer x̂ ∘ weight + bias: x̂ is what it returns without them."""
+
+    def rule(call: Call) -> ParameterGradients | None:
+        a = call.bound(*names)
+        x, weight, bias = a["input"], a.get("weight"), a.get("bias")
+        inputs = call.samples(x)
+        if inputs is None or a.get("training") or a.get("use_input_stats"):
+            return None
+        found: ParameterGradients = {}
+        deltas = call.deltas[0]
+        summed = summed_over(inputs.dim() - 1, weight if isinstance(weight, Tensor) else bias)
+        place, bias_place = call.place(weight), call.place(bias)
+        if place is not None:
+            with torch.set_grad_enabled(call.live):
+                bare = dict.fromkeys({"weight", "bias"} & set(names))
+                plain = call.function(**{**a, **bare, "input": call.raised(x)})
+            hat = call.partition.split(plain, call.layout.outputs[0]).unsqueeze(1)
+            found[place] = DenseGradient(_dot(deltas, hat, summed).flatten(2))
+        if bias_place is not None:
+            found[bias_place] = DenseGradient(_sum(deltas, summed).flatten(2))
+        return found
+
+    return rule
+
+
+def _dot(deltas: Tensor, hat: Tensor, dims: list[int]) -> Tensor:
+    """Return deltas ∘ hat, (n, d, ...), summed over dimensions counted after the first two."""
+    if deltas.shape[1] > 1 or not dims:
+        return _sum(deltas * hat, dims)
+    last = [i + 1 for i in range(deltas.dim() - 2) if i not in dims]
+    order = [0, *last, *(i + 1 for i in dims)]
+    left, right = (t[:, 0].permute(order).flatten(len(last) + 1) for t in (deltas, hat))
+    return torch.linalg.vecdot(left, right).unsqueeze(1)
+
+
+def _sum(tensor: Tensor, dims: list[int]) -> Tensor:
+    """Sum an (n, d, ...) tensor over dimensions counted after the first two."""
+    return tensor.sum([i + 2 for i in dims]) if dims else tensor
+
+
+def _prelu(call: Call) -> ParameterGradients | None:
+    a = call.bound("input", "weight")
+    inputs, place = call.samples(a["input"]), call.place(a["weight"])
+    if inputs is None or place is None or call.batch_dimension(a["input"]) != 0 or a["input"].dim() < 2:
+        return None
+    below = call.deltas[0] * inputs.clamp(max=0).unsqueeze(1)  # (n, d, of the sample, channels, ...)
+    if a["weight"].numel() == 1:
+        return {place: DenseGradient(below.flatten(2).sum(2, keepdim=True))}
+    return {place: DenseGradient(below.movedim(3, 2).flatten(3).sum(3))}
+
+
+def _convolution(dims: int, transposed: bool) -> Rule:
+    def rule(call: Call) -> ParameterGradients | None:
+        a = call.bound(*arguments_of(transposed))
+        x, weight = a["input"], a["weight"]
+        inputs = call.samples(x)
+        if inputs is None or call.batch_dimension(x) != 0 or inputs.shape[1] != 1:
+            return None
+        if call.batch_dimension(weight) is not None:
+            return None
+        if x.is_complex() or weight.is_complex():
+            return None
+        found: ParameterGradients = {}
+        place, bias_place = call.place(weight), call.place(a.get("bias"))
+        deltas = call.deltas[0].squeeze(2)
+        if place is not None:
+            x, how = convolving(inputs.squeeze(1), weight, a, dims, transposed)
+            piece = ConvolutionGradient(x, deltas, weight.detach(), how)
+            found[place] = piece.differentiable() if call.live else piece
+        if bias_place is not None:
+            found[bias_place] = DenseGradient(deltas.flatten(3).sum(3))
+        return found
+
+    return rule
+
+
+def _generic(call: Call) -> ParameterGradients:
+    """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
+    operation, layout = call.operation, call.layout
+    batched = {
+        place: call.partition.split(call.raised(operation.leaves[place]), dimension)
+        for place, dimension in layout.batched.items()
+    }
+    counts = {place: operation.leaves[place] // call.n for place in layout.counts}
+    tracked = {place: operation.leaves[place] for place in operation.sources}
+    if not call.live:
+        tracked = {place: value.detach() for place, value in tracked.items()}
+
+    def apply(own: dict[int, Tensor], parameters: dict[int, Tensor]) -> dict[int, Tensor]:
+        leaves = list(operation.leaves)
+        for place, value in (*own.items(), *counts.items(), *parameters.items()):
+            leaves[place] = value
+        args, kwargs = tree_unflatten(leaves, operation.spec)
+        outputs = outputs_of(call.function(*args, **kwargs))
+        return {place: outputs[place] for place in call.deltas}
+
+    def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+        _, pullback, *_ = vjp(partial(apply, own), tracked)
+        d = len(next(iter(deltas.values())))
+        rows = [pullback({place: delta[i] for place, delta in deltas.items()})[0] for i in range(d)]
+        return {place: torch.stack([row[place].flatten() for row in rows]) for place in tracked}
+
+    def plainly(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The same without torch.func, which refuses some functions."""
+        with torch.enable_grad():
+            uses = {place: value.requires_grad_().view_as(value) for place, value in tracked.items()}
+            outputs = list(apply(own, uses).values())
+        rows = [
+            torch.autograd.grad(
+                outputs,
+                list(uses.values()),
+                [delta[i] for delta in deltas.values()],
+                retain_graph=True,
+                create_graph=call.live,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for i in range(len(next(iter(deltas.values()))))
+        ]
+        columns = zip(*rows, strict=True)
+        return {
+            place: torch.stack([value.flatten() for value in column])
+            for place, column in zip(tracked, columns, strict=True)
+        }
+
+    try:
+        found = vmap(one)(batched, call.deltas)
+    except Exception as error:  # no batching rule: take the operation sample by sample
+        if is_out_of_memory(error) or is_recording():
+            raise
+        reason = str(error).strip().splitlines()[0][:80]
+        warnings.warn(f"{operation.name} is differentiated one sample at a time: {reason}", stacklevel=2)
+        each = [
+            plainly({k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()})
+            for i in range(call.n)
+        ]
+        found = {place: torch.stack([row[place] for row in each]) for place in tracked}
+    return {place: DenseGradient(rows) for place, rows in found.items()}
+
+
+def pieces_by_mask(
+    operation: Operation,
+    deltas: dict[int, Tensor],
+    masks: Callable[[int], dict[int, Tensor]],
+    samples: list[int],
+    live: Substitutes | None = None,
+) -> ParameterGradients:
+    """Return the pieces of any operation: a backward through it alone for each sample and output.
+
+    Args:
+        operation: On whatever parameters.
+        deltas: Gradients of its outputs, (d, ...) each.
+        masks: What of each output belongs to a sample.
+        samples: Those to which anything belongs.
+        live: See `Call`.
+
+    """
+    function = (live or {}).get(operation.function, operation.function)
+    leaves = [
+        leaf.detach() if isinstance(leaf, Tensor) and live is None else leaf for leaf in operation.leaves
+    ]
+    with torch.enable_grad():
+        for place in operation.sources:
+            leaves[place] = leaves[place].requires_grad_().view_as(leaves[place])
+        args, kwargs = tree_unflatten(leaves, operation.spec)
+        outputs = outputs_of(function(*args, **kwargs))
+    back = partial(
+        torch.autograd.grad,
+        [outputs[place] for place in deltas],
+        [leaves[place] for place in operation.sources],
+        retain_graph=True,
+        create_graph=live is not None,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    parts: list[list[Tensor]] = [[] for _ in operation.sources]
+    size = sum(delta.numel() for delta in deltas.values())
+    step = max(1, 2**24 // max(1, size))
+    for some in (samples[i : i + step] for i in range(0, len(samples), step)):
+        chosen = [masks(sample) for sample in some]
+        rows = [
+            torch.stack([delta * mask[place].to(delta) for mask in chosen]).flatten(0, 1)
+            for place, delta in deltas.items()
+        ]
+        try:
+            found = back(grad_outputs=rows, is_grads_batched=True)
+        except RuntimeError:  # no batching rule for its backward
+            each = [back(grad_outputs=list(row)) for row in zip(*rows, strict=True)]
+            found = tuple(torch.stack(column) for column in zip(*each, strict=True))
+        for part, value in zip(parts, found, strict=True):
+            part.append(value.reshape(len(some), -1, value[0].numel()))
+    return {
+        place: DenseGradient(torch.cat(part)) for place, part in zip(operation.sources, parts, strict=True)
+    }
+
+
+def _expand(call: Call) -> ParameterGradients | None:
+    parameter, deltas = call.operation.leaves[0], call.deltas[0]
+    if call.place(parameter) != 0:
+        return None
+    shape = call.operation.outputs[0].shape
+    extra = len(shape) - parameter.dim()
+    if deltas.dim() - 2 != len(shape):
+        return None
+    summed = [i for i in range(len(shape)) if i < extra or parameter.shape[i - extra] == 1]
+    if call.layout.outputs[0] not in summed:
+        return None
+    return {0: DenseGradient(_sum(deltas, summed).flatten(2))}
+
+
+def _all_but_channel(dims: int, parameter: Any) -> list[int]:
+    return [i for i in range(dims) if i != 1]
+
+
+def _leading(dims: int, parameter: Tensor) -> list[int]:
+    return list(range(dims - parameter.dim()))
+
+
+RULES: dict[Any, Rule] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    F.embedding: _embedding,
+    torch.prelu: _prelu,
+    torch.Tensor.expand: _expand,
+    torch.Tensor.expand_as: _expand,
+    torch.broadcast_to: _expand,
+    F.batch_norm: _normalized(
+        ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+        _all_but_channel,
+    ),
+    F.group_norm: _normalized(("input", "num_groups", "weight", "bias", "eps"), _all_but_channel),
+    F.layer_norm: _normalized(("input", "normalized_shape", "weight", "bias", "eps"), _leading),
+    F.rms_norm: _normalized(("input", "normalized_shape", "weight", "eps"), _leading),
+    **{getattr(F, f"conv{i}d"): _convolution(i, False) for i in (1, 2, 3)},
+    **{getattr(F, f"conv_transpose{i}d"): _convolution(i, True) for i in (1, 2, 3)},
+}

@@ -1,0 +1,419 @@
+"""Every operation on a parameter, whoever calls it, as it happens in a forward pass.
+
+Tied weights, a weight used by F.linear outside its module, raw parameters, modules called twice: all
+are operations on the same tensor. Which dimension of a tensor is the batch is not guessed: the model is
+called on n and on n + 1 samples, and what grows belongs to the batch. What does not grow is derived from
+parameters alone (a normalized or sliced weight) and treated as a parameter that is computed: gradients
+in it are chained on. A pass whose operations, or parameters in them, are not those of the trace is
+noticed: the model branches on its data, and another trace may fit.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+from likewise.data import Samples
+from likewise.engines.double_backward import Substitutes
+from likewise.model import Network, Parameters, describing_call
+
+
+class UntraceableError(Exception):
+    """The model's operations are not those that were expected."""
+
+
+class Regrouped(UntraceableError):
+    """An operation's rows are not the samples', each with as many: forward drops, sorts or groups them."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A tensor computed from parameters alone."""
+
+    place: int  # of the operation in the sequence of all
+    which: int  # of its outputs
+    names: frozenset[str]  # the parameters that it depends on
+
+
+Source = str | Derived
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on parameters, or on what is derived from them."""
+
+    function: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    sources: dict[int, Source]  # which leaves are parameters or derived
+    edges: dict[int, GradientEdge]  # of the derived ones, as they were when the operation took place
+    outputs: list[Tensor]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return getattr(self.function, "__name__", str(self.function))
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What must be the same in every pass."""
+        keys = {i: s if isinstance(s, str) else (s.place, s.which) for i, s in self.sources.items()}
+        return self.function, self.spec, keys
+
+
+class Layout(NamedTuple):
+    """What is known of one operation from calls on n and n + 1 samples."""
+
+    signature: tuple[Any, ...]
+    batched: dict[int, int]  # tensors among the arguments that hold samples: along which dimension
+    counts: tuple[int, ...]  # integers among the arguments that grow with the batch
+    outputs: dict[int, int]  # outputs that hold samples; none: derived from parameters alone
+
+
+@dataclass(frozen=True)
+class RowTrace:
+    """In the place of layouts: samples are told apart row by row, anew in every pass."""
+
+    checked: set[Any] = field(default_factory=set)  # signatures of operations whose sums were compared
+
+
+Layouts = dict[int, Layout]  # by place in the sequence of all operations
+Trace = Layouts | RowTrace
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a forward pass on a whole batch."""
+
+    operation: Operation
+    layout: Layout
+    edges: dict[int, GradientEdge]  # to the gradients of its outputs
+    versions: list[int]
+
+    def present_versions(self) -> list[int]:
+        """Return how often each argument was written to up to now."""
+        return _versions(self.operation)
+
+    def refuse_overwritten(self) -> None:
+        """Raise Untraceable if an argument was written to since."""
+        if self.versions != _versions(self.operation):
+            raise UntraceableError(f"the inputs of {self.operation.name} were overwritten in place")
+
+
+def outputs_of(result: Any) -> list[Any]:
+    """Return the tensors of a result, in order."""
+    return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+
+
+def trace_model(net: Network, samples: Samples) -> Layouts:
+    """Return the operations on parameters, from calls on these samples and on one more of them."""
+    samples = repeat_samples(samples, max(2, len(samples)))  # one alone may be squeezed away
+    more = repeat_samples(samples, len(samples) + 1)
+    OperationTracer(net).run(net, samples)  # models may set up caches on their first call
+    derived: set[int] = set()
+    while True:
+        fewer, larger = (OperationTracer(net, derived).run(net, part) for part in (samples, more))
+        if fewer.calls != larger.calls or fewer.seen.keys() != larger.seen.keys():
+            raise UntraceableError("the operations depend on the number of samples")
+        n = len(samples)
+        trace = {place: _compared(fewer.seen[place], larger.seen[place], n) for place in fewer.seen}
+        new = {place for place, layout in trace.items() if not layout.outputs} - derived
+        if not new:
+            return trace
+        derived |= new
+
+
+@dataclass(frozen=True)
+class Write:
+    """Where the result of an operation in place goes."""
+
+    target: Tensor
+    index: Any = ...
+
+    def apply(self, result: Tensor) -> None:
+        """Write it."""
+        self.target[self.index] = result
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What changed: the target, and what it is a view of."""
+        return [self.target] if self.target._base is None else [self.target, self.target._base]
+
+
+def untraced(net: Network, samples: Samples) -> RowTrace:
+    """Return what holds for any model whose samples do not share rows, at the cost of backward passes."""
+    return RowTrace()
+
+
+Way = Callable[[Network, Samples], Trace]
+WAYS: tuple[Way, ...] = (trace_model, untraced)  # the faster first
+
+
+class OperationTracer(TorchFunctionMode):
+    """Sees the operations on parameters, and on what is known to be derived from them."""
+
+    def __init__(
+        self, net: Network, derived: set[int] | None = None, parameters: Parameters | None = None
+    ) -> None:
+        super().__init__()
+        if parameters is None:
+            parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+        self.parameters = parameters
+        self.instead: Substitutes = {}
+        self.calls, self.seen, self.derived = 0, dict[int, Operation](), derived or set()
+        self._known: dict[int, Source] = {id(parameters[name]): name for name in net.names}
+        self._alive: list[Tensor] = []  # an id is only unique among the living
+        self.inside = False  # an operation: what it calls in turn is no operation of the model's
+
+    def run(self, net: Network, samples: Samples) -> "OperationTracer":
+        """Return itself, after a call of the network on these samples."""
+        inputs, labels, ids = net.to_device((samples.inputs, samples.labels, samples.ids))
+        seen = _custom_functions_seen_by(self)
+        with describing_call(net, inputs, labels, samples.ids), torch.enable_grad(), seen, self:
+            self.returned = net.called(self.parameters, inputs)
+            self.outputs = net.chosen(self.returned, inputs, labels, ids)
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        place, self.calls = self.calls, self.calls + 1
+        kwargs = kwargs or {}
+        if not self._touched((args, kwargs)):
+            result = self._call(func, args, kwargs)
+            self.passed(func, (args, kwargs), result)
+            return result
+        func, args, write = self._out_of_place(func, args)
+        leaves, spec = tree_flatten((args, kwargs))
+        sources = {i: self._known[id(v)] for i, v in enumerate(leaves) if id(v) in self._known}
+        edges = {
+            i: get_gradient_edge(leaves[i])
+            for i, source in sources.items()
+            if isinstance(source, Derived) and leaves[i].requires_grad
+        }
+        overwritten = write is not None and leaves[0] is write.target
+        if overwritten and func not in _VALUE_FREE:
+            leaves[0] = leaves[0].clone()
+            args, kwargs = tree_unflatten(leaves, spec)
+        result = self._call(func, args, kwargs)
+        outputs = outputs_of(result)
+        seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
+        if overwritten and func in _VALUE_FREE:
+            leaves[0] = result.detach()  # of the same shape
+        operation = Operation(func, leaves, spec, sources, edges, outputs) if sources and seen else None
+        if operation is not None and not self.derives(place, operation):
+            result = tree_map(partial(_with_own_node, several=len(outputs) > 1), result)
+            operation = replace(operation, outputs=outputs_of(result))
+        if write is not None:
+            write.apply(result)
+        if operation is not None:
+            self._record(place, operation, [] if write is None else write.tensors)
+        return result if write is None else write.target
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.inside = True
+        try:
+            return self.instead.get(func, func)(*args, **kwargs)
+        finally:
+            self.inside = False
+
+    def _record(self, place: int, operation: Operation, written: list[Tensor]) -> None:
+        self.seen[place] = operation
+        self.noticed(place, operation)
+        if self.derives(place, operation):
+            self._derive(place, operation, written)
+        else:
+            for tensor in written:
+                self._known.pop(id(tensor), None)
+            self.passed(operation.function, operation.leaves, [*operation.outputs, *written])
+
+    def derives(self, place: int, operation: Operation) -> bool:
+        """Whether the outputs are computed from parameters alone."""
+        return place in self.derived
+
+    def passed(self, func: Any, leaves: Any, results: Any) -> None:
+        """Do something with an operation whose results are not derived from parameters."""
+
+    def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
+        """Remember outputs, and what they were written to, as derived from parameters."""
+        names = frozenset[str]().union(*(_names(source) for source in operation.sources.values()))
+        for which, out in enumerate(operation.outputs):
+            self._known[id(out)] = Derived(place, which, names)
+        for tensor in written:
+            before = self._known.get(id(tensor))
+            old = frozenset[str]() if before is None else _names(before)
+            self._known[id(tensor)] = Derived(place, 0, names | old)
+        self._alive += [*operation.outputs, *written]
+
+    def _out_of_place(self, func: Any, args: Any) -> "tuple[Any, Any, Write | None]":
+        """Return a function that writes nowhere, its arguments, and where its result is to be written.
+
+        So the result has a gradient of its own, also where a view is written to and its base used later.
+        """
+        name = getattr(func, "__name__", "")
+        if func is torch.Tensor.__setitem__:
+            target, index, value = args
+            if id(target) in self._known:
+                return _with_item, args, Write(target)
+            with torch.no_grad():
+                shape = target[index].shape
+            return torch.Tensor.expand, (value, *shape), Write(target, index)
+        if name == "copy_" and id(args[0]) not in self._known:
+            return torch.Tensor.expand, (args[1], *args[0].shape), Write(args[0])
+        is_in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
+        plain = getattr(torch.Tensor, name[:-1], None) if is_in_place else None
+        if plain is None or isinstance(self._known.get(id(args[0])), str):
+            return func, args, None
+        return plain, args, Write(args[0])
+
+    def _touched(self, value: Any) -> bool:
+        """Whether a parameter is among the arguments: a quick look, since most operations have none."""
+        if isinstance(value, tuple | list):
+            return any(map(self._touched, value))
+        if isinstance(value, dict):
+            return any(map(self._touched, value.values()))
+        return id(value) in self._known
+
+    def noticed(self, place: int, operation: Operation) -> None:
+        """Do something with an operation as it happens."""
+
+
+class PassRecorder(OperationTracer):
+    """Records one forward pass that follows a trace, or raises Untraceable."""
+
+    def __init__(
+        self,
+        net: Network,
+        trace: Layouts,
+        parameters: Parameters | None = None,
+        instead: Substitutes | None = None,
+    ) -> None:
+        derived = {place for place, layout in trace.items() if not layout.outputs}
+        super().__init__(net, derived, parameters)
+        self.instead = instead or {}
+        self._trace, self.steps, self._n = trace, list[Step](), 1
+
+    def noticed(self, place: int, operation: Operation) -> None:
+        """Record it, if it is the one that the trace has here."""
+        layout = self._trace.get(place)
+        if layout is None or layout.signature != operation.signature:
+            raise UntraceableError(f"{operation.name} was called where the trace has something else")
+        self._refuse_regrouped(operation, layout)
+        if layout.outputs:
+            outputs = operation.outputs
+            edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
+            self.steps.append(Step(operation, layout, edges, _versions(operation)))
+
+    def recorded(self, net: Network, samples: Samples) -> Tensor:
+        """Return the outputs of the samples, with the operations in `steps`."""
+        self._n = len(samples)
+        self.run(net, samples)
+        if self.seen.keys() != self._trace.keys():
+            raise UntraceableError(f"{len(self.seen)} operations on parameters instead of {len(self._trace)}")
+        return self.outputs
+
+    def _refuse_regrouped(self, operation: Operation, layout: Layout) -> None:
+        """Raise if what holds samples cannot be shared out evenly among them."""
+        sizes = [operation.leaves[place].shape[dim] for place, dim in layout.batched.items()]
+        sizes += [operation.outputs[place].shape[dim] for place, dim in layout.outputs.items()]
+        sizes += [operation.leaves[place] for place in layout.counts]
+        for size in sizes:
+            if size % self._n:
+                raise Regrouped(f"{operation.name} is called on {size} rows of {self._n} samples")
+
+
+# In place, and yet nothing that depends on a parameter is written.
+_NO_WRITES = ("requires_grad_", "detach_", "zero_", "fill_", "copy_")
+# Gradients in the second argument do not depend on the value of the first.
+_VALUE_FREE = (torch.Tensor.add, torch.Tensor.sub)
+
+
+def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
+    result = target.clone()
+    result[index] = value
+    return result
+
+
+def _with_own_node(value: Any, several: bool) -> Any:
+    """Return an output whose gradient is of what is done with it later, and of all of that.
+
+    A write to a view of a view's base would go around its gradient, and one of several outputs may be
+    computed from another.
+    """
+    return value.clone() if isinstance(value, Tensor) and (several or value._is_view()) else value
+
+
+def _names(source: Source) -> frozenset[str]:
+    return frozenset([source]) if isinstance(source, str) else source.names
+
+
+@contextmanager
+def _custom_functions_seen_by(watch: OperationTracer) -> Iterator[None]:
+    """Show calls of an autograd.Function, which a TorchFunctionMode does not see."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if watch.inside:
+            return original.__get__(None, cls)(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # what happens inside is its own business
+            return watch.__torch_function__(original.__get__(None, cls), (), args, kwargs)
+
+    holder: Any = torch.autograd.Function
+    holder.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        holder.apply = original
+
+
+def _versions(operation: Operation) -> list[int]:
+    return [leaf._version for leaf in operation.leaves if isinstance(leaf, Tensor)]
+
+
+def repeat_samples(samples: Samples, n: int) -> Samples:
+    """Return n samples: these, over and over."""
+    places = [i % len(samples) for i in range(n)]
+    labels = None if samples.labels is None else samples.labels[places]
+    return Samples(tree_map(lambda t: t[places], samples.inputs), labels, samples.ids[places])
+
+
+def _compared(fewer: Operation, larger: Operation, n: int) -> Layout:
+    if fewer.signature != larger.signature:
+        raise UntraceableError(f"{fewer.name} became {larger.name} with one sample more")
+    batched: dict[int, int] = {}
+    counts = []
+    for place, (a, b) in enumerate(zip(fewer.leaves, larger.leaves, strict=True)):
+        if isinstance(a, Tensor) and place not in fewer.sources:
+            dimension = _batch_dimension(a, b, n)
+            if dimension is not None:
+                batched[place] = dimension
+        elif isinstance(a, int) and not isinstance(a, bool) and a != b:
+            if a * (n + 1) != b * n:
+                raise UntraceableError(f"{fewer.name} has an argument {a} of {n} samples, {b} of {n + 1}")
+            counts.append(place)
+    outputs: dict[int, int] = {}
+    for place, (a, b) in enumerate(zip(fewer.outputs, larger.outputs, strict=True)):
+        dimension = _batch_dimension(a, b, n)
+        if dimension is not None and a.requires_grad:
+            outputs[place] = dimension
+    return Layout(fewer.signature, batched, tuple(counts), outputs)
+
+
+def _batch_dimension(fewer: Tensor, larger: Tensor, n: int) -> int | None:
+    if fewer.dim() != larger.dim():
+        raise UntraceableError("the number of dimensions depends on the number of samples")
+    grown = [i for i, (a, b) in enumerate(zip(fewer.shape, larger.shape, strict=True)) if a != b]
+    if not grown:
+        return None
+    dim = grown[0]
+    problem = f"shape {tuple(fewer.shape)} of {n} samples became {tuple(larger.shape)} with one more"
+    if len(grown) > 1:
+        raise UntraceableError(problem)
+    if fewer.shape[dim] * (n + 1) != larger.shape[dim] * n:
+        raise Regrouped(problem)
+    return dim

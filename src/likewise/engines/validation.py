@@ -1,0 +1,388 @@
+"""Checks that gradients are right: of a traced model before its first number, of later samples in every pass.
+
+A gradient that is given to the wrong sample shows in Σₓ J(x)ᵀ w(x) with random weights w, which take one
+backward pass, whatever the number of outputs. See reference.py for who is right where two disagree.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from likewise.data import Samples
+from likewise.engines.base import DependentSampleError, GradientMismatchError, is_out_of_memory
+from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.reference import (
+    FLOAT64_TOLERANCE,
+    find_mismatch,
+    first_apart,
+    full_float32,
+    in_float64,
+    is_slope,
+    network_outputs,
+    rounding_tolerance,
+    weighted_gradient,
+)
+from likewise.engines.tracer import (
+    Regrouped,
+    RowTrace,
+    Trace,
+    UntraceableError,
+    Way,
+    repeat_samples,
+    trace_model,
+)
+from likewise.model import Network
+
+WINDOW = 1024  # samples of a pass of which one is checked on the way
+SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the way
+OUTPUTS_CHECKED = 4  # samples whose outputs are compared at each check
+REGROUPED = (
+    "forward sorts, drops or groups samples or their positions, so that {} does not meet them in order"
+)
+KEEP_ORDER = (
+    "For full speed, keep samples in their places inside forward: pad instead of x[mask], sort before the "
+    "model is called."
+)
+
+
+class Fault(NamedTuple):
+    """Why an engine's gradients are not to be trusted, and what can be done."""
+
+    reason: str
+    remedy: str
+
+
+def find_fault(
+    net: Network, samples: Samples, later: Samples | None = None, way: Way = trace_model
+) -> Fault | None:
+    """Return what is wrong with the traced gradients of a model, None if they are autograd's.
+
+    Looked at are the samples in their order, in reverse, samples of a later batch if any are given, and
+    samples invented from the first, of other values and lengths: a model that sorts or groups samples by
+    their values, and found these in order, shows it there.
+
+    Raises:
+        Untraceable: The model cannot be traced on these samples.
+
+    """
+    samples = repeat_samples(samples, max(2, len(samples)))
+    with full_float32():
+        trace = way(net, samples)
+        fault = find_fault_of_batch(net, trace, samples, explicit=True)
+        fault = fault or find_fault_of_batch(net, trace, samples[torch.arange(len(samples)).flip(0)])
+        if fault is None and later is not None:
+            fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), way)
+        return fault or _find_fault_in_invented(net, trace, samples)
+
+
+def _find_fault_later(net: Network, samples: Samples, way: Way) -> Fault | None:
+    """Return what is wrong on samples on which the model may take another branch."""
+    try:
+        fault = find_fault_of_batch(net, way(net, samples), samples)
+        return None if fault is not None and not _have_finite_gradients(net, samples) else fault
+    except Regrouped as problem:
+        return regrouping_fault(problem)
+    except UntraceableError:  # such batches are differentiated one by one, when they come
+        return None
+
+
+def _have_finite_gradients(net: Network, samples: Samples) -> bool:
+    """Whether autograd's gradients are finite: if not, they say nothing of a trace; the pass names them."""
+    weights = torch.ones(len(samples), network_outputs(net, samples).shape[1])
+    return bool(weighted_gradient(net, samples, weights).isfinite().all())
+
+
+def _find_fault_in_invented(net: Network, trace: Trace, samples: Samples) -> Fault | None:
+    batch = _invented(samples)
+    try:
+        outputs = network_outputs(net, batch)
+    except Exception as error:  # what was invented may be nothing that the model accepts
+        if is_out_of_memory(error):
+            raise
+        return None
+    try:
+        return find_fault_of_batch(net, trace, batch) if outputs.isfinite().all() else None
+    except UntraceableError:
+        return None
+
+
+def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: bool = False) -> Fault | None:
+    """Return what is wrong with the traced gradients of one batch, None if they are autograd's.
+
+    `explicit`: look at the explicit gradients of two samples too.
+
+    A batch on which the model takes another branch than the trace says nothing of the trace.
+    """
+    try:
+        known = compute_gradients(net, trace, samples)
+    except Regrouped as problem:
+        return regrouping_fault(problem)
+    except UntraceableError:
+        if isinstance(trace, RowTrace):  # which has no branches
+            raise
+        return None
+
+    def chunk(other: Network) -> GradientBatch:
+        if other is net:
+            return known
+        again = RowTrace() if isinstance(trace, RowTrace) else trace_model(other, samples)
+        return compute_gradients(other, again, samples)
+
+    def mismatch(weights: Tensor) -> str | None:
+        return find_mismatch(net, lambda other: _sum(chunk(other), other, weights), samples, weights)
+
+    weights = _drawn((len(samples), known.d), seed=0)
+    wrong = mismatch(weights)
+    if wrong is None and explicit:
+        part = slice(0, 2)
+        few = torch.cat([weights[part], torch.zeros_like(weights[2:])])
+        wrong = find_mismatch(
+            net, lambda other: _sum_of_rows(chunk(other).part(part), other, weights[part]), samples, few
+        )
+    if wrong is None:
+        return None
+    if mismatch(weights[:1].expand_as(weights)) is None:  # a sum in which no gradient can be misplaced
+        return Fault(REGROUPED.format(wrong), KEEP_ORDER)
+    return Fault(
+        f"the gradient in {wrong} came out different from autograd's",
+        f"For full speed leave that parameter out, by parameters=[...] without {wrong!r}.",
+    )
+
+
+def regrouping_fault(problem: Regrouped) -> Fault:
+    """Return the fault of a model whose operations have rows that cannot be shared out among samples."""
+    return Fault(f"{REGROUPED.format('an operation')}: {problem}", KEEP_ORDER)
+
+
+class SpotCheck:
+    """Compares random samples of every pass with autograd on two copies of them alone.
+
+    One sample of each pass, and one more in every 1024 as long as these take less than 0.5 % of the
+    time; beside it the outputs of up to four samples, called in another batch. Which samples, a seeded
+    generator decides.
+    """
+
+    def __init__(self, net: Network, n: int, seed: int = 0) -> None:
+        """Check passes over about n samples."""
+        self._net, self._n = net, n
+        self._generator = torch.Generator().manual_seed(seed)
+        self._cost = float("inf")  # seconds of the last check
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the last pass."""
+        self._pending: _Candidate | None = None
+        self._seen, self._start, self._spent = 0, time.perf_counter(), 0.0
+        self._target = self._below(self._n)  # the sample to check at the end of the pass
+        self._extra = self._below(WINDOW)  # the next one to check on the way
+
+    def offer(
+        self, samples: Samples, outputs: Tensor | None, gradient: Callable[[int, Tensor], Tensor], d: int
+    ) -> None:
+        """Take note of a batch: one of its samples may be checked, now or at the end of the pass.
+
+        Args:
+            samples: The batch as the model was called on it.
+            outputs: (n, d), what the model returned for it, None if it was not called on the batch.
+            gradient: Returns J(x)ᵀ u of the sample at a place, (p,), given u, (d,).
+            d: The number of outputs.
+
+        """
+
+        def candidate(place: int) -> _Candidate:
+            order = torch.randperm(len(samples), generator=self._generator)
+            few = torch.cat([torch.tensor([place]), order[order != place][: OUTPUTS_CHECKED - 1]])
+            u = torch.randn(d, generator=self._generator)
+            kept = None if outputs is None else outputs[few.to(outputs.device)].clone()
+            return _Candidate(samples, place, u, gradient(place, u), few, kept)
+
+        if self._seen == 0:  # a pass may turn out to be shorter than the last one
+            self._start = time.perf_counter()
+            self._pending = candidate(self._below(len(samples)))
+        places = range(self._seen, self._seen + len(samples))
+        if self._target in places and self._seen:
+            self._pending = candidate(self._target - self._seen)
+        if self._extra in places:
+            if self._spent + self._cost <= SHARE * (time.perf_counter() - self._start):
+                self._check(candidate(self._extra - self._seen))
+                self._spent += self._cost
+            self._extra = (self._extra // WINDOW + 1) * WINDOW + self._below(WINDOW)
+        self._seen += len(samples)
+
+    def finish_checks(self) -> None:
+        """Check the sample that was chosen, at the end of a pass."""
+        pending, self._n = self._pending, self._seen or self._n
+        self._begin()
+        if pending is not None:
+            self._check(pending)
+
+    def _check(self, candidate: "_Candidate") -> None:
+        start = time.perf_counter()
+        _check_outputs(self._net, candidate)
+        _check_gradient(self._net, candidate)
+        self._cost = time.perf_counter() - start
+
+    def _below(self, bound: int) -> int:
+        return int(torch.randint(max(1, bound), (), generator=self._generator))
+
+
+class _Candidate(NamedTuple):
+    samples: Samples  # the batch as the model was called on it
+    place: int  # of the sample in the batch
+    u: Tensor  # (d,)
+    gradient: Tensor  # (p,), J(x)ᵀ u
+    few: Tensor  # places of samples whose outputs are compared, in another order than the batch's
+    outputs: Tensor | None  # (few, d), in the batch
+
+    @property
+    def sample(self) -> Samples:
+        return self.samples[self.place : self.place + 1]
+
+
+def _check_outputs(net: Network, candidate: _Candidate) -> None:
+    """Raise if outputs depend on chance, or on the batch."""
+    few = candidate.samples[candidate.few]
+    if candidate.outputs is None:  # the engine takes each sample alone, so this is what it takes
+        together = network_outputs(net, few)[:1]
+        alone, few = network_outputs(net, repeat_samples(candidate.sample, 2))[:1], candidate.sample
+    else:
+        together = candidate.outputs
+        alone = network_outputs(net, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
+    apart = (together - alone).abs().amax(1)
+    scale = alone.abs().max()
+    if not (apart <= rounding_tolerance(net) * scale).all() and not _agree_in_float64(net, candidate):
+        number = int(few.ids[int(apart.nan_to_num(torch.inf).argmax())])
+        again, same = (network_outputs(net, candidate.samples) for _ in range(2))
+        what = (
+            "something in the model is random for it, such as F.dropout without training=False"
+            if (again - same).abs().max() > rounding_tolerance(net) * scale
+            else "they depend on the other samples of its batch"
+        )
+        raise DependentSampleError(
+            f"The outputs of sample {number} differ by {apart.max():.2g} between two batches, in evaluation "
+            f"mode: {what}. A gradient must be of one sample. The first samples did not show it; leave such "
+            "samples out, or change the model.",
+            number,
+        )
+
+
+def _agree_in_float64(net: Network, candidate: _Candidate) -> bool:
+    """Whether outputs of the batch and of some of its samples agree once rounding decides nothing."""
+    wide = in_float64(net, candidate.sample)
+    if wide is None:
+        return False
+    few = candidate.samples[candidate.few]
+    together = network_outputs(wide, candidate.samples)[
+        candidate.few.to(next(wide.model.parameters()).device)
+    ]
+    alone = network_outputs(wide, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
+    return bool((together - alone).abs().max() <= FLOAT64_TOLERANCE * alone.abs().max())
+
+
+def _check_gradient(net: Network, candidate: _Candidate) -> None:
+    """Raise if the gradient of a sample is not that of the sample alone."""
+    pair = repeat_samples(candidate.sample, 2)
+    weights = torch.stack([candidate.u, torch.zeros_like(candidate.u)])
+    ours, theirs = candidate.gradient, weighted_gradient(net, pair, weights)
+    if not ours.isfinite().all() and not theirs.isfinite().all():
+        return  # the pass itself names all samples whose gradient is not finite
+    name = first_apart(net, ours, theirs, rounding_tolerance(net))
+    if name is None:
+        return
+    if len(candidate.samples) > 1:  # a ReLU may fall on the other side in another batch: look at the same one
+        inside = torch.zeros(len(candidate.samples), len(candidate.u))
+        inside[candidate.place] = candidate.u
+        same = weighted_gradient(net, candidate.samples, inside)
+        if first_apart(net, ours, same, rounding_tolerance(net)) is None:
+            return
+    wide = in_float64(net, pair)
+    if wide is not None and is_slope(wide, pair, weights, name, ours.double(), theirs.double()):
+        return
+    number = int(candidate.sample.ids[0])
+    raise GradientMismatchError(
+        f"The gradient of sample {number} in {name} is not that of the sample alone, so no number of this "
+        f"pass can be used. {type(net.model).__name__} probably moves samples to other places inside "
+        'forward, by their values. Take engine="autograd", which is slower but right.',
+        number,
+        name,
+    )
+
+
+def _sum(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
+    return chunk.weighted_sum(net, weights.to(next(net.model.parameters()).device))
+
+
+def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
+    """Return the same from explicit gradients."""
+    weights = weights.to(next(net.model.parameters()).device, net.dtype)
+    return torch.cat(
+        [
+            torch.einsum("nd,ndp->p", weights, chunk.pieces[name].rows().to(weights))
+            if name in chunk.pieces
+            else weights.new_zeros(size)
+            for name, size in net.numels.items()
+        ]
+    )
+
+
+def _invented(samples: Samples) -> Samples:
+    """Return as many samples of mixed values, each but the first cut off at another length."""
+    generator = torch.Generator().manual_seed(0)
+    n = len(samples)
+    kept = 1 - torch.arange(n) * 0.618 % 1  # neither growing nor shrinking: nothing is sorted by length
+
+    def mixed(value: Tensor) -> Tensor:
+        sources = torch.randint(0, n, value.shape, generator=generator).to(value.device)
+        value = value.gather(0, sources)
+        if value.dim() < 2:
+            return value
+        length = value.shape[1]
+        inside = torch.arange(length) < (kept * length).ceil().clamp(min=1)[:, None]
+        return value * inside.to(value).view(n, length, *[1] * (value.dim() - 2))
+
+    return Samples(tree_map(mixed, samples.inputs), samples.labels, samples.ids)
+
+
+def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check_independent_samples(net: Network, samples: Samples) -> None:
+    """Raise if outputs differ between two calls, or between a batch and its samples alone.
+
+    Call it inside `net.evaluating`.
+    """
+    with full_float32():  # in TF32, right outputs differ by more than dependent ones may
+        _refuse_dependent(net, samples)
+
+
+def _refuse_dependent(net: Network, samples: Samples) -> None:
+    once, again = _outputs(net, samples), _outputs(net, samples)
+    try:
+        alone = torch.cat([_outputs(net, x) for x in samples.split(1)])
+    except Exception as error:
+        raise ValueError(
+            f"The model takes {len(samples)} samples together but not one alone ({error}): do a sample's "
+            "outputs depend on the other samples of its batch? A gradient must be of one sample."
+        ) from error
+    tolerance = torch.finfo(once.dtype).eps ** 0.5 * once.abs().max()
+    if (once - again).abs().max() > tolerance:
+        raise ValueError(
+            f"The model's outputs differ by {(once - again).abs().max():.2g} between two calls in "
+            "evaluation mode: something in it is random, such as F.dropout without training=False."
+        )
+    if once.shape != alone.shape or (once - alone).abs().max() > tolerance:
+        raise ValueError(
+            "A sample's outputs depend on the other samples of its batch, also in evaluation mode "
+            f"(by {(once - alone).abs().max():.2g}): batch statistics, such as a BatchNorm with "
+            "track_running_stats=False, or a batch that is not the first dimension, such as an LSTM "
+            "without batch_first? A gradient must be of one sample."
+        )
+
+
+def _outputs(net: Network, samples: Samples) -> Tensor:
+    return net.function({}, samples.inputs, samples.labels, samples.ids)

@@ -1,0 +1,14 @@
+"""From the words on a command line to a model and a data set.
+
+    model   an import string, and a file of weights
+    data    a folder of images, .csv, .tsv, .parquet, .npz, or an import string
+
+An import string is `package.module:object` or `path/to/file.py:object`, and runs the code it names. Files of
+data and weights never run code: no pickle is read.
+"""
+
+from likewise.loading.imports import import_object
+from likewise.loading.load import data, model
+from likewise.loading.options import Read
+
+__all__ = ["Read", "data", "import_object", "model"]

@@ -1,0 +1,203 @@
+"""A table, a row a sample: numbers, text, or rows for a function to prepare."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.loading.expansion import refuse_expansion
+from likewise.loading.imports import library
+from likewise.loading.labels import Labels, labels_from
+from likewise.loading.options import Options, Read
+from likewise.loading.paths import listed
+from likewise.loading.samples import Prepared
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+    from pyarrow.parquet import ParquetFile
+
+USED = ("label", "text_column", "columns", "prepare", "limit", "show_columns")
+MOST_SHOWN = 50  # of the inputs; columns that are named are all shown
+BATCH_BYTES = 2**24  # about what is read at once to measure a column of unknown size
+# Words that stand for a missing number; in a column of text they are words.
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None")
+
+
+def read_table(path: Path, options: Options) -> Read:
+    """Return the rows of a .csv, .tsv or .parquet file."""
+    try:
+        frame = _parquet(path, options) if path.suffix.lower() == ".parquet" else _separated(path, options)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a table ({error}).") from error
+    return table_read(frame, options, str(path))
+
+
+def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
+    """Return the rows of a table: numbers float32 (n, q), or what a function makes of text or of rows.
+
+    A function that prepares rows gets a dict, column -> value, without the label. Classes are numbered over
+    the whole table, also where only part of it is kept. Of a row a person sees the label, the columns that
+    are named as inputs or to be shown, and where none is named those that the model is called with. What a
+    function makes of whole rows tells nothing of the columns it used, so then none is shown unless named.
+    """
+    options.refuse_all_but(USED, f"the table {name}")
+    frame = frame.reset_index(drop=True).set_axis([str(column) for column in frame.columns], axis=1)
+    _refuse_missing(frame, options, name)
+    labels = _labels(frame, options.label, name)
+    rows = frame.iloc[: options.limit]
+    inputs = rows.drop(columns=[] if options.label is None else [options.label])
+    dataset, shown = _inputs(inputs, options, name)
+    values = None if labels is None else labels.values[: options.limit]
+    classes = None if labels is None else labels.classes
+    return Read(dataset, values, classes, show=_shown(rows, shown, options))
+
+
+def _parquet(path: Path, options: Options) -> "DataFrame":
+    library("pyarrow", "pyarrow")
+    with library("pyarrow.parquet", "pyarrow").ParquetFile(path) as file:
+        needed = _parquet_bytes(file, options.max_memory)
+    refuse_expansion(path, "The table", needed, options.max_memory)
+    return library("pandas", "pandas").read_parquet(path)
+
+
+def _parquet_bytes(file: "ParquetFile", enough: int) -> int:
+    """Return the bytes of a table in memory, or more than enough.
+
+    The metadata tell what is stored, where a column of equal values takes nothing: columns of fixed width are
+    counted by their rows, others are read batch by batch.
+    """
+    rows, fields = file.metadata.num_rows, list(file.schema_arrow)
+    widths = {field.name: _byte_width(field.type) for field in fields}
+    total = rows * sum(width for width in widths.values() if width is not None)
+    unknown = [name for name, width in widths.items() if width is None]
+    if unknown and total <= enough:
+        size = max(1, BATCH_BYTES // (256 * len(unknown)))
+        for batch in file.iter_batches(size, columns=unknown):
+            total += batch.nbytes
+            if total > enough:
+                break
+    return total
+
+
+def _byte_width(type_: Any) -> int | None:
+    """Return the bytes of a value, None where that depends on the value."""
+    types = library("pyarrow", "pyarrow").types
+    return -(-type_.bit_width // 8) if types.is_primitive(type_) else None
+
+
+def _separated(path: Path, options: Options) -> "DataFrame":
+    pandas = library("pandas", "pandas")
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    text = options.text_column
+    # Beside a column of text only labels and what is shown are used, so only they can have missing values.
+    used = {column for column in (options.label, *(options.show_columns or ())) if column not in (None, text)}
+    missing = list(MISSING) if text is None else {column: list(MISSING) for column in used}
+    types = None if text is None else {text: str}
+    return pandas.read_csv(path, sep=separator, keep_default_na=False, na_values=missing, dtype=types)
+
+
+def _refuse_missing(frame: "DataFrame", options: Options, name: str) -> None:
+    if not len(frame):
+        raise ValueError(f"{name} has no rows: there is nothing to compare.")
+    single = [column for column in (options.label, options.text_column) if column is not None]
+    inputs, there = [*single, *(options.columns or ())], set(frame.columns)
+    for column in [*inputs, *(options.show_columns or ())]:
+        if column not in there:
+            raise ValueError(f"{name} has no column {column!r}: it has {listed(frame.columns, 50)}.")
+    for column, count in Counter(inputs).items():
+        if count > 1:
+            raise ValueError(f"Column {column!r} is asked for twice: a label, or text, is no other input.")
+
+
+def _labels(frame: "DataFrame", label: str | None, name: str) -> Labels | None:
+    if label is None:
+        return None
+    column = frame[label]
+    empty = np.flatnonzero(column.isna().to_numpy())
+    if len(empty):
+        raise ValueError(
+            f"The label {label!r} of {name} is missing in row {empty[0]} (rows from 0, without the header; "
+            "an empty cell, or a word such as NA or None): fill it in or leave the row out."
+        )
+    return labels_from(column.to_numpy(), label)
+
+
+def _inputs(frame: "DataFrame", options: Options, name: str) -> tuple[Any, list[str]]:
+    """Return the inputs, and the columns that are known to be in them."""
+    n, prepare, column = len(frame), options.prepare, options.text_column
+    columns = None if options.columns is None else list(options.columns)
+    if column is not None:
+        if prepare is None or columns is not None:
+            raise ValueError(
+                f"text_column={column!r} needs prepare, the import string of a function from text to the "
+                "model's input such as a tokenizer, and goes without columns."
+            )
+        texts = _texts(frame, column, name)
+        return Prepared(texts.__getitem__, n, prepare), [column]
+    if prepare is not None:
+        return Prepared(_Rows(frame, columns or list(frame.columns)), n, prepare), columns or []
+    return _numbers(frame, columns, name)
+
+
+def _shown(frame: "DataFrame", inputs: list[str], options: Options) -> Callable[[int], object]:
+    """Return what a person sees of a row: a text, or a dict of the columns that were asked for."""
+    named = list(options.show_columns or ())
+    if options.text_column is not None and not named:
+        return frame[options.text_column].tolist().__getitem__
+    label = [] if options.label is None else [options.label]
+    return _Rows(frame, list(dict.fromkeys([*label, *named, *inputs[:MOST_SHOWN]])))
+
+
+class _Rows:
+    """Rows of a table as dicts of some of its columns."""
+
+    def __init__(self, frame: "DataFrame", columns: list[str]) -> None:
+        self._columns: dict[str, Series] = {column: frame[column] for column in columns}
+        self._n = len(frame)
+
+    def __call__(self, i: int) -> dict[str, object]:
+        if not 0 <= i < self._n:
+            raise IndexError(f"row {i} of {self._n}")
+        values = {name: column.iloc[i] for name, column in self._columns.items()}
+        return {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
+
+
+def _texts(frame: "DataFrame", column: str, name: str) -> list[str]:
+    texts = frame[column].tolist()
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"Column {column!r} of {name} holds {text!r} in row {i} (from 0), expected text: fill it in, "
+                "or name another column."
+            )
+    return texts
+
+
+def _numbers(frame: "DataFrame", asked: list[str] | None, name: str) -> tuple[Tensor, list[str]]:
+    is_numeric = library("pandas", "pandas").api.types.is_numeric_dtype
+    numeric = {column for column, dtype in frame.dtypes.items() if is_numeric(dtype)}
+    columns = [column for column in frame.columns if column in numeric] if asked is None else asked
+    if not columns:
+        raise ValueError(
+            f"No columns of numbers in {name}, only {listed(frame.columns)}: name them by columns, or give "
+            "text_column and prepare."
+        )
+    for column in columns:
+        if column not in numeric:
+            raise ValueError(
+                f"Column {column!r} of {name} holds no numbers ({frame[column].dtype}, for example "
+                f"{frame[column].iloc[0]!r}): encode it, leave it out, or give prepare."
+            )
+    values = frame[columns].to_numpy(dtype=np.float32, na_value=np.nan)
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        row, place = bad[0]
+        raise ValueError(
+            f"Column {columns[place]!r} of {name} holds {values[row, place]} in row {row} (rows from 0, "
+            f"without the header), as {len(bad)} cells do in all: fill them in, or leave out rows or columns."
+        )
+    return torch.from_numpy(np.ascontiguousarray(values)), columns

@@ -1,0 +1,393 @@
+"""A trained model as a function f(θ, x) of chosen parameters, with chosen outputs.
+
+A readout (readouts.py) turns whatever the model returns into the (n, d) outputs whose gradients are
+compared.
+
+Nothing here changes the model: inside `Network.evaluating` it is in evaluation mode, and afterwards
+its attributes, mode and every random generator are what they were (model_state.py).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map
+
+from likewise.checks import check_names, check_type, describe, refuse_unreadable
+from likewise.cuda_graphs import is_recording
+from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
+from likewise.model_state import evaluation, exclusive, preserve_attributes
+from likewise.readouts import Readout, all_outputs, check_readout, looks_at_label
+
+Parameters = dict[str, Tensor]
+Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
+
+
+class _Copy(NamedTuple):
+    of: Tensor
+    value: Tensor
+    versions: tuple[int, int]
+
+
+class Network:
+    """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
+
+    `parameters`: None for all that require grad, or names and glob patterns like "layer4.*". Their
+    values are read from the model at each call, so that a Network follows a model in training.
+    `autocast`: torch.bfloat16 or torch.float16 runs the model in that type where PyTorch's autocast does;
+    what is made of its activations and output gradients stays in the parameters' type. See the guide for
+    what that costs in precision.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        readout: Readout = all_outputs,
+        parameters: str | Sequence[str] | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        check_model(model)
+        if not any(autocast is known for known in (None, torch.bfloat16, torch.float16)):
+            raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, found {autocast!r}.")
+        self._extra_arguments = check_readout(readout)
+        self.model = _unwrapped(model)
+        self.readout = readout
+        self.autocast = autocast
+        with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
+            self.names = _selected(self.model, parameters)
+        self._reads_labels = looks_at_label(readout)  # of a user's own readout found on first use
+        self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
+        self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
+        self._evaluating = 0
+        self._checksums = ChecksumCache()
+
+    def __repr__(self) -> str:
+        p = sum(self.numels.values())
+        readout = getattr(self.readout, "__name__", str(self.readout))
+        return f"Network({type(self.model).__name__}, {readout}, {p:,} parameters)"
+
+    @property
+    def parameters(self) -> Parameters:
+        """Copies of the chosen parameters' present values, by name: forward may write to them."""
+        with exclusive:
+            every = dict(self.model.named_parameters())
+            return {name: self._copied(name, every[name]) for name in self.names}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest type among the chosen parameters."""
+        if self._cast is not None:
+            return self._cast
+        with exclusive:
+            every = dict(self.model.named_parameters())
+        return reduce(torch.promote_types, [every[name].dtype for name in self.names])
+
+    @property
+    def numels(self) -> dict[str, int]:
+        """How many numbers each chosen parameter has."""
+        with exclusive:
+            every = dict(self.model.named_parameters())
+        return {name: every[name].numel() for name in self.names}
+
+    def with_parameters(self, parameters: Sequence[str]) -> "Network":
+        """Return the same model and readout with other parameters chosen."""
+        return Network(self.model, self.readout, parameters, self.autocast)
+
+    def exact(self, readout: Readout | None = None) -> "Network":
+        """Return the same in full precision, to check by; with another readout if one is given."""
+        return Network(self.model, readout or self.readout, self.names)
+
+    def in_float64(self) -> "Network":
+        """Return the same in float64: parameters, buffers and inputs are cast at each call.
+
+        The model itself is untouched. One that fixes a type inside forward may not run so.
+        """
+        net = self.exact()
+        net._cast = torch.float64
+        return net
+
+    def outputs(self, inputs: Inputs, labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
+        """Return f(θ, x) for a batch, (n, d), in evaluation mode and without gradients."""
+        with self.evaluation_mode():
+            return self.function({}, inputs, labels, ids)
+
+    def function(
+        self,
+        parameters: Parameters,
+        inputs: Inputs,
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> Tensor:
+        """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
+        with describing_call(self, inputs, labels, ids):
+            return self.chosen(self.called(parameters, inputs), inputs, labels, ids)
+
+    def called(self, parameters: Parameters, inputs: Inputs) -> Any:
+        """Return whatever the model returns; call it inside `evaluating`."""
+        with torch._C.DisableTorchFunction():  # none of this is an operation of the model's
+            inputs = tree_map(lambda value: value.clone(), self.to_device(inputs))
+            state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            others = {k: self._copied(k, value) for k, value in state.items() if k not in parameters}
+        device, low = next(iter(state.values())).device.type, self.autocast
+        cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
+        with preserve_attributes(self.model), cast:
+            return functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
+
+    def chosen(self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None) -> Tensor:
+        """Return the outputs, (n, d), that the readout makes of what the model returned."""
+        with torch._C.DisableTorchFunction():
+            labels, ids = self.to_device((labels, ids))
+            given = self.to_device(inputs) if self._extra_arguments.has("inputs") else inputs
+            n = len(tree_leaves(inputs)[0])
+        if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
+            outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
+        found = _checked(self.read(outputs, labels, ids, given), n)
+        return found if self.autocast is None else found.to(self.dtype)
+
+    def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None, inputs: Inputs) -> Tensor:
+        """Return what the readout makes of the model's outputs."""
+        known, extra = {"ids": ids, "inputs": inputs}, self._extra_arguments
+        more = {name: known[name] for name in extra.by_name}
+        return self.readout(outputs, labels, *(known[name] for name in extra.by_place), **more)
+
+    def reads_labels(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> bool:
+        """Whether the readout's result depends on the labels.
+
+        A user's own readout is tried on these samples with their labels and with each other's, once: what is found
+        on the first samples with labels holds for all.
+
+        Args:
+            inputs: A few samples, best with different labels.
+            labels: Their labels; None: a readout cannot depend on what is not there.
+            ids: Their numbers.
+
+        """
+        if self._reads_labels is None and labels is not None:
+            with self.evaluation_mode():
+                returned = self.called({}, inputs)
+                one, other = (self.chosen(returned, inputs, y, ids) for y in (labels, _other_labels(labels)))
+            self._reads_labels = not torch.equal(one, other)
+        return bool(self._reads_labels) and labels is not None
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Evaluation mode, no gradients unless enabled inside; on leaving, all is as before.
+
+        One thread at a time is inside, of all networks: others wait for their turn.
+
+        Raises:
+            ValueError: A chosen parameter has a gradient hook.
+
+        """
+        with evaluation(self.model, torch_generators=not is_recording()):
+            if not self._evaluating:  # inside, other tensors may stand for the parameters
+                _refuse_gradient_hooks(self.model, self.names)
+            self._evaluating += 1
+            try:
+                yield
+            finally:
+                self._evaluating -= 1
+                self._copies.clear()
+
+    def _copied(self, name: str, value: Tensor) -> Tensor:
+        """Return a copy for forward to write to if it likes; one that it did not write to serves again."""
+        if self._cast is not None and value.is_floating_point():
+            return value.detach().to(self._cast, copy=True)
+        if value.is_inference() or not self._evaluating:  # without a version, or a time in which it holds
+            return value.detach().clone()
+        copy = self._copies.get(name)
+        if copy is None or copy.of is not value or copy.versions != (value._version, copy.value._version):
+            copied = value.detach().clone()
+            copy = self._copies[name] = _Copy(value, copied, (value._version, copied._version))
+        return copy.value.detach()
+
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add weights, modules and readout: what ranks that share a pass must have in common."""
+        with exclusive:
+            state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            for part, checksum in self._checksums.get(state).items():
+                fingerprint.put("weights", part, checksum)
+            fingerprint.put("weights", "modules", describe_module(self.model))
+        fingerprint.add("readout", self.readout)
+        fingerprint.add("parameters", list(self.names))
+        fingerprint.add("autocast", self.autocast)
+
+    def to_device(self, inputs: Inputs) -> Inputs:
+        """Return inputs on the model's device and in its precision, as `function` makes them."""
+        device = next(self.model.parameters()).device
+        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            same = value.is_floating_point() and len(dtypes) == 1
+            dtype = (self._cast or next(iter(dtypes))) if same else value.dtype
+            return _outside_inference(value).to(device, dtype)
+
+        return tree_map(place, inputs)
+
+
+def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise if chosen parameters have hooks that may change their gradients.
+
+    A hook sees the gradient of a whole batch. What it would do to a single sample's is not known, and
+    gradients are never formed one by one where that can be avoided.
+    """
+    every = dict(model.named_parameters())
+    hooked = [name for name in names if every[name]._backward_hooks]
+    if hooked:
+        raise ValueError(
+            f"{len(hooked)} parameters have gradient hooks (Parameter.register_hook), the first {hooked[0]}: "
+            "what a hook makes of a batch's gradient says nothing of a single sample's, so similarities "
+            "would ignore it. Remove it for this call (handle.remove(); wandb: unwatch), leave the parameter "
+            "out with Network(model, parameters=[...]), or put what the hook does into the forward pass: a "
+            "mask as torch.nn.utils.parametrize.register_parametrization."
+        )
+
+
+def check_model(model: Any) -> nn.Module:
+    """Return a model whose parameters can be differentiated, or say what is wrong with it."""
+    check_type(
+        "model", model, nn.Module, "a torch.nn.Module", "give the model itself, with its weights loaded"
+    )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("A TorchScript module cannot be differentiated by parts: give the original model.")
+    with exclusive:
+        state = [*model.named_parameters(), *model.named_buffers()]
+    if not any(isinstance(value, nn.Parameter) for _, value in state):
+        raise ValueError(
+            f"The model must have parameters, {type(model).__name__} has no parameters to differentiate in "
+            f"({len(state)} buffers): a quantized or exported model has lost them, give the original one."
+        )
+    for name, value in state:
+        if nn.parameter.is_lazy(value):
+            raise ValueError(
+                f"Parameter {name} of the model has no shape yet: call the model on a batch first."
+            )
+        if value.is_meta:
+            raise ValueError(
+                f"{name} of the model is on the meta device and has no value: load its weights, for example "
+                "by model.to_empty(device='cpu') and model.load_state_dict(...)."
+            )
+    return model
+
+
+@contextmanager
+def describing_call(net: Network, inputs: Inputs, labels: Any, ids: Any) -> Iterator[None]:
+    """Add to whatever the model or the readout raises how they were called, and on which samples."""
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(_description(net, inputs, labels, ids))
+        raise
+
+
+def _description(net: Network, inputs: Inputs, labels: Any, ids: Any) -> str:
+    def shown(value: Any) -> str:
+        return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else describe(value)
+
+    if isinstance(inputs, Mapping):
+        called = ", ".join(f"{name}={shown(value)}" for name, value in inputs.items())
+    else:
+        called = ", ".join(map(shown, inputs if isinstance(inputs, tuple | list) else [inputs]))
+    which = "samples"
+    if isinstance(ids, Tensor):
+        which = f"samples {', '.join(map(str, ids[:8].tolist()))}{', ...' if len(ids) > 8 else ''}"
+    return (
+        f"This happened when {type(net.model).__name__}({called}) was called on {which}, with "
+        f"{'no labels' if labels is None else f'labels {shown(labels)}'} and the readout "
+        f"{getattr(net.readout, '__name__', net.readout)!r}. Samples lie along the first dimension: one "
+        "alone needs x[None]. Of a tuple or pair the last is the label unless labels=False; a dict becomes "
+        "keyword arguments. Integers are passed as they are: images may need x.float() / 255."
+    )
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile, DataParallel or DistributedDataParallel."""
+    compiled = getattr(model, "_orig_mod", None)
+    if isinstance(compiled, nn.Module):
+        return _unwrapped(compiled)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return _unwrapped(model.module)
+    return model
+
+
+def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the chosen parameters, a tied one once, under its first name."""
+    first = {id(value): name for name, value in reversed(list(model.named_parameters()))}
+    aliases = [
+        (name, first[id(value)], value) for name, value in model.named_parameters(remove_duplicate=False)
+    ]
+    if parameters is None:
+        chosen = [name for _, name, value in aliases if value.requires_grad]
+        if not chosen:
+            raise ValueError(
+                f"None of the {len(aliases)} parameters of {type(model).__name__} requires grad: "
+                'choose some by name, for example parameters=["*"] for all of them.'
+            )
+    else:
+        advice = "names or glob patterns such as 'layer4.*', or None for all that require grad"
+        patterns = check_names("parameters", parameters, advice)
+        chosen = [name for pattern in patterns for name in _matching(pattern, aliases)]
+    values = dict(model.named_parameters())
+    for name in chosen:
+        if not values[name].is_floating_point():
+            raise ValueError(
+                f"Parameter {name} is {values[name].dtype}: only real floating parameters have "
+                "gradients that can be compared; choose others with parameters=[...]."
+            )
+    return tuple(name for name in values if name in set(chosen))
+
+
+def _matching(pattern: str, aliases: list[tuple[str, str, nn.Parameter]]) -> list[str]:
+    matches = [name for alias, name, _ in aliases if fnmatchcase(alias, pattern)]
+    if not matches:
+        names = [alias for alias, _, _ in aliases]
+        inside = [name for name in names if name.startswith(pattern + ".")]
+        near = get_close_matches(pattern, names, 5, 0.3) or names[:5]
+        advice = f"did you mean '{pattern}.*'?" if inside else f"did you mean one of {', '.join(near)}?"
+        raise ValueError(f"No parameter of the {len(names)} matches {pattern!r}: {advice}")
+    return matches
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def _other_labels(labels: Tensor) -> Tensor:
+    """Return the labels exchanged between samples; where all are the same, 0 for what is not and 1 for what is."""
+    exchanged = labels.roll(1, 0)
+    return torch.where(labels == 0, 1, 0).to(labels) if torch.equal(labels, exchanged) else exchanged
+
+
+def _checked(outputs: Tensor, n: int) -> Tensor:
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+        found = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise TypeError(f"The readout must return a floating (n, d) tensor, found {found}.")
+    refuse_unreadable("What the readout returns", outputs)
+    if outputs.dim() == 0 and n == 1:
+        outputs = outputs.unsqueeze(0)
+    if outputs.dim() == 0 or len(outputs) != n:
+        raise ValueError(
+            f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}: expected "
+            f"({n}, d), samples first. Pass a readout that returns them so."
+        )
+    if outputs.numel() == 0:
+        raise ValueError(
+            f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}, no outputs at all: there "
+            "is nothing to differentiate."
+        )
+    return outputs.reshape(n, -1)
+
+
+def _outside_inference(value: Tensor) -> Tensor:
+    return value.clone() if value.is_inference() else value

@@ -1,0 +1,273 @@
+"""The stages of a run, one after another, into its folder."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.checks import check_integer, describe
+from likewise.data import Batches
+from likewise.gram import GramMatrix, PairSource
+from likewise.runs.columns import (
+    BINS,
+    RESERVED,
+    Request,
+    Results,
+    Targets,
+    pair_statistics,
+    pass_statistics,
+    sample_columns,
+    umap_layout,
+)
+from likewise.runs.sketch_stages import sketched_statistics
+from likewise.runs.store import Arrays, RunStore
+from likewise.statistics.label_issues import margins_of
+from likewise.statistics.targets import are_chances, model_outputs, unlikely
+from likewise.thumbnails import Picture, kept, values_of
+from likewise.watch import Watch
+
+AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
+WIDTH = 1024  # numbers per sample of a sketch
+PICTURES = 3_500_000  # bytes
+SEED = 0
+MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
+
+
+class Shown(NamedTuple):
+    """What a person is told of the samples."""
+
+    classes: Sequence[str] | None
+    names: Sequence[str] | None
+    show: Callable[[int], Any] | Sequence[Any] | None
+    extra: Mapping[str, Any]
+    excerpt_length: int
+
+
+def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> int:
+    """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
+    if isinstance(sketch, str) and sketch == "never":
+        return 0
+    if not isinstance(sketch, str) or sketch != "auto":
+        return check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
+    multiplications = float(gram.shape[0]) ** 2 * gram.d * sum(gram.net.numels.values())
+    return WIDTH if multiplications > AT_MOST else 0
+
+
+def write(
+    folder: RunStore, gram: GramMatrix, labels: Tensor | None, shown: Shown, watch: Watch | None = None
+) -> None:
+    """Do what is not done yet, and write the tables."""
+    options, data, n = folder.state["options"], gram.data, gram.shape[0]
+    targets = Targets(labels, _outputs(folder, gram))
+    _refuse_mismatch(shown, targets, n)
+    margins = None if watch is None else _margins(watch, targets)
+    own_columns = _own_columns(shown.extra, n)
+    source: PairSource
+    if options["sketch"]:
+        found, source = sketched_statistics(folder, gram, options["sketch"], SEED)
+    else:
+        found, source = _exact(folder, gram)
+    k = min(options["neighbors"], n - 1)
+    request = Request(n, k, options["threshold"], targets, SEED)
+    found |= folder.stage("pairs", lambda: pair_statistics(source, request))
+    found["layout"] = found["coordinates"][:, :2]
+    if options["layout"] == "umap":
+        found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
+    results = Results(found, targets, margins)
+    columns = sample_columns(results)
+    if shown.names is not None:
+        columns = {
+            "sample": columns.pop("sample"),
+            "name": np.array([written(name) for name in shown.names], dtype=object),
+            **columns,
+        }
+    columns |= own_columns
+    folder.state |= {**_described(results, shown, n), "own_columns": list(shown.extra)}
+    suspicion = results.suspicion
+    if targets.classes is not None and suspicion is not None:
+        known = suspicion.distinct and bool(suspicion.flagged.any())
+        folder.state["wrong_labels"] = {
+            "errors": [round(v) for v in suspicion.errors],
+            "precision": [round(v, 3) for v in suspicion.precision] if known else None,
+            "distinct": suspicion.distinct,
+        }
+    folder.state["fit"] = results.fit
+    folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
+    lists = {
+        "counts": found["counts"].astype(np.int32),
+        "coordinates": found["coordinates"].astype(np.float32),
+    }
+    folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
+    folder.write_table("pictures.parquet", _picture_table(shown, data, columns, found["indices"]))
+    folder.write_table("samples.parquet", columns)
+
+
+def _outputs(folder: RunStore, gram: GramMatrix) -> Tensor:
+    """Return what the model says, whatever the readout compares."""
+    return torch.tensor(folder.stage("outputs", lambda: {"outputs": model_outputs(gram)})["outputs"])
+
+
+def _margins(watch: Watch, targets: Targets) -> Tensor:
+    if targets.classes is None:
+        raise ValueError("A record of training tells of labels that are classes: this data set has none.")
+    return margins_of(watch, targets.classes)
+
+
+def _exact(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairSource]:
+    found = folder.stage("passes", lambda: pass_statistics(gram))
+    folder.state["approximations"] = []
+    return found, gram
+
+
+def _described(results: Results, shown: Shown, n: int) -> dict[str, Any]:
+    targets = results.targets
+    groups = targets.groups
+    about: dict[str, Any] = {"edges": np.linspace(-1, 1, BINS + 1).round(4).tolist()}
+    about["classes"] = None
+    if groups is not None:
+        count = int(groups.max()) + 1 if targets.chances is None else targets.chances.shape[1]
+        count = max(count, int(groups.max()) + 1)
+        named = [] if shown.classes is None else [str(name) for name in shown.classes]
+        about["classes"] = named + [str(number) for number in range(len(named), count)]
+        if count <= MOST_IN_A_MATRIX:
+            means = results.class_similarity()
+            about["class_similarity"] = [
+                [None if np.isnan(v) else round(float(v), 4) for v in r] for r in means
+            ]
+    about["caveats"] = _caveats(targets, n)
+    if results.margins is not None and results.margins.isnan().any():
+        unseen = int(results.margins.isnan().sum())
+        about["caveats"].append(
+            f"The record of training has no margin of {unseen:,} of {n:,} samples: their suspicion is by votes alone."
+        )
+    return about
+
+
+def _caveats(targets: Targets, n: int) -> list[str]:
+    found = []
+    if targets.labels is None:
+        found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
+    if targets.classes is not None and targets.chances is not None:
+        odd = unlikely(targets.chances, targets.classes)
+        found += [] if odd is None else [f"{odd} (likewise analyze --classes gives their order.)"]
+    if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
+        found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
+    if targets.chances is not None and are_chances(targets.outputs):
+        found.append("Outputs look like probabilities and are taken as such, not as logits.")
+    if n < 100:
+        found.append(f"With {n} samples, neighbors are few: read single numbers with care.")
+    return found
+
+
+def _refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
+    if targets.classes is not None and int(targets.classes.max()) >= MOST_CLASSES:
+        raise ValueError(
+            f"A label of {int(targets.classes.max())} would mean as many classes: number those there are, "
+            "for example by torch.unique(labels, return_inverse=True), or give numbers that are measured "
+            "as floats."
+        )
+    for what, given in (("names", shown.names), ("show", shown.show)):
+        if given is not None and not callable(given) and len(given) != n:
+            raise ValueError(f"{what} has {len(given)} entries for {n} samples.")
+    if (
+        shown.classes is not None
+        and targets.groups is not None
+        and int(targets.groups.max()) >= len(shown.classes)
+    ):
+        raise ValueError(
+            f"There are {len(shown.classes)} names of classes, and a label or prediction is class "
+            f"{int(targets.groups.max())}: give a name for each class, in order from 0."
+        )
+
+
+def _neighbor_table(found: Arrays, n: int, k: int) -> Arrays:
+    return {
+        "sample": np.repeat(np.arange(n), k),
+        "rank": np.tile(np.arange(k), n),
+        "neighbor": found["indices"].ravel(),
+        "similarity": found["similarities"].ravel(),
+    }
+
+
+def _lists(values: np.ndarray) -> Any:
+    import pyarrow
+
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
+
+
+def _own_columns(extra: Mapping[str, Any], n: int) -> Arrays:
+    """Return the columns that the user gave, or say what is wrong with them."""
+    found: Arrays = {}
+    for name, values in extra.items():
+        column = _own_column(name, values)
+        if name in RESERVED or column.shape != (n,):
+            wrong = "is a name of ours" if name in RESERVED else f"has shape {column.shape}, not ({n},)"
+            raise ValueError(f"The column {name!r} of your own {wrong}: one value a sample, another name.")
+        plain = column.dtype.kind in "biuf"
+        found[str(name)] = column if plain else np.array([written(v) for v in column], dtype=object)
+    return found
+
+
+def _own_column(name: Any, values: Any) -> np.ndarray:
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"extra[{name!r}] must be one value a sample, found {describe(values)} ({error})."
+        ) from error
+
+
+def written(value: Any) -> str:
+    """Return a value as text that any file can hold."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _picture_table(shown: Shown, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
+    import pyarrow
+
+    of, found = _shower(shown.show, data), dict[int, Picture]()
+    if of is not None:
+        some = (of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int))
+        order = _worth_seeing(columns, indices)
+        found = kept(of, order, PICTURES, values_of(some), shown.excerpt_length)
+    return {
+        "sample": pyarrow.array(list(found), pyarrow.int64()),
+        "kind": pyarrow.array([picture.kind for picture in found.values()], pyarrow.string()),
+        "content": pyarrow.array([picture.content for picture in found.values()], pyarrow.binary()),
+    }
+
+
+def _shower(show: Any, data: Batches) -> Callable[[int], Any] | None:
+    """Return what tells what to see of sample i, None where inputs are nothing to see."""
+    if show is not None:
+        given = show if callable(show) else show.__getitem__
+
+        def shown(i: int) -> Any:
+            try:
+                return given(i)
+            except Exception as error:
+                raise ValueError(f"show raised {type(error).__name__} for sample {i}: {error}") from error
+
+        return shown
+    first = data.samples(range(1)).inputs
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return None
+    return lambda i: data.samples(range(i, i + 1)).inputs[0].detach().float().cpu().numpy()
+
+
+def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
+    """Yield samples, those that a reader will open first: of every density, suspicious, alone, near."""
+    n, density = len(indices), columns["density"]
+    order = np.argsort(density, kind="stable")
+    first = [int(i) for i in order[np.linspace(0, n - 1, min(n, 200)).astype(int)]]
+    for name in ("label_suspicion", "novelty", "shift"):
+        if name in columns:
+            worst = np.argsort(-columns[name], kind="stable")[: max(200, n // 20)]
+            first += [int(i) for i in worst[:1000]]
+    first = list(dict.fromkeys(first))
+    yield from first
+    for i in first:
+        yield from (int(j) for j in indices[i, :6])
+    yield from (int(i) for i in np.random.default_rng(SEED).permutation(n))
