@@ -95,8 +95,8 @@ def test_a_users_linear_reduction_takes_two_passes(case):
 def test_matrices_made_from_one_share_its_engine(case, monkeypatch):
     model, x = case
     count = []
-    original = matrix.chosen
-    monkeypatch.setattr(matrix, "chosen", lambda *args: count.append(1) or original(*args))
+    original = matrix.select_engine
+    monkeypatch.setattr(matrix, "select_engine", lambda *args: count.append(1) or original(*args))
     gram = lw.GramMatrix(model, (x, torch.arange(len(x)) % 2))
     other = gram.with_kernel(lw.INNER_PRODUCT).with_centering(True)
     assert other.engine is gram.engine is gram.of_columns().take(3).engine
