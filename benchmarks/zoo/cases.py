@@ -104,12 +104,15 @@ def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value.dtype)
 
 
-def random_combination(outputs: Any, labels: Tensor | None = None) -> Tensor:
-    """Return one number per sample, a fixed random combination of all that the model returns of it."""
+def combined_outputs(outputs: Any, labels: Tensor | None = None) -> Tensor:
+    """Return one number per sample, a fixed combination of all that the model returns of it.
+
+    The weights look random but draw nothing, which `vmap` would refuse.
+    """
     scores = main_tensor(outputs).flatten(1)
-    generator = torch.Generator().manual_seed(1)
-    weights = torch.randn(scores.shape[1], generator=generator, dtype=torch.float32) / scores.shape[1] ** 0.5
-    return scores @ weights.to(scores.dtype).unsqueeze(1)
+    places = torch.arange(scores.shape[1], dtype=torch.float64, device=scores.device)
+    weights = (2 / scores.shape[1]) ** 0.5 * torch.cos(places * places * 0.7548776662)
+    return scores @ weights.to(torch.float32).to(scores.dtype).unsqueeze(1)
 
 
 def random_images(size: int, channels: int = 3, frames: tuple[int, ...] = ()) -> Tensor:

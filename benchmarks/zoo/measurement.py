@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 import likewise as lw
-from zoo.cases import SAMPLES, Case, Problem, build_case, call, random_combination
+from zoo.cases import SAMPLES, Case, Problem, build_case, call, combined_outputs
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def loop_similarities(problem: Problem, together: bool = False) -> Tensor:
     batches = [list(range(SAMPLES))] if together else [[i, i] for i in range(SAMPLES)]
     rows = []
     for places in batches:
-        outputs = random_combination(
+        outputs = combined_outputs(
             call(problem, tree_map(lambda t, places=places: t[places], problem.inputs))
         )
         for output in outputs[: len(set(places)), 0]:
@@ -114,7 +114,7 @@ def _measured(problem: Problem, expected: Tensor) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            net = lw.Network(problem.model, random_combination)
+            net = lw.Network(problem.model, combined_outputs)
             gram = lw.GramMatrix(net, lw.batches(problem.inputs, labels=False))
             similarities, neighbors = gram.dense(), lw.soft_neighbors(gram)
         except Exception as error:  # whatever it is, it is what the table tells
