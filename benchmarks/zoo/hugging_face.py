@@ -56,7 +56,7 @@ TINY: dict[str, Any] = dict(
     decoder_start_token_id=1,
 )
 
-# One head per model type.
+# One head per model type. CANINE and MRA are left out: their own forward passes do not run in float64.
 MODEL_TYPES = {
     "MaskedLM": """
         albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm
@@ -78,17 +78,16 @@ MODEL_TYPES = {
     "Seq2SeqLM": """
         bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp nllb-moe
         pegasus pegasus_x plbart prophetnet seamless_m4t seamless_m4t_v2 switch_transformers t5 umt5""",
-    "SequenceClassification": "canine markuplm mistral4",
+    "SequenceClassification": "markuplm mistral4",
     "ImageClassification": """
         beit cvt data2vec-vision dinov2 dinov2_with_registers focalnet hgnet_v2 ijepa mobilenet_v1
         mobilenet_v2 mobilevit poolformer pp_lcnet pvt pvt_v2 regnet resnet segformer swiftformer textnet vit
         vit_msn""",
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "canine": dict(local_transformer_stride=4, num_hash_buckets=32),
     "cpmant": dict(dim_head=8, dim_ff=24),
     "ctrl": dict(dff=24),
-    "cvt": dict(embed_dim=[8, 16, 16], num_heads=[1, 1, 2], depth=[1, 1, 1]),
+    "cvt": dict(embed_dim=[8, 16, 16], num_heads=[1, 1, 2], depth=[1, 2, 3]),
     "falcon_h1": dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=8),
     "focalnet": dict(embed_dim=16, hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1]),
     "fsmt": dict(src_vocab_size=32, tgt_vocab_size=32),

@@ -31,13 +31,14 @@ def measure(case: Case) -> dict[str, Any]:
     wide = torch.float64 if case.creates_float64 else torch.float32
     with _default_dtype(wide):
         expected = loop_similarities(exact)
+        narrow = computes_in_float32(exact)
     loops = [loop_similarities(problem, together) for together in (False, True)]
     record: dict[str, Any] = {
         "key": case.key,
         "parameters": sum(p.numel() for p in problem.model.parameters()),
         "differentiated": sum(p.numel() for p in problem.model.parameters() if p.requires_grad),
         "spread": float(expected.max() - expected.min()),
-        "float32_inside": computes_in_float32(exact),
+        "float32_inside": narrow,
         "loop32": max(_difference(loop, expected) for loop in loops),
     }
     for name, given, default in (("float64", exact, wide), ("float32", problem, torch.float32)):
