@@ -303,3 +303,28 @@ def test_a_training_term_follows_convolutions_by_their_operations():
         lw.Network(model), Samples(torch.randn(6, 1, 8, 8), None, torch.arange(6))
     )
     assert found.chunk.outputs is not None  # of one forward pass, not of a sample at a time
+
+
+class SumsInFloat32(nn.Module):
+    """A float64 model that adds in float32, in another order for one sample than for several."""
+
+    def __init__(self, shared=0.0):
+        super().__init__()
+        self.linear, self.shared = nn.Linear(4, 50, dtype=torch.float64), shared
+
+    def forward(self, x):
+        columns = self.linear(x).float().unbind(1)
+        total = sum(columns if len(x) > 1 else reversed(columns)).double().unsqueeze(1)
+        return total + self.shared * total.mean()
+
+
+def test_rounding_of_float32_inside_a_float64_model_is_no_dependence_on_other_samples():
+    x = torch.randn(6, 4, dtype=torch.float64)
+    similarities = lw.GramMatrix(SumsInFloat32(), x).dense()
+    expected = torch.nn.functional.normalize(torch.cat([x, torch.ones(6, 1, dtype=torch.float64)], 1))
+    torch.testing.assert_close(similarities, expected @ expected.T, rtol=0, atol=1e-6)
+
+
+def test_dependence_is_refused_also_where_a_float64_model_rounds_to_float32():
+    with pytest.raises(ValueError, match="depend on the other samples"):
+        lw.GramMatrix(SumsInFloat32(shared=0.01), torch.randn(6, 4, dtype=torch.float64)).dense()
