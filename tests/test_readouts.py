@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -537,3 +538,23 @@ def test_wrong_options_of_a_likelihood_are_refused():
         lw.sequence_log_likelihood("max")
     with pytest.raises(TypeError, match="shift must be"):
         lw.sequence_log_likelihood(shift=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(("likewise:GramMatrix", "readout must be"), ("likewise:similarity", "readout must be")),
+        *(("likewise:projected_outputs", "called first"), ("main_tensor", "no readout 'main_tensor'")),
+        *(("torch", "no readout 'torch'"), ("projected_outputs", "no readout 'projected_outputs'")),
+    ],
+)
+def test_the_command_refuses_what_is_no_readout(name, message, tmp_path, capsys):
+    from likewise.cli import exit_code
+
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 3), dtype=np.float32))
+    (tmp_path / "net.py").write_text("import torch\nmodel = lambda: torch.nn.Linear(3, 2)\n")
+    given = ["plan", f"{tmp_path}/net.py:model", f"{tmp_path}/x.npz"]
+    assert exit_code([*given, "--readout", "predicted_class"]) == 0
+    capsys.readouterr()
+    assert exit_code([*given, "--readout", name]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -31,13 +31,27 @@ Inputs = Any  # whatever it was called with
 Readout = Callable[..., Tensor]
 
 IGNORED = -100  # the label of a token that does not count, as in torch.nn.functional.cross_entropy
-CHUNK = 2**24  # logits that are cast, exponentiated and summed at a time
+CHUNK = 2**22  # logits that are cast, exponentiated and summed at a time
 MATRICES = 4  # that a projection keeps: one for each number of outputs, device and dtype
 BLOCK = 2**16  # rows of a projection that are made orthonormal at a time
 
 
 def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
-    """Return every output of the sample, flattened."""
+    """All outputs of each sample, flattened; d backward passes.
+
+    Args:
+        outputs: What the model returns: a tensor (n, ...), or something with `logits` or one tensor.
+        labels: Not used.
+
+    Returns:
+        (n, d) outputs.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.all_outputs(torch.zeros(5, 3, 2)).shape
+        torch.Size([5, 6])
+
+    """
     return _scores(outputs).flatten(1)
 
 
@@ -56,12 +70,42 @@ class _OneOutput:
 
 
 def one_output(index: int) -> Readout:
-    """Return the readout of one output, counted over the flattened outputs: d = 1."""
+    """Return the readout of one output; d = 1.
+
+    Args:
+        index: Which, counted from 0 over the flattened outputs; from the end if negative.
+
+    Returns:
+        A readout (outputs, labels) -> (n, 1).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.one_output(2)(torch.arange(6.0).view(2, 3))
+        tensor([[2.],
+                [5.]])
+
+    """
     return _OneOutput(check_integer("index", index))
 
 
 def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
-    """Return log-softmax over dimension 1. Its d rows have rank d − 1, so k^C(x, x) = (d − 1)/d."""
+    """Log-softmax over dimension 1, which a constant added to all logits does not change.
+
+    Its d gradients have rank d − 1, so that k^C(x, x) = (d − 1)/d. d backward passes.
+
+    Args:
+        outputs: What the model returns: logits (n, classes, ...).
+        labels: Not used.
+
+    Returns:
+        (n, d) log-probabilities, flattened.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.log_probabilities(torch.zeros(1, 2))
+        tensor([[-0.6931, -0.6931]])
+
+    """
     scores = _scores(outputs)
     if scores.shape[1] < 2:
         raise ValueError("log_probabilities needs two outputs or more: of one, log-softmax is always 0.")
@@ -69,9 +113,22 @@ def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
 
 
 def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
-    """Return the label's logit minus the log-sum-exp of the others; d = 1; sec. 3.
+    """Log-odds of the label: its logit minus the log-sum-exp of the others; d = 1; section 3 of the paper.
 
     Of a model with a single output, the logit of class 1 against class 0, signed by the label.
+
+    Args:
+        outputs: What the model returns: logits (n, classes).
+        labels: (n,) class numbers.
+
+    Returns:
+        (n, 1) log-odds.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.label_against_rest(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0])).round(decimals=2)
+        tensor([[1.3100]])
+
     """
     scores, target = _scores_and_labels(outputs, labels, "label_against_rest")
     if scores.shape[1] == 1:
@@ -100,7 +157,18 @@ class _LabelAgainstRandom:
 def label_against_random(seed: int = 0) -> Readout:
     """Return the readout of the label's logit minus that of another class drawn per sample; d = 1.
 
-    The draw depends on the seed and the sample's id alone, not on batches or processes.
+    Args:
+        seed: Of the draw, which depends on it and on the sample's id alone, not on batches or processes.
+
+    Returns:
+        A readout (outputs, labels, ids) -> (n, 1).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> readout = lw.label_against_random(seed=1)
+        >>> readout(torch.eye(3), torch.arange(3), ids=torch.arange(3)).shape
+        torch.Size([3, 1])
+
     """
     return _LabelAgainstRandom(check_seed("seed", seed))
 
@@ -607,7 +675,7 @@ def _token_likelihoods(
     outputs: Outputs, labels: Tensor | None, inputs: Inputs, shift: bool | None
 ) -> tuple[Tensor, Tensor]:
     """Return the log-likelihood of each token at its own position, 0 where it does not count, and which do."""
-    logits = main_tensor(outputs)
+    logits = _scores(outputs)
     shifted = not _is_encoder_decoder(inputs) if shift is None else shift
     tokens = _tokens(inputs) if labels is None else labels
     if logits.dim() != 3 or tokens.shape != logits.shape[:2] or tokens.is_floating_point():
