@@ -1,6 +1,7 @@
 """Readouts of many outputs, of the model's own answer and of language models; which readouts are accepted."""
 
 import copy
+import doctest
 import functools
 import pickle
 import threading
@@ -14,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import likewise as lw
+import likewise.readouts
 from likewise.readouts import orthonormal_columns
 from oracle import correlation, inner, jacobians, trace
 
@@ -24,6 +26,11 @@ VOCABULARY, LENGTHS = 11, (4, 3, 2)
 def mlp(d, n=5):
     model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, d)).double()
     return model, torch.randn(n, 3, dtype=torch.float64)
+
+
+def test_examples_in_docstrings_run():
+    found = doctest.testmod(likewise.readouts)
+    assert found.attempted > 30 and found.failed == 0
 
 
 # ---- projected outputs
@@ -315,8 +322,6 @@ def test_a_text_without_a_token_that_counts_has_a_zero_gradient():
 
 
 def test_chunks_of_half_precision_logits_are_summed_in_float32(monkeypatch):
-    import likewise.readouts
-
     logits = torch.randn(3, 7, 50, dtype=torch.bfloat16, requires_grad=True)
     tokens = torch.randint(0, 50, (3, 7))
     exact = logits.detach().double().requires_grad_()

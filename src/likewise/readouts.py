@@ -348,7 +348,7 @@ def _chunks(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def token_log_likelihood(
-    outputs: Outputs, labels: Tensor | None, inputs: Inputs, *, shift: bool | None = None
+    outputs: Outputs, labels: Tensor | None, inputs: Inputs = None, *, shift: bool | None = None
 ) -> Tensor:
     """Log-likelihood of each token of a sequence given those before it, at the token's own position; d = T.
 
@@ -396,7 +396,7 @@ class _SequenceLogLikelihood:
     def __repr__(self) -> str:
         return f"sequence_log_likelihood(reduce={self.reduce!r}, shift={self.shift})"
 
-    def __call__(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs) -> Tensor:
+    def __call__(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs = None) -> Tensor:
         return _sequence_likelihood(outputs, labels, inputs, self.shift, self.reduce)
 
 
