@@ -3,7 +3,7 @@
 Networks with 10, 100 and 1,000 classes (the digits of scikit-learn; Gaussian clusters), trained until most samples are
 right. For each r: k^C of `projected_outputs(r)` against that of `all_outputs`, over all pairs of different samples.
 
-    python benchmarks/readouts.py            # one thread, about three minutes
+    python benchmarks/readouts.py            # one thread, about five minutes
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(
         "| outputs d | accuracy | combinations r | correlation, plain | correlation, centered | bias | "
-        "spread | five nearest kept | seconds |\n|" + "---|" * 9
+        "spread | five nearest kept | CPU seconds |\n|" + "---|" * 9
     )
     for d in options.outputs:
         report(d, options.seeds)
@@ -82,11 +82,11 @@ def trained(d: int) -> tuple[nn.Module, Tensor, float]:
 
 
 def similarities(model: nn.Module, x: Tensor, readout: lw.readouts.Readout) -> tuple[list[Tensor], float]:
-    """Return k^C, plain and centered, and the seconds that the plain one took."""
+    """Return k^C, plain and centered, and the CPU seconds that the plain one took."""
     gram = lw.GramMatrix(lw.Network(model, readout), x, max_memory=2**32)
-    start = time.perf_counter()
+    start = time.process_time()
     plain = gram.dense()
-    return [plain, gram.with_centering(True).dense()], time.perf_counter() - start
+    return [plain, gram.with_centering(True).dense()], time.process_time() - start
 
 
 def agreement(found: Tensor, exact: Tensor) -> float:
