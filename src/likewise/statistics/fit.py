@@ -15,10 +15,10 @@ from likewise.statistics.reliability import NeighborMeansReducer
 from likewise.statistics.targets import (
     class_chances,
     given_labels,
-    looks_at_label,
     model_outputs,
     numeric,
     of_classes,
+    readout_looks_at_label,
     refuse_other,
 )
 from likewise.statistics.uncertainty import refuse_centered
@@ -141,7 +141,7 @@ def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
 
 def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float, bool]:
     """Return how much of the labels outputs tell, how much the other samples' labels; are they classes?"""
-    if not gram.of_network or looks_at_label(gram):
+    if not gram.of_network or readout_looks_at_label(gram):
         return math.nan, math.nan, True  # no network, or one whose neighbors know the label
     outputs = model_outputs(gram)
     classes = of_classes(labels, outputs.shape[1])

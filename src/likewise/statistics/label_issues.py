@@ -17,8 +17,8 @@ from likewise.statistics.novelty import refuse_unbounded
 from likewise.statistics.targets import (
     class_chances,
     class_numbers,
-    looks_at_label,
     model_outputs,
+    readout_looks_at_label,
     refuse_other,
     unlikely,
 )
@@ -128,7 +128,7 @@ def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tens
             f"Labels go up to {int(given.max())} and there are {outputs.shape[1]} outputs: these are not "
             "the classes the network tells, and only neighbors are asked."
         )
-    if looks_at_label(gram):
+    if readout_looks_at_label(gram):
         odd = (
             "The readout looks at the label, so that samples are alike for what is in doubt: use "
             "likewise.all_outputs or log_probabilities to judge labels."

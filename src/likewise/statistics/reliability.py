@@ -13,9 +13,9 @@ from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer, refuse_unbo
 from likewise.statistics.targets import (
     class_chances,
     given_labels,
-    looks_at_label,
     model_outputs,
     of_classes,
+    readout_looks_at_label,
 )
 
 EXPONENT = 8  # of the weights of neighbors: more local than votes on labels
@@ -74,7 +74,7 @@ def reliability(gram: GramMatrix, labels: Any = None, *, sketch: int | None = No
     refuse_unbounded(gram)
     if not gram.of_network:
         raise ValueError("A GramMatrix of a network's gradients is needed: activations make no predictions.")
-    if looks_at_label(gram):
+    if readout_looks_at_label(gram):
         raise ValueError("The readout looks at the label, which new inputs lack: use likewise.all_outputs.")
     found = given_labels(gram, labels)
     if found is None:

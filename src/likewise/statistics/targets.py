@@ -83,7 +83,7 @@ def of_classes(labels: Tensor, d: int) -> Tensor | None:
     return found.long().cpu() if d > 1 or found.max() <= 1 else None  # one output, many integers: values
 
 
-def looks_at_label(gram: GramMatrix) -> bool:
+def readout_looks_at_label(gram: GramMatrix) -> bool:
     """Whether samples are alike by what the network says of their labels: the readout's result depends on them."""
     return any(_reads_labels(gram.net, data) for data in (gram.data, gram.columns))
 
@@ -106,7 +106,7 @@ def model_outputs(gram: GramMatrix) -> Tensor:
     try:
         return outputs_of(whole, gram.data, masked=True).cpu()
     except TypeError:
-        if looks_at_label(gram):
+        if readout_looks_at_label(gram):
             raise
         return outputs_of(net, gram.data, masked=True).cpu()
 
