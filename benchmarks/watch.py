@@ -4,8 +4,8 @@ A step is forward, cross entropy, backward and SGD on random images; recorded, `
 and recorded steps alternate; a pair of blocks gives one ratio. A block holds as many steps as wait on the device, so
 that adding them up is part of it.
 
-    python benchmarks/watch.py                    one CPU thread, about 3 minutes
-    python benchmarks/watch.py --device cuda
+    python benchmarks/watch.py                    one CPU thread, about 2 minutes
+    python benchmarks/watch.py --device cuda --nets mlp paper resnet18
 """
 
 import argparse
@@ -23,6 +23,18 @@ import likewise as lw
 from likewise.watch import PENDING_UPDATES
 
 SAMPLES = 50_000
+
+
+def small_net() -> nn.Module:
+    """Two linear layers: a step that takes next to nothing."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+NETS = {
+    "mlp": (small_net, (1, 28, 28)),
+    "paper": (paper_net, (1, 28, 28)),
+    "resnet18": (lambda: resnet18(10), (3, 32, 32)),
+}
 
 
 class Steps:
@@ -62,7 +74,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--nets", nargs="+", default=["paper", "resnet18"])
+    parser.add_argument("--nets", nargs="+", default=["mlp", "paper"], choices=list(NETS))
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=PENDING_UPDATES, help="steps in a block")
@@ -74,8 +86,8 @@ def main() -> None:
         f"{name}, torch {torch.__version__}, batch {a.batch}, {SAMPLES:,} samples, {a.pairs} pairs of blocks"
     )
     for net in a.nets:
-        model, shape = (paper_net(), (1, 28, 28)) if net == "paper" else (resnet18(10), (3, 32, 32))
-        steps = Steps(model, shape, a.batch, a.device)
+        build, shape = NETS[net]
+        steps = Steps(build(), shape, a.batch, a.device)
         steps.seconds(3, recorded=True)
         pairs = []
         for k in range(a.pairs):  # which goes first changes from pair to pair

@@ -167,3 +167,27 @@ def test_a_term_that_cannot_be_recorded_says_so():
     weight = model.weight
     with pytest.raises(RuntimeError, match="reaches parameters other than through the model"):
         losses.captured(lambda model, x: model(x).sum() + weight.square().sum(), model, x)
+
+
+def test_a_record_of_training_is_the_same_and_no_update_waits_for_the_gpu(monkeypatch):
+    labels, rng = torch.arange(50) % 4, torch.Generator().manual_seed(0)
+    on_gpu, on_host = lw.Watch(50), lw.Watch(50)
+    for k in range(40):
+        monkeypatch.setattr("likewise.watch.PENDING_LOGITS", 1 << 16 if k % 2 else 0)
+        ids = torch.randint(0, 50, (16,), generator=rng)
+        logits = torch.randn(16, 4, generator=rng).bfloat16()
+        given = logits.cuda(), labels[ids].cuda(), ids.cuda() if k % 3 else ids
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            on_gpu.update(*given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        on_host.update(logits, labels[ids], ids)
+    for name in ("margins", "losses", "confidence", "variability", "correctness", "forgetting"):
+        torch.testing.assert_close(
+            getattr(on_gpu, name), getattr(on_host, name), rtol=0, atol=1e-6, equal_nan=True
+        )
+    on_gpu.update(torch.zeros(1, 3).cuda(), torch.tensor([7]).cuda(), torch.tensor([0]).cuda())
+    with pytest.raises(ValueError, match="labels must be from 0 to 2"):
+        _ = on_gpu.margins

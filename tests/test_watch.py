@@ -345,3 +345,21 @@ def test_positions_join_mappings_tuples_and_single_values():
     for wrong in (iter([1]), {"x": [1]}, DataLoader([1, 2])):
         with pytest.raises(TypeError, match="dataset must"):
             lw.WithIndex(wrong)
+
+
+def test_batches_of_few_and_many_logits_and_classes_mix(monkeypatch):
+    monkeypatch.setattr(watch_module, "PENDING_LOGITS", 60)
+    watch, updates = lw.Watch(20), []
+    for k, (z, y, i) in enumerate(random_updates(20, 3, 40)):
+        size = 16 if k % 3 else 8
+        z = torch.cat([z, torch.randn(16, 2, dtype=z.dtype)], 1) if k % 5 == 0 else z.float()
+        updates.append((z[:size], y[:size], i[:size]))
+        watch.update(*updates[-1])
+    assert {part.logits is None for part in watch._pending} == {True, False}
+    assert_same(watch, written_out(20, updates), 1e-5)
+
+
+def test_an_empty_batch_adds_nothing():
+    watch = lw.Watch(2)
+    watch.update(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    assert watch.updates.sum() == 0

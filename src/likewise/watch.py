@@ -64,9 +64,7 @@ State = dict[str, np.ndarray]  # by the names of COLUMNS
 class _Pending(NamedTuple):
     """What is kept of one update until it is added."""
 
-    logits: (
-        Tensor | None
-    )  # (b, classes) where they are few: reducing those of many updates in one go is faster
+    logits: Tensor | None  # (b, classes) where they are few: faster to reduce with those of other updates
     values: Tensor | None  # else (2, b), see `_margins_and_log_odds`
     labels: Tensor  # (b,)
     ids: Tensor  # (b,)
@@ -77,7 +75,7 @@ class _Pending(NamedTuple):
     def kind(self) -> tuple[Any, ...]:
         """What must be equal for updates to be reduced together."""
         known = self.logits if self.logits is not None else self.labels
-        return self.logits is None, self.classes, known.dtype, known.device
+        return self.logits is None, self.classes, known.dtype, known.device, self.labels.device
 
 
 class Watch:
@@ -377,7 +375,7 @@ class Watch:
             raise RuntimeError(
                 "watch.update cannot be recorded in a CUDA graph: call it with the outputs of a replay."
             )
-        return logits, labels.to(logits.device), ids
+        return logits, labels, ids
 
     def _flush(self) -> None:
         """Add what is pending to the sums."""
@@ -405,16 +403,19 @@ class Watch:
             _refuse_changed(ids[1:][changed], labels[:-1][changed], labels[1:][changed])
         finite = np.isfinite(values).all(0)
         starts = np.flatnonzero(np.r_[True, ~repeated])
-        summary = _empty_state(len(starts))
-        summary["label"] = labels[starts]
-        summary["left_out"] = np.add.reduceat((~finite).astype(np.int64), starts)
-        unique = ids[starts]
-        if finite.any():
-            kept = _summarize(ids[finite], values[:, finite], clocks[finite])
+        known = {
+            "label": labels[starts],
+            "left_out": np.add.reduceat((~finite).astype(np.int64), starts),
+        }
+        if finite.all():
+            found = _summarize(ids, values, clocks)
+        else:
+            found = _empty_state(len(starts))
             at = np.flatnonzero(np.logical_or.reduceat(finite, starts))
-            for name, column in kept.items():
-                summary[name][at] = column
-        self._combine(unique, summary)
+            if len(at):
+                for name, column in _summarize(ids[finite], values[:, finite], clocks[finite]).items():
+                    found[name][at] = column
+        self._combine(ids[starts], {**found, **known})
         if not finite.all() and not self._warned:
             self._warned = True
             warnings.warn(
@@ -499,7 +500,7 @@ def _margins_and_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     """Return margins and log-odds of the labels, (2, b): everything else follows from these."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # faulty labels are refused when they are added: out of range, they would end all work on a GPU here
-    place = labels.clamp(0, logits.shape[1] - 1)[:, None]
+    place = labels.to(logits.device, non_blocking=True).clamp(0, logits.shape[1] - 1)[:, None]
     label = logits.gather(1, place)[:, 0]
     others = logits.scatter(1, place, -torch.inf)
     return torch.stack([label - others.amax(1), label - others.logsumexp(1)])
