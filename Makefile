@@ -9,7 +9,7 @@ demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
 
 test: check .venv/browser.stamp
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -q -m slow

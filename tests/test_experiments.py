@@ -13,6 +13,8 @@ from torch.nn import functional as F
 import likewise as lw
 from likewise import losses
 
+pytestmark = pytest.mark.experiments
+
 FOLDER = Path(__file__).parent.parent / "experiments"
 
 

@@ -11,6 +11,8 @@ import torch
 
 import likewise as lw
 
+pytestmark = pytest.mark.experiments
+
 FOLDER = Path(__file__).parent.parent / "experiments" / "registration"
 NAMES = ("tiles", "patches", "net", "rounds", "analysis", "law", "nairobi", "study", "spread", "summary")
 

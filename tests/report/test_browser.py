@@ -11,6 +11,8 @@ from torch import nn
 
 import likewise as lw
 
+pytestmark = pytest.mark.browser
+
 EVIL = '<script>window.hacked = 1</script><img src=x onerror="window.hacked=1">'
 N = 400
 
