@@ -86,19 +86,15 @@ def test_no_drawer_for_odds_and_ends():
     assert not {p.stem for p in FILES} & {"utils", "common", "helpers", "misc", "core"}
 
 
-def test_import_is_quick_and_loads_nothing_heavy():
+def test_import_loads_nothing_heavy():
     code = """
-import sys, time, torch, numpy
-start = time.perf_counter()
+import sys, torch, numpy
 import likewise
-print(time.perf_counter() - start)
 heavy = {"scipy", "sklearn", "matplotlib", "pandas", "transformers", "datasets", "tensorboard"}
 print(sorted(heavy & set(sys.modules)))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, heavy = out.stdout.splitlines()
-    assert heavy == "[]"
-    assert float(seconds) < 1.5
+    assert out.stdout.strip() == "[]"
 
 
 def test_public_names_are_sorted_and_there():
