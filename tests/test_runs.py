@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+import likewise.gram.matrix
 from likewise.runs.export import knn_graph
 
 
@@ -480,3 +481,102 @@ def test_a_run_killed_before_its_first_note_goes_on(tmp_path):
     model, x, y = example()
     (tmp_path / "manifest.part.json").write_text("{")
     assert len(lw.analyze(model, (x, y), out=tmp_path).table) == 40
+
+
+class CountedImages(torch.utils.data.Dataset):
+    """Images that count how often each is decoded."""
+
+    def __init__(self, n):
+        self.images = torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.reads = torch.zeros(n, dtype=torch.long)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        self.reads[i] += 1
+        return self.images[i], i % 3
+
+
+def image_model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("sketch", ["never", 64], ids=["exact", "sketched"])
+def test_analyze_sets_up_one_engine_and_decodes_each_sample_once(tmp_path, monkeypatch, sketch):
+    selections, select = [], likewise.gram.matrix.select_engine
+    monkeypatch.setattr(
+        likewise.gram.matrix, "select_engine", lambda *a, **k: selections.append(1) or select(*a, **k)
+    )
+    images = CountedImages(60)
+    data = lw.batches(images, 16)
+    images.reads.zero_()  # it was tried whether images are the same each time
+    found = lw.analyze(image_model(), data, out=tmp_path / "cached", sketch=sketch)
+    assert len(selections) == 1
+    assert images.reads.tolist() == [1] * 60
+    in_memory = lw.analyze(
+        image_model(), (images.images, torch.arange(60) % 3), out=tmp_path / "whole", sketch=sketch
+    )
+    np.testing.assert_allclose(
+        found.table.select_dtypes("number"), in_memory.table.select_dtypes("number"), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_samples_that_fit_into_no_cache_are_read_three_times_for_sketches(tmp_path, monkeypatch):
+    monkeypatch.setattr(lw.Batches, "with_cache", lambda data, max_bytes: (data, 0))
+    images = CountedImages(400)
+    data = lw.batches(images)
+    images.reads.zero_()
+    lw.analyze(image_model(), data, out=tmp_path / "run", sketch=64)
+    extra = 128 + 8 + 6  # samples compared both ways, of the model's behavior, of the set-up of the engine
+    assert int((images.reads > 3).sum()) <= extra
+    assert int(images.reads.sum()) <= 3 * 400 + extra + 20
+
+
+def test_a_cache_holds_no_more_than_it_may_and_changes_no_batch():
+    images = CountedImages(40)
+    data = lw.batches(images)
+    images.reads.zero_()
+    size = 4 * 3 * 8 * 8
+    cached, reserved = data.with_cache(10 * (size + 1000))
+    assert reserved == 10 * (size + 1000)
+    for _ in range(2):
+        for size in (7, 40):
+            parts = [cached.samples(where) for where in cached.spans(size)]
+            assert torch.equal(torch.cat([part.inputs for part in parts]), images.images)
+    once = int((images.reads == 1).sum())
+    assert 8 <= once <= 12 and set(images.reads.tolist()) == {1, 4}
+
+
+def test_a_collate_function_that_takes_items_apart_does_not_spoil_the_cache():
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, i):
+            return {"x": torch.full((2,), float(i)), "labels": i}
+
+    def collate(items):
+        labels = torch.tensor([item.pop("labels") for item in items])
+        return {"x": torch.stack([item["x"].mul_(2) for item in items]), "labels": labels}
+
+    cached, _ = lw.batches(torch.utils.data.DataLoader(Rows(), batch_size=3, collate_fn=collate)).with_cache(
+        10**6
+    )
+    for _ in range(2):
+        assert cached[1].inputs["x"].tolist() == [[6.0, 6.0], [8.0, 8.0], [10.0, 10.0]]
+        assert cached[1].labels.tolist() == [3, 4, 5]
+
+
+def test_a_cache_gives_the_columns_of_a_hugging_face_data_set_as_they_are():
+    datasets = pytest.importorskip("datasets")
+    rows = {"seed": list(range(9)), "label": [0, 1, 2] * 3}
+    for form in ("plain", "torch"):
+        dataset = datasets.Dataset.from_dict(rows)
+        dataset = dataset.with_format("torch") if form == "torch" else dataset
+        cached, _ = lw.batches(dataset).with_cache(10**6)
+        for size in (2, 4, 9):
+            parts = [cached.samples(where) for where in cached.spans(size)]
+            assert torch.cat([part.inputs["seed"] for part in parts]).tolist() == rows["seed"]
+            assert torch.cat([part.labels for part in parts]).tolist() == rows["label"]

@@ -4,6 +4,8 @@ Every statistic reads the data at least twice and refers to samples by number, s
 what shuffles or augments at random is refused.
 """
 
+import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -18,6 +20,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     SequentialSampler,
+    TensorDataset,
     default_collate,
 )
 
@@ -37,6 +40,9 @@ class Source(Protocol):
 
     def checksum(self, positions: Sequence[int]) -> str:
         """Return a checksum of the samples at these positions, of a few if they are not in memory."""
+
+    def with_cache(self, max_bytes: int) -> "tuple[Source, int]":
+        """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
 
 
 def opened(dataset: Any, labels: Any) -> tuple[Source, int | None, int]:
@@ -125,6 +131,62 @@ class _Whole:
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         return " ".join([*self._checksums.get(tensors).values(), _checksum_of_positions(positions)])
 
+    def with_cache(self, max_bytes: int) -> tuple[Source, int]:
+        """Return itself: nothing is read anew."""
+        return self, 0
+
+
+class _ItemCache:
+    """Copies of items of a data set, up to a number of bytes: what comes first stays.
+
+    Passes read from first to last, so that a cache that drops the oldest item would never hold the next one.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._free, self._items = max_bytes, dict[int, Any]()
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._items
+
+    def get(self, position: int) -> Any:
+        """Return a copy of an item: a collate function may take it apart or write to it."""
+        return tree_map(_copy_leaf, self._items[position])
+
+    def put(self, position: int, item: Any) -> None:
+        """Keep a copy of an item, if its bytes can be counted and fit."""
+        size = _item_bytes(item)
+        if position not in self._items and size is not None and size <= self._free:
+            self._items[position] = tree_map(_copy_leaf, item)
+            self._free -= size
+
+
+LEAF_BYTES = 256  # of a tensor or number beside its values: about what the objects of Python take
+
+
+def _item_bytes(item: Any) -> int | None:
+    """Return the bytes of an item, None where it holds what cannot be counted or copied."""
+    total = LEAF_BYTES
+    for leaf in tree_leaves(item):
+        if isinstance(leaf, Tensor):
+            if leaf.layout != torch.strided or leaf.requires_grad:
+                return None
+            total += leaf.numel() * leaf.element_size() + LEAF_BYTES
+        elif isinstance(leaf, np.ndarray):
+            if leaf.dtype.hasobject:
+                return None
+            total += leaf.nbytes + LEAF_BYTES
+        elif leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes | np.generic):
+            total += sys.getsizeof(leaf) + LEAF_BYTES
+        else:
+            return None
+    return total
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
 
 class _Items:
     """Samples from a data set that is read item by item, or by columns."""
@@ -135,6 +197,7 @@ class _Items:
         self._given = column("labels", labels) if given else None
         self._inside = False if given else labels
         self._n = _length(dataset)
+        self._cache: _ItemCache | None = None
         _refuse_empty(self._n)
         if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
             found = len(self._given) if self._given.dim() else 1
@@ -171,13 +234,49 @@ class _Items:
         shapes = str(sorted({(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors}))
         return " ".join([shapes, *checksums(tensors), _checksum_of_positions(positions)])
 
+    def with_cache(self, max_bytes: int) -> tuple[Source, int]:
+        """Return a source that decodes each sample once, as far as they fit; a list holds them already."""
+        if isinstance(self._dataset, list | tuple | TensorDataset):
+            return self, 0
+        other = copy.copy(self)
+        other._cache = _ItemCache(max_bytes)
+        first = other._columns([0]) if self._by_columns else other._item(0)
+        size = _item_bytes(first)
+        return (self, 0) if size is None else (other, min(max_bytes, size * self._n))
+
     def _item(self, position: int) -> Any:
+        if self._cache is not None and position in self._cache:
+            return self._cache.get(position)
         try:
-            return self._dataset[position]
+            item = self._dataset[position]
         except Exception as error:  # whatever a user's code raises; StopIteration would end a loop
             raise _unread(position, self._n, error) from error
+        if self._cache is not None:
+            self._cache.put(position, item)
+        return item
 
     def _columns(self, positions: list[int]) -> Any:
+        """Return the columns of some rows, those that are not in the cache read in one go."""
+        cache = self._cache
+        if cache is None:
+            return self._read_columns(positions)
+        missing = [position for position in positions if position not in cache]
+        fresh = self._read_columns(missing) if missing else {}
+        if not all(_splits(values, len(missing)) for values in fresh.values()):
+            self._cache = None
+            return self._read_columns(positions)
+        rows = {
+            position: {name: values[i : i + 1] for name, values in fresh.items()}
+            for i, position in enumerate(missing)
+        }
+        for position, row in rows.items():
+            cache.put(position, row)
+        if len(missing) == len(positions):
+            return fresh
+        parts = [rows[position] if position in rows else cache.get(position) for position in positions]
+        return {name: _join_rows([part[name] for part in parts]) for name in parts[0]}
+
+    def _read_columns(self, positions: list[int]) -> Any:
         try:
             return self._dataset[positions]
         except Exception as together:
@@ -211,6 +310,21 @@ class _Items:
                     f"Sample {place} differs each time it is read: random augmentation? Every statistic "
                     "reads the data twice; give the data set without it."
                 )
+
+
+def _splits(values: Any, n: int) -> bool:
+    """Whether a column can be cut into rows and put together again with the same result."""
+    if isinstance(values, Tensor | np.ndarray):
+        return len(values) == n
+    return isinstance(values, list) and len(values) == n and not any(isinstance(v, Tensor) for v in values)
+
+
+def _join_rows(values: list[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.cat(values)
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return [value for part in values for value in part]
 
 
 def _checksum_of_positions(positions: Sequence[int]) -> str:
@@ -410,6 +524,30 @@ class Batches(Sequence[Samples]):
     def take(self, places: Sequence[int]) -> "Batches":
         """Return the samples at these places, in batches."""
         return Batches(self._source, [self._positions[i] for i in places], self.size, self.given)
+
+    @property
+    def ids(self) -> Tensor:
+        """The positions of all samples in the data set, (n,); nothing is read."""
+        return torch.tensor(self._positions, dtype=torch.int64)
+
+    def with_cache(self, max_bytes: int) -> "tuple[Batches, int]":
+        """Return batches that decode each sample once, as far as decoded samples fit, and what to set aside.
+
+        Samples are cached as the data set returns them, before they are put into batches, so that every pass may
+        take batches of its own size. What comes first stays; what does not fit is read again. Data that are in
+        memory already are returned as they are. Not for data that change while they are used.
+
+        Args:
+            max_bytes: The most that the cache may hold.
+
+        Returns:
+            The batches, and the bytes that their cache will hold, estimated from the first sample.
+
+        """
+        source, size = self._source.with_cache(max_bytes)
+        if source is self._source:
+            return self, 0
+        return Batches(source, self._positions, self.size, self.given), size
 
     def labels(self) -> Tensor | None:
         """Return the labels of all samples, or None if there are none."""

@@ -8,6 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.manifest import SCHEMA, DamagedRunError, check_integrity, read_manifest, write_manifest
+from likewise.runs import tables
 
 PARTS = (
     "details.parquet",
@@ -152,11 +153,9 @@ def test_stages_of_other_versions_are_recomputed(tmp_path, whole, monkeypatch):
     state["stages"]["pairs"]["versions"] = {"torch": "2.0.0", "likewise": "0.0.1"}
     write_manifest(out, state)
     done = []
-    from likewise.runs import stages
-
-    plain = {name: getattr(stages, name) for name in ("pairs", "passes")}
+    plain = {name: getattr(tables, name) for name in ("pair_statistics", "pass_statistics")}
     for name in plain:
-        monkeypatch.setattr(stages, name, lambda *a, name=name: (done.append(name), plain[name](*a))[1])
+        monkeypatch.setattr(tables, name, lambda *a, name=name: (done.append(name), plain[name](*a))[1])
     lw.analyze(model, (x, y), out=out)
-    assert done == ["pairs"]
+    assert done == ["pair_statistics"]
     assert (out / "samples.parquet").read_bytes() == (whole / "samples.parquet").read_bytes()

@@ -292,6 +292,13 @@ class GramMatrix:
         """Return k(x, x) of the rows, (n,), or (n, d, d) of whole blocks."""
         return self._narrowed(self.exact_diagonal())
 
+    def mean_similarities(self) -> Tensor:
+        """Return the mean plain k(x, x') of each row over the reference set, (n,), in float64.
+
+        Kept for centering: after this, a centered matrix of the same samples needs no more passes.
+        """
+        return self._centering().rows.means
+
     def exact_diagonal(self) -> Tensor:
         """Return k(x, x) of the rows in float64, for ratios."""
         if self.centered:
@@ -436,8 +443,7 @@ class GramMatrix:
         """Return what was found of the rows, (n, ...), in the type of results; raise if it does not fit."""
         found = values.to(self.dtype)
         if not found.sum().isfinite():
-            ids = torch.cat([self.data.samples(where).ids for where in self.data.spans()])
-            refuse_out_of_range(found, ids, self.kernel)
+            refuse_out_of_range(found, self.data.ids, self.kernel)
         return found
 
     def _map_rows(self, function: Callable[[Samples], Tensor]) -> Tensor:

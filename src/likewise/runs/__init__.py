@@ -14,6 +14,7 @@ readout, precision, options or versions is refused. One process at a time writes
 are rebuilt. Nothing of the data is copied but pictures, capped, and no pickle is written or read.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +28,16 @@ from torch import Tensor, nn
 from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
 from likewise.data import Batches, batches
 from likewise.distributed import world_size
+from likewise.engines.base import MemoryLimitError
 from likewise.gram import GramMatrix
+from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network
 from likewise.readouts import Readout, all_outputs
 from likewise.report import write_report
 from likewise.runs import identity, tables
 from likewise.runs.result import Analysis
 from likewise.runs.store import open_folder
-from likewise.statistics.targets import finite_labels
+from likewise.statistics.targets import finite_labels, model_outputs
 from likewise.thumbnails import EXCERPT
 from likewise.watch import Watch
 
@@ -84,16 +87,14 @@ def analyze(
     if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     net = model if isinstance(model, Network) else Network(model, readout, parameters)
-    data = batches(dataset, labels=labels)
-    gram = GramMatrix(net, data, centered=True, max_memory=max_memory)
+    gram = _gram_of_decoded(net, batches(dataset, labels=labels), max_memory)
+    data = gram.data
     neighbors = check_integer("neighbors", neighbors, 1)
     check_choice("layout", layout, ("pca", "umap"))
     excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
     out, shown = _check_out(out), _check_shown(classes, names, show, extra, excerpt_length)
     if not isinstance(wait, float) or wait != math.inf:
         wait = check_number("wait", wait, least=0, advice="seconds, or math.inf")
-    data_print, given = identity.read_data(data)
-    given = None if given is None else finite_labels(given)
     options = {
         "readout": getattr(net.readout, "__name__", repr(net.readout)),
         "parameters": list(net.names),
@@ -109,6 +110,8 @@ def analyze(
             f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
             "same samples, in the same order."
         )
+    data_print, given, outputs = _read(gram, out)
+    given = None if given is None else finite_labels(given)
     found = {
         "model": identity.fingerprint_model(net),
         "data": data_print,
@@ -124,11 +127,39 @@ def analyze(
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
             folder.state["about"] = _about(net, data)
-            tables.write(folder, gram, given, shown, record)
+            tables.write(folder, gram, given, shown, record, outputs)
             folder.finish()
         if folder.needs("report.html"):
             write_report(folder.path)
     return Analysis(folder.path)
+
+
+def _gram_of_decoded(net: Network, data: Batches, max_memory: int) -> GramMatrix:
+    """Return the matrix of samples that are decoded once: a quarter of the memory may hold them.
+
+    A model that takes more than the rest gets all of it, and samples are read again by each pass.
+    """
+    whole = GramMatrix(net, data, centered=True, max_memory=max_memory)
+    decoded, size = data.with_cache(whole.max_memory // 4)
+    if not size:
+        return whole
+    gram = GramMatrix(net, decoded, centered=True, max_memory=whole.max_memory - size)
+    try:
+        _ = gram.engine
+    except MemoryLimitError:
+        return whole
+    return gram
+
+
+def _read(gram: GramMatrix, out: Path) -> tuple[str, Tensor | None, Tensor | None]:
+    """Return fingerprint and labels of the data, and what the model says of them where no run has noted it."""
+    record = identity.DataRecord()
+    if (out / MANIFEST).exists():
+        return (*record.complete(gram.data), None)
+    observed = copy.copy(gram)
+    observed.data = record.observe(gram.data)
+    outputs = model_outputs(observed)
+    return (*record.complete(gram.data), outputs)
 
 
 def _check_out(out: Any) -> Path:

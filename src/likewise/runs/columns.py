@@ -128,10 +128,9 @@ PAIR_STATISTICS = (
 
 def pass_statistics(gram: GramMatrix) -> dict[str, Tensor]:
     """Return density and uncertainty of each sample, in linear time."""
-    plain = gram.with_centering(False)
     return {
-        "density": plain.exact_row_sums()[:, 0] / gram.shape[1],
-        "uncertainty": uncertainty(plain),
+        "density": gram.mean_similarities(),
+        "uncertainty": uncertainty(gram.with_centering(False)),
     }
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from likewise.data import Batches
+from likewise.data import Batches, Samples
 from likewise.model import Network, describing_call
 from likewise.readouts import check_readout
 
@@ -71,8 +71,7 @@ def fingerprint_readout(net: Network, data: Batches) -> str:
     """Return a fingerprint of a readout, and of the samples' ids if it reads them."""
     digest = hashlib.sha256(fingerprint_code(net.readout).encode())
     if check_readout(net.readout).has("ids"):
-        for where in data.spans():
-            digest.update(_bytes_of(data.samples(where).ids))
+        digest.update(_bytes_of(data.ids))
     return digest.hexdigest()
 
 
@@ -81,21 +80,54 @@ def read_data(data: Batches) -> tuple[str, Tensor | None]:
 
     It depends on values, shapes, dtypes and names of the columns, and not on the size of the batches.
     """
-    columns: list[_Column] = []
-    structure, labels = "", list[Tensor | None]()
-    for batch in data:
-        values, spec = tree_flatten((batch.inputs, batch.labels))
-        if not columns:
-            columns, structure = [_Column() for _ in values], str(spec)
-        if str(spec) != structure:
-            raise ValueError(f"Batches of the data differ in structure: {structure} and {spec}.")
-        for column, value in zip(columns, values, strict=True):
+    return DataRecord().complete(data)
+
+
+class DataRecord:
+    """Fingerprint and labels of a data set, collected while a pass that is needed anyway reads it in order."""
+
+    def __init__(self) -> None:
+        self._columns: list[_Column] = []
+        self._structure, self._labels, self._next = "", list[Tensor | None](), 0
+
+    def observe(self, data: Batches) -> Batches:
+        """Return the same batches; what is read of them in order is recorded here."""
+        return _ObservedBatches(data, self)
+
+    def add(self, where: range, samples: Samples) -> None:
+        """Add the samples at these places, if they are the next ones."""
+        if where.start != self._next:
+            return
+        values, spec = tree_flatten((samples.inputs, samples.labels))
+        if not self._columns:
+            self._columns, self._structure = [_Column() for _ in values], str(spec)
+        if str(spec) != self._structure:
+            raise ValueError(f"Batches of the data differ in structure: {self._structure} and {spec}.")
+        for column, value in zip(self._columns, values, strict=True):
             column.add(value)
-        labels.append(None if batch.labels is None else batch.labels.cpu())
-    parts = [str(data.n), structure, *(column.hexdigest() for column in columns)]
-    known = [part for part in labels if part is not None]
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return digest, torch.cat(known) if len(known) == len(labels) else None
+        self._labels.append(None if samples.labels is None else samples.labels.cpu())
+        self._next = where.stop
+
+    def complete(self, data: Batches) -> tuple[str, Tensor | None]:
+        """Return fingerprint and labels, having read what no pass has."""
+        for where in data.spans():
+            if where.start == self._next:
+                self.add(where, data.samples(where))
+        parts = [str(data.n), self._structure, *(column.hexdigest() for column in self._columns)]
+        known = [part for part in self._labels if part is not None]
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return digest, torch.cat(known) if len(known) == len(self._labels) else None
+
+
+class _ObservedBatches(Batches):
+    def __init__(self, data: Batches, record: DataRecord) -> None:
+        super().__init__(data._source, data._positions, data.size, data.given)
+        self._record = record
+
+    def samples(self, where: range) -> Samples:
+        found = super().samples(where)
+        self._record.add(where, found)
+        return found
 
 
 def precision_settings(net: Network) -> dict[str, Any]:

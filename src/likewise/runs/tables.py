@@ -56,11 +56,16 @@ def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> in
 
 
 def write(
-    folder: RunStore, gram: GramMatrix, labels: Tensor | None, shown: Shown, watch: Watch | None = None
+    folder: RunStore,
+    gram: GramMatrix,
+    labels: Tensor | None,
+    shown: Shown,
+    watch: Watch | None = None,
+    outputs: Tensor | None = None,
 ) -> None:
-    """Do what is not done yet, and write the tables."""
+    """Do what is not done yet, and write the tables; `outputs`: the model's, where they are known."""
     options, data, n = folder.state["options"], gram.data, gram.shape[0]
-    targets = Targets(labels, _outputs(folder, gram))
+    targets = Targets(labels, _outputs(folder, gram, outputs))
     _refuse_mismatch(shown, targets, n)
     margins = None if watch is None else _margins(watch, targets)
     own_columns = _own_columns(shown.extra, n)
@@ -104,9 +109,10 @@ def write(
     folder.write_table("samples.parquet", columns)
 
 
-def _outputs(folder: RunStore, gram: GramMatrix) -> Tensor:
+def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None) -> Tensor:
     """Return what the model says, whatever the readout compares."""
-    return torch.tensor(folder.stage("outputs", lambda: {"outputs": model_outputs(gram)})["outputs"])
+    stage = folder.stage("outputs", lambda: {"outputs": model_outputs(gram) if known is None else known})
+    return torch.tensor(stage["outputs"])
 
 
 def _margins(watch: Watch, targets: Targets) -> Tensor:
@@ -229,9 +235,15 @@ def _picture_table(shown: Shown, data: Batches, columns: Arrays, indices: np.nda
 
     of, found = _shower(shown.show, data), dict[int, Picture]()
     if of is not None:
-        some = (of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int))
+        some = {int(i): of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int)}
         order = _worth_seeing(columns, indices)
-        found = kept(of, order, PICTURES, values_of(some), shown.excerpt_length)
+        found = kept(
+            lambda i: some[i] if i in some else of(i),
+            order,
+            PICTURES,
+            values_of(some.values()),
+            shown.excerpt_length,
+        )
     return {
         "sample": pyarrow.array(list(found), pyarrow.int64()),
         "kind": pyarrow.array([picture.kind for picture in found.values()], pyarrow.string()),
