@@ -25,7 +25,7 @@ from spread import interval
 NORMS = {
     "BatchNorm": lambda: nn.BatchNorm2d(16),
     "BatchNorm, momentum .5": lambda: nn.BatchNorm2d(16, momentum=0.5),
-    "BatchNorm, outputs=True": lambda: nn.BatchNorm2d(16),
+    "BatchNorm, shared forward": lambda: nn.BatchNorm2d(16),
     "GroupNorm": lambda: nn.GroupNorm(4, 16),
 }
 
@@ -39,10 +39,11 @@ def net(norm: str) -> nn.Sequential:
 def loss_of(model: nn.Module, x: Tensor, y: Tensor, weight: float, shared: bool) -> Tensor:
     if not weight:
         return F.cross_entropy(model(x), y)
-    found = lw.losses.group(
-        model, x, y, labels=y, readout=lw.label_against_rest, weight=weight, outputs=shared
-    )
-    return found[0] + F.cross_entropy(found[1], y) if shared else found + F.cross_entropy(model(x), y)
+    options = {"labels": y, "readout": lw.label_against_rest, "weight": weight}
+    if shared:
+        term, outputs = lw.losses.group_with_outputs(model, x, y, **options)
+        return term + F.cross_entropy(outputs, y)
+    return lw.losses.group(model, x, y, **options) + F.cross_entropy(model(x), y)
 
 
 def accuracies(norm: str, weight: float, seed: int) -> tuple[float, float]:
@@ -57,7 +58,7 @@ def accuracies(norm: str, weight: float, seed: int) -> tuple[float, float]:
     for _ in range(30):
         for at in torch.randperm(len(x)).split(64):
             optimizer.zero_grad()
-            loss_of(model, x[at], y[at], weight, norm.endswith("True")).backward()
+            loss_of(model, x[at], y[at], weight, norm.endswith("shared forward")).backward()
             optimizer.step()
 
     def right() -> float:

@@ -64,12 +64,12 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
         return run
 
     def with_group(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        value, logits = losses.group(model, x, y, y, outputs=True, **chosen)
+        value, logits = losses.group_with_outputs(model, x, y, y, **chosen)
         return F.cross_entropy(logits, y) + 0.1 * value
 
     def with_two_batches(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         halves = x[:half], x[half:], y[:half], y[half:]
-        value, logits = losses.two_batches(model, *halves, outputs=True, **chosen)
+        value, logits = losses.two_batches_with_outputs(model, *halves, **chosen)
         return F.cross_entropy(torch.cat(logits), y) + 0.1 * value
 
     def apart(term: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -89,7 +89,7 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
         "orbit": step(
             apart(lambda: losses.orbit(model, x[:half], [lambda x: x.flip(3)], y[:half], **chosen))
         ),
-        "density": step(apart(lambda: losses.density(model, x, total, 0.5, y, **chosen))),
+        "density": step(apart(lambda: losses.density(model, x, total, y, q=0.5, **chosen))),
         "along": step(apart(lambda: losses.along(model, x, losses.directions.rotation, y, **chosen))),
     }
     if x.device.type != "cuda":

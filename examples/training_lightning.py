@@ -6,6 +6,7 @@ python examples/training_lightning.py
 
 import argparse
 import logging
+from functools import partial
 
 import lightning
 import torch
@@ -23,14 +24,15 @@ class Classifier(lightning.LightningModule):
     def __init__(self, weight: float) -> None:
         super().__init__()
         self.net = make_net()
-        self.term = lw.losses.Group(weight=weight, readout=lw.label_against_rest, outputs=True)
+        self.weight = weight
+        self.term = partial(lw.losses.group_with_outputs, readout=lw.label_against_rest)
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """Return the loss of a batch."""
         x, y = batch
         term, logits = self.term(self.net, x, y, y)
-        self.log("similarity within classes", 1 - term.detach() / self.term.options["weight"], prog_bar=True)
-        return F.cross_entropy(logits, y) + term
+        self.log("similarity within classes", 1 - term.detach(), prog_bar=True)
+        return F.cross_entropy(logits, y) + self.weight * term
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return Adam."""

@@ -36,8 +36,8 @@ def train(net: nn.Module, x: Tensor, y: Tensor, weight: float, steps: int) -> No
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         some = torch.randint(len(x), (64,), generator=generator)
-        term, logits = lw.losses.group(
-            net, x[some], y[some], y[some], readout=lw.label_against_rest, weight=weight, outputs=True
+        term, logits = lw.losses.group_with_outputs(
+            net, x[some], y[some], y[some], readout=lw.label_against_rest, weight=weight
         )
         optimizer.zero_grad()
         (F.cross_entropy(logits, y[some]) + term).backward()

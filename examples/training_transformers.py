@@ -9,6 +9,7 @@ be seen alike in the last block and the head. Random weights, nothing is downloa
 
 import argparse
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,8 +38,13 @@ class Sequences(Dataset):
 class SimilarityTrainer(Trainer):
     """Adds the term to the model's own loss."""
 
-    term = lw.losses.Group(
-        weight=0.2, readout=lw.label_against_rest, parameters=["bert.encoder.layer.1.*", "classifier.*"]
+    term = staticmethod(
+        partial(
+            lw.losses.group,
+            weight=0.2,
+            readout=lw.label_against_rest,
+            parameters=["bert.encoder.layer.1.*", "classifier.*"],
+        )
     )
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> Any:

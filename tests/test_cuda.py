@@ -107,7 +107,7 @@ def test_a_loss_and_its_term_are_recorded_as_one():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4)).cuda()
 
     def loss(model, x, y):
-        term, outputs = losses.group(model, x, y, y, readout=lw.label_against_rest, outputs=True)
+        term, outputs = losses.group_with_outputs(model, x, y, y, readout=lw.label_against_rest)
         return nn.functional.cross_entropy(outputs, y) + 0.1 * term
 
     x, y = torch.randn(6, 1, 4, 4).cuda(), torch.tensor([0, 1, 0, 1, 2, 2]).cuda()

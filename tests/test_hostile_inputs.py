@@ -75,7 +75,7 @@ def density_term(case: Case) -> torch.Tensor:
     if isinstance(case.module, nn.Module) and not hostile.is_lazy(case.module):
         p = sum(v.numel() for v in case.module.parameters() if v.requires_grad) or 26
     total = torch.linspace(-1, 1, 2 * p).double().reshape(2, p)
-    return lw.losses.density(case.model, case.data, total, 0.5, labels=case.given, samples=N)
+    return lw.losses.density(case.model, case.data, total, labels=case.given, q=0.5, samples=N)
 
 
 def analyzed(case: Case, **options: Any) -> dict[str, Any]:
@@ -591,12 +591,10 @@ ARGUMENTS: dict[str, Argument] = {
     "losses.group groups": on_term(lw.losses.group, "groups", DEFAULT),
     "losses.group labels": on_term(lw.losses.group, "labels", DEFAULT),
     "losses.group ids": on_term(lw.losses.group, "ids", DEFAULT),
-    "losses.group outputs": on_term(lw.losses.group, "outputs", FLAGS),
     "losses.group weight": on_term(lw.losses.group, "weight", good()),
     "losses.two_batches a": keyword(two, "a", NOTHING, ANY),
     "losses.two_batches form": keyword(two, "form", NOTHING),
     "losses.two_batches weight": keyword(two, "weight", good()),
-    "losses.two_batches outputs": keyword(two, "outputs", FLAGS),
     "losses.two_batches labels_b": keyword(two, "labels_b", DEFAULT),
     "losses.orbit transforms": keyword(orbits, "transforms", NOTHING, "transform"),
     "losses.orbit weight": keyword(orbits, "weight", good()),
@@ -606,9 +604,11 @@ ARGUMENTS: dict[str, Argument] = {
     "losses.density q": keyword(dense_term, "q", good()),
     "losses.density samples": keyword(dense_term, "samples", integers(1)),
     "losses.density weight": keyword(dense_term, "weight", good()),
-    "RunningTotal keep": Argument(lambda v: lw.losses.RunningTotal(v).keep, good(least=0, below=1), "keep"),
+    "RunningTotal decay": Argument(
+        lambda v: lw.losses.RunningTotal(v).decay, good(least=0, below=1), "decay"
+    ),
     "DensitySampler temperature": Argument(
-        lambda v: list(lw.losses.DensitySampler(torch.arange(4), v)), good(least=0), "temperature"
+        lambda v: list(lw.losses.DensitySampler(torch.arange(4), temperature=v)), good(least=0), "temperature"
     ),
     "DensitySampler seed": Argument(
         lambda v: list(lw.losses.DensitySampler(torch.arange(4), seed=v)), SEEDS, "seed"

@@ -1,6 +1,7 @@
 """Terms by operations that a GPU can record give what they give as they are; tests/test_cuda.py records."""
 
 import copy
+import functools
 import warnings
 from collections import UserDict
 
@@ -104,13 +105,13 @@ def test_a_sample_that_is_not_finite_makes_the_term_zero():
 def test_what_cannot_be_recorded_is_refused():
     model, x = example("mlp", 1)
     with pytest.raises(TypeError, match="RunningTotal changes"):
-        losses.captured(losses.density, model, x, losses.RunningTotal(), 0.1)
+        losses.captured(losses.density, model, x, losses.RunningTotal(), q=0.1)
     with pytest.raises(TypeError, match="returns no outputs"):
-        losses.captured(losses.group, model, x, outputs=True)
+        losses.captured(losses.group_with_outputs, model, x)
     with pytest.raises(TypeError, match="RunningTotal changes"):
-        losses.captured(losses.Density(total=losses.RunningTotal(), q=0.1), model, x)
+        losses.captured(functools.partial(losses.density, total=losses.RunningTotal(), q=0.1), model, x)
     with pytest.raises(TypeError, match="returns no outputs"):
-        losses.captured(losses.Group(outputs=True), model, x)
+        losses.captured(functools.partial(losses.two_batches_with_outputs, weight=2), model, x[:3], x[3:])
     with pytest.raises(TypeError, match="Module or a Network is needed, found str"):
         losses.captured(losses.group, "model", x)
     with pytest.raises(ValueError, match="1 or more, found 0"):
@@ -131,7 +132,9 @@ def test_batches_may_hold_mappings_arrays_and_lists():
     for some in (groups, np.array(groups), torch.tensor(groups)):
         assert losses.captured(losses.group, model, x, some)(x, some) == expected
         assert (
-            losses.captured(losses.Group(), model, x, groups=np.array(groups))(x, groups=np.array(groups))
+            losses.captured(functools.partial(losses.group, weight=1), model, x, groups=np.array(groups))(
+                x, groups=np.array(groups)
+            )
             == expected
         )
 

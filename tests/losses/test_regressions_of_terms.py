@@ -253,8 +253,8 @@ def test_labels_may_be_an_array_and_are_asked_for_by_their_name_here():
 def test_no_warning_of_running_statistics_where_the_loss_sees_the_same_call(recwarn):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double().train()
     x = points(6)
-    losses.group(model, x, outputs=True)
-    losses.two_batches(model, x[:3], x[3:], outputs=True)
+    losses.group_with_outputs(model, x)
+    losses.two_batches_with_outputs(model, x[:3], x[3:])
     assert not [str(w.message) for w in recwarn]
     with pytest.warns(UserWarning, match="running statistics"):
         losses.group(model, x)

@@ -1,5 +1,8 @@
 """Training terms against explicit gradients, finite differences and what they ask for."""
 
+import doctest
+import functools
+import importlib
 import warnings
 
 import pytest
@@ -59,7 +62,7 @@ TERMS = {
     "cosine": lambda model, x: losses.two_batches(model, x[:3], x[3:], form="cosine"),
     "orbit": lambda model, x: losses.orbit(model, x[:3], [lambda x: x * 1.1, lambda x: -x]),
     "along": lambda model, x: losses.along(model, x, lambda x: x.sin()),
-    "density": lambda model, x: losses.density(model, x, _total(model), 0.3, samples=10),
+    "density": lambda model, x: losses.density(model, x, _total(model), q=0.3, samples=10),
 }
 
 
@@ -179,12 +182,12 @@ def test_density_is_that_of_the_statistic(d):
     eye = torch.eye(d, dtype=DOUBLE)
     total = gram.products().vjp(lambda where: eye.expand(len(where), -1, -1))
     expected = (lw.soft_neighbors(gram) / 12 - 0.4).square().sum()
-    torch.testing.assert_close(losses.density(model, x, total, 0.4, samples=12), expected)
+    torch.testing.assert_close(losses.density(model, x, total, q=0.4, samples=12), expected)
     running = losses.RunningTotal()
-    chosen = losses.density(model, x, total[:1], 0.4, samples=12, readout=lw.one_output(0))
-    named = losses.density(lw.Network(model, lw.one_output(0)), x, total[:1], 0.4, samples=12)
+    chosen = losses.density(model, x, total[:1], q=0.4, samples=12, readout=lw.one_output(0))
+    named = losses.density(lw.Network(model, lw.one_output(0)), x, total[:1], q=0.4, samples=12)
     assert torch.equal(chosen, named)
-    found = losses.density(model, x, running, 0.4)  # the first batch is all that is known
+    found = losses.density(model, x, running, q=0.4)  # the first batch is all that is known
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(running.mean, total / 12)
 
@@ -205,32 +208,12 @@ def test_readouts_and_parameters_are_chosen():
 
 
 @pytest.mark.parametrize("term", TERMS)
-def test_weights_scale_and_repel(term):
-    import functools
-
+def test_weights_scale_and_repel(term, monkeypatch):
     model, x = example("mlp", 1)
     plain = TERMS[term](model, x)
-    names = {"cosine": "two_batches"}
-    module = getattr(losses, {"two_batches": "TwoBatches"}.get(names.get(term, term), term.capitalize()))
-    options = {"form": "cosine"} if term == "cosine" else {}
-    real = getattr(losses, names.get(term, term))
-    try:
-        setattr(losses, names.get(term, term), functools.partial(real, weight=-2))
-        repelled = TERMS[term](model, x)
-        setattr(
-            losses,
-            names.get(term, term),
-            lambda m, *a, **k: (
-                module(weight=-2, **options)(m, *a, **{**k, **options})
-                if not options
-                else module(weight=-2, **options)(m, *a)
-            ),
-        )
-        by_module = TERMS[term](model, x)
-    finally:
-        setattr(losses, names.get(term, term), real)
-    torch.testing.assert_close(repelled, -2 * plain)
-    torch.testing.assert_close(by_module, -2 * plain)
+    name = {"cosine": "two_batches"}.get(term, term)
+    monkeypatch.setattr(losses, name, functools.partial(getattr(losses, name), weight=-2))
+    torch.testing.assert_close(TERMS[term](model, x), -2 * plain)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -250,8 +233,11 @@ def test_the_model_is_left_as_it_was(name):
 def test_outputs_come_with_the_term():
     model, x = example("mlp", 3)
     y = torch.arange(6) % 3
-    term, logits = losses.group(model, x, y, labels=y, readout=lw.label_against_rest, outputs=True)
+    term, logits = losses.group_with_outputs(model, x, y, labels=y, readout=lw.label_against_rest)
     torch.testing.assert_close(logits, model(x))
+    halves, of_halves = losses.two_batches_with_outputs(model, x[:3], x[3:])
+    assert torch.equal(halves, losses.two_batches(model, x[:3], x[3:]))
+    torch.testing.assert_close(torch.cat(of_halves), model(x))
     shared = torch.autograd.grad(term + nn.functional.cross_entropy(logits, y), list(model.parameters()))
     alone = losses.group(model, x, y, labels=y, readout=lw.label_against_rest)
     apart = torch.autograd.grad(alone + nn.functional.cross_entropy(model(x), y), list(model.parameters()))
@@ -272,7 +258,7 @@ def test_vanishing_and_exploding_gradients_give_no_nan(d):
                 losses.group(model, x),
                 losses.pair(model, x[:3], x[3:]),
                 losses.orbit(model, x, [lambda x: 2 * x]),
-                losses.density(model, x, losses.RunningTotal(), 0.5),
+                losses.density(model, x, losses.RunningTotal(), q=0.5),
             ]
             if bad == 0:
                 terms.append(losses.two_batches(model, x[:3], x[3:]))
@@ -330,7 +316,7 @@ def test_bad_groups_and_directions_are_refused():
     with pytest.raises(ValueError, match="at least one transform"):
         losses.orbit(model, x, [])
     with pytest.raises(ValueError, match="samples=N"):
-        losses.density(model, x, torch.zeros(1, 3), 0.5)
+        losses.density(model, x, torch.zeros(1, 3), q=0.5)
     assert losses.group(model, x, torch.arange(6)) == 1  # no pair
 
 
@@ -383,7 +369,7 @@ def test_density_and_along_fall_when_minimized():
     torch.manual_seed(0)
     x, _ = digits()
     for make in (
-        lambda net: losses.density(net, x, losses.RunningTotal(keep=0), 0.5) / len(x),
+        lambda net: losses.density(net, x, losses.RunningTotal(decay=0), q=0.5) / len(x),
         lambda net: losses.along(net, x, losses.directions.rotation),
     ):
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -407,7 +393,7 @@ def test_directions_are_small_motions():
     f = lambda a, b: torch.exp(-((a - 1) ** 2 + 2 * (b - 2) ** 2) / 40)  # noqa: E731
     for moved, direction in [
         (blob(1 + eps, 2), d.translation(image)),
-        (blob(1, 2 + eps), d.translation(image, 0, 1)),
+        (blob(1, 2 + eps), d.translation(image, right=0, down=1)),
         (f(turned_x, turned_y), d.rotation(image)),
         (f(x / (1 + eps), y / (1 + eps)), d.scaling(image)),
         ((1 + eps) * image, d.intensity(image)),
@@ -424,7 +410,9 @@ def test_the_sampler_draws_sparse_regions_first():
     assert sorted(first) == list(range(100)) and first != second
     assert sum(i < 50 for i in first[:50]) > 35
     assert list(losses.DensitySampler(sampler.density)) == first
-    loader = torch.utils.data.DataLoader(torch.arange(5), sampler=losses.DensitySampler(density, 0))
+    loader = torch.utils.data.DataLoader(
+        torch.arange(5), sampler=losses.DensitySampler(density, temperature=0)
+    )
     assert [int(b) for b in loader] == [1, 3, 2, 4, 0]
     with pytest.raises(ValueError, match="finite"):
         losses.DensitySampler(torch.tensor([1.0, float("nan")]))
@@ -441,3 +429,37 @@ def test_batch_norms_in_training_are_warned_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         losses.group(model, x)
+
+
+def test_terms_return_one_tensor_and_refuse_options_by_place():
+    model, x = example("mlp", 2)
+    for term in TERMS.values():
+        assert isinstance(term(model, x), torch.Tensor)
+    assert isinstance(losses.group_with_outputs(model, x), losses.TermAndOutputs)
+    with pytest.raises(TypeError, match="outputs"):
+        losses.group(model, x, outputs=True)
+    for call in (
+        lambda: losses.group(model, x, None, None, lw.all_outputs),
+        lambda: losses.density(model, x, losses.RunningTotal(), None, 0.5),
+        lambda: losses.DensitySampler(torch.ones(3), 0.5),
+        lambda: losses.directions.translation(torch.ones(1, 3, 3), 1, 0),
+    ):
+        with pytest.raises(TypeError, match="positional"):
+            call()
+
+
+def test_two_batches_sees_frozen_parameters_and_leaves_buffers_alone():
+    model, x = example("norm", 1)
+    first, second = (oracle.jacobians(model, part).mean(0)[0, :30] for part in (x[:3], x[3:]))
+    model[0].weight.requires_grad_(False)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.warns(UserWarning, match="running statistics"):
+        found = losses.two_batches(model.train(), x[:3], x[3:], parameters=["0.weight"], form="cosine")
+    torch.testing.assert_close(found, 1 - torch.cosine_similarity(first, second, dim=0))
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["functional", "samplers"])
+def test_examples_in_docstrings_run(name):
+    found = doctest.testmod(importlib.import_module(f"likewise.losses.{name}"))
+    assert found.attempted and not found.failed

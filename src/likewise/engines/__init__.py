@@ -19,6 +19,7 @@ from likewise.engines.dense import DenseEngine
 from likewise.engines.differentiable import (
     DifferentiableGradients,
     differentiable_gradients,
+    live_parameters,
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import TWICE, FunctionSubstitution
@@ -54,6 +55,7 @@ __all__ = [
     "check_independent_samples",
     "differentiable_gradients",
     "gradient_tangents",
+    "live_parameters",
     "refuse_dependent_samples_once",
     "select_engine",
 ]

@@ -126,6 +126,13 @@ def differentiable_gradients(
         return DifferentiableGradients(chunk, parts, own, net.dtype)
 
 
+def live_parameters(net: Network) -> Parameters:
+    """Return all parameters of the model itself, in whose graph a term is; chosen ones that are frozen get a leaf."""
+    every = dict(net.model.named_parameters())
+    frozen = {k: every[k].detach().requires_grad_() for k in net.names if not every[k].requires_grad}
+    return {**every, **frozen}
+
+
 def refuse_dependent_samples_once(net: Network, samples: Samples) -> None:
     """Raise if outputs depend on chance or on the batch; look once at a model and shape of batch."""
     key = (_readout_key(net.readout), _signature(samples))
@@ -172,14 +179,14 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Substitute
     rows: dict[str, ParameterGradient] = {
         name: DenseGradient(spread(piece.rows())) for name, piece in found.chunk.pieces.items()
     }
-    chunk = GradientBatch(samples, found.d, rows, net.called(_live_parameters(net), samples.inputs))
+    chunk = GradientBatch(samples, found.d, rows, net.called(live_parameters(net), samples.inputs))
     known = finite.to(where.device)
     return DifferentiableGradients(chunk, _merged(list(rows.values())), spread(found.own), net.dtype, known)
 
 
 def _gathered(net: Network, samples: Samples, instead: Substitutes) -> GradientBatch:
     """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
-    parameters = _live_parameters(net)
+    parameters = live_parameters(net)
     if len(samples) == 1:  # PyTorch is wrong about some batches of one
         alone = _gathered(net, repeat_samples(samples, 2), instead).part(slice(0, 1))
         return replace(alone, returned=net.called(parameters, samples.inputs))
@@ -204,12 +211,6 @@ def _gathered(net: Network, samples: Samples, instead: Substitutes) -> GradientB
 def _readout_key(readout: Any) -> Any:
     """Return what tells readouts apart without keeping them, or the model in them, alive."""
     return getattr(readout, "__code__", None) or getattr(readout, "__func__", repr(readout))
-
-
-def _live_parameters(net: Network) -> Parameters:
-    every = dict(net.model.named_parameters())
-    frozen = {k: every[k].detach().requires_grad_() for k in net.names if not every[k].requires_grad}
-    return {**every, **frozen}
 
 
 def _signature(samples: Samples) -> Any:

@@ -2,26 +2,32 @@
 
 from likewise.losses import directions
 from likewise.losses.cuda_graph import Captured, captured
-from likewise.losses.density import DensitySampler, RunningTotal, density
-from likewise.losses.functional import along, group, orbit, pair, two_batches
-from likewise.losses.modules import Along, Density, Group, Orbit, Pair, TwoBatches
+from likewise.losses.functional import (
+    TermAndOutputs,
+    along,
+    density,
+    group,
+    group_with_outputs,
+    orbit,
+    pair,
+    two_batches,
+    two_batches_with_outputs,
+)
+from likewise.losses.samplers import DensitySampler, RunningTotal
 
 __all__ = [
-    "Along",
     "Captured",
-    "Density",
     "DensitySampler",
-    "Group",
-    "Orbit",
-    "Pair",
     "RunningTotal",
-    "TwoBatches",
+    "TermAndOutputs",
     "along",
     "captured",
     "density",
     "directions",
     "group",
+    "group_with_outputs",
     "orbit",
     "pair",
     "two_batches",
+    "two_batches_with_outputs",
 ]

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.cuda_graphs import recording
-from likewise.losses.density import RunningTotal
-from likewise.losses.modules import Term
+from likewise.losses.functional import group_with_outputs, two_batches_with_outputs
+from likewise.losses.samplers import RunningTotal
 from likewise.model import Network
 from likewise.model_state import exclusive
 
@@ -46,14 +46,14 @@ def captured(
     """
     if not isinstance(model, nn.Module | Network):
         raise TypeError(f"A torch.nn.Module or a Network is needed, found {type(model).__name__}.")
-    if isinstance(term, Term):
-        options = {**term.options, **options}
-        term = type(term).function
     inside = (term.args, term.keywords) if isinstance(term, partial) else ()
     if any(isinstance(leaf, RunningTotal) for leaf in tree_leaves((inside, example, options))):
         raise TypeError("A RunningTotal changes at each call: `density` with one cannot be recorded.")
-    if options.get("outputs"):
-        raise TypeError("A recorded term returns no outputs of the model: leave out outputs=True.")
+    if _function(term) in (group_with_outputs, two_batches_with_outputs):
+        raise TypeError(
+            "A recorded term is one number and returns no outputs of the model: record `group` or `two_batches`, "
+            "or a function of your own that returns the main loss plus the term."
+        )
     if most_groups is not None and (not isinstance(most_groups, int) or most_groups < 1):
         raise ValueError(f"most_groups is a number of groups, 1 or more, found {most_groups!r}.")
     return Captured(term, model, most_groups, (example, options))
@@ -127,7 +127,8 @@ class Captured:
         return _Played.apply(recorded, leaves, *recorded.parameters)
 
     def __repr__(self) -> str:
-        name = getattr(self._term, "__name__", type(self._term).__name__)
+        term = _function(self._term)
+        name = getattr(term, "__name__", type(term).__name__)
         return f"Captured({name}, {'recorded' if self._recorded else 'not recorded'})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -268,6 +269,11 @@ def _refuse_difference(expected: tuple[Any, ...], value: Tensor, gradient: Tenso
             "gradient: it draws at random, has a sample without a finite gradient in the example, or reaches "
             "parameters other than through the model. Use the term as it is."
         )
+
+
+def _function(term: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function inside `functools.partial`."""
+    return _function(term.func) if isinstance(term, partial) else term
 
 
 def _flattened(batch: Any, named: dict[str, Any]) -> tuple[list[Any], TreeSpec]:

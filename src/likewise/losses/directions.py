@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def translation(images: Tensor, right: float = 1.0, down: float = 0.0) -> Tensor:
+def translation(images: Tensor, *, right: float = 1.0, down: float = 0.0) -> Tensor:
     """Return the direction of a shift to the right and down, in pixels."""
     vertical, horizontal = _slopes(images)
     return -right * horizontal - down * vertical

@@ -3,66 +3,66 @@
 Each is a function that returns one number to be added to a loss, differentiable in all parameters of the
 model; `weight` scales it, and below zero it repels where it would attract. The model is called in
 evaluation mode (its BatchNorm statistics and dropout left alone) and in full precision, whatever the mode
-and the autocast around the call. `outputs=True` also returns what the model returned, with its graph, so that
-the main loss need not call it again.
+and the autocast around the call. `group_with_outputs` and `two_batches_with_outputs` also return what the model
+returned, so that the main loss need not call it again.
 
 The similarity is k^C of the readout's outputs in the chosen parameters; of several outputs the mean of the
-diagonal of K^C. A sample without a gradient is similar to nothing; one whose gradient is not finite is left
-out.
+diagonal of K^C. A sample with a zero gradient is similar to nothing; one whose gradient is not finite is left
+out. `functools.partial` fixes options: `partial(losses.group, weight=0.1)`.
 """
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, Literal, TypeVar, cast
-from weakref import WeakSet
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.checks import (
     check_choice,
-    check_flag,
     check_function,
+    check_integer,
     check_number,
     check_tensor,
     describe,
     refuse_unreadable,
-    to_tensor,
 )
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines import (
     TWICE,
-    DifferentiableGradients,
     FunctionSubstitution,
-    differentiable_gradients,
     gradient_tangents,
+    live_parameters,
     refuse_dependent_samples_once,
 )
 from likewise.linalg import accumulation_dtype
+from likewise.losses.arguments import (
+    ParameterNames,
+    Transform,
+    apply_transform,
+    batch_gradients,
+    build_network,
+    check_groups,
+    check_labels,
+    check_per_sample,
+    concatenate,
+    count_samples,
+    find_nonfinite,
+    full_precision,
+    plain,
+    sample_numbers,
+)
 from likewise.losses.groups import similarity_inside
-from likewise.model import Inputs, Network, check_model, describing_call
-from likewise.readouts import Readout, all_outputs
-
-Chosen = str | Sequence[str] | None  # which parameters
-Transform = Callable[[Any], Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
-_warned: WeakSet[nn.Module] = WeakSet()
+from likewise.losses.samplers import RunningTotal
+from likewise.model import Inputs, Network, describing_call
+from likewise.readouts import Readout
 
 
-def full_precision(term: Function) -> Function:
-    """Return the term with any autocast around the call switched off."""
+class TermAndOutputs(NamedTuple):
+    """A training term and what the model returned, from one forward pass."""
 
-    @wraps(term)
-    def precise(model: nn.Module | Network, *given: Any, **options: Any) -> Any:
-        module = model.model if isinstance(model, Network) else check_model(model)
-        with torch.autocast(next(module.parameters()).device.type, enabled=False):
-            return term(model, *given, **options)
-
-    return cast(Function, precise)
+    term: Tensor
+    outputs: Any
 
 
 @full_precision
@@ -73,26 +73,47 @@ def pair(
     labels: Tensor | None = None,
     other_labels: Tensor | None = None,
     *,
-    readout: Readout = all_outputs,
-    parameters: Chosen = None,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
     weight: float = 1,
 ) -> Tensor:
-    """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match."""
-    weight, n = check_number("weight", weight), _count(x)
-    if _count(other, "other") != n:
-        raise ValueError(f"Inputs are matched one by one, found {n} and {_count(other)} of them.")
-    both = _joined(x, other)
-    given = _given(labels, n)
-    if given is not None:
-        second = given if other_labels is None else _given(other_labels, n, "other_labels")
-        given = torch.cat([given, cast(Tensor, second)])
+    """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match.
+
+    Args:
+        model: The model that is trained, or a Network, which has its readout and parameters.
+        x: Inputs, a tensor or a tuple or dict of tensors, samples first.
+        other: As many, of the same form: the match of each.
+        labels: Labels of x, for readouts that use them.
+        other_labels: Labels of `other`; None: those of x.
+        readout: Which outputs are compared; None: all.
+        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        weight: Factor of the term.
+
+    Returns:
+        A scalar tensor.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x = torch.nn.Linear(3, 1), torch.randn(4, 3)
+        >>> lw.losses.pair(model, x, x + 0.1 * torch.randn(4, 3)).backward()
+
+    """
+    weight, n = check_number("weight", weight), count_samples(x)
+    if count_samples(other, "other") != n:
+        raise ValueError(f"Inputs are matched one by one, found {n} and {count_samples(other)} of them.")
+    both = concatenate(x, other)
+    every = check_labels(labels, n)
+    if every is not None:
+        second = every if other_labels is None else check_labels(other_labels, n, "other_labels")
+        every = torch.cat([every, cast(Tensor, second)])
     elif other_labels is not None:
         raise ValueError("other_labels are given without labels: both are needed, or neither.")
-    found = live_batch(network_of(model, readout, parameters), both, given, _numbers(x).repeat(2))
-    similar = found.pairs()
-    if found.finite is not None:  # pairs of which none is left out
-        similar = similar[found.finite[:n] & found.finite[n:]]
-    return -weight * (similar.sum() / max(1, len(similar))).to(found.dtype)
+    net = build_network(model, readout, parameters)
+    gradients = batch_gradients(net, both, every, sample_numbers(x).repeat(2))
+    similarity = gradients.pairs()
+    if gradients.finite is not None:  # pairs of which none is left out
+        similarity = similarity[gradients.finite[:n] & gradients.finite[n:]]
+    return -weight * (similarity.sum() / max(1, len(similarity))).to(gradients.dtype)
 
 
 @full_precision
@@ -102,27 +123,77 @@ def group(
     groups: Tensor | None = None,
     labels: Tensor | None = None,
     *,
-    readout: Readout = all_outputs,
-    parameters: Chosen = None,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
     weight: float = 1,
-    outputs: bool = False,
     ids: Tensor | None = None,
-) -> Any:
+) -> Tensor:
     """Return 1 − the mean k^C of pairs inside a group, the mean over groups: 0 if each group is alike.
 
-    `groups`: a number for each sample, such as its class; None: all are one group. A group of one sample
-    has no pair and does not count; 1 if there is no pair at all. By Σ k^C = ‖Σ ĝ‖² − n, exact for each
-    sample, at the cost of one more backward pass rather than of all pairs. `ids`: the samples' numbers, for
-    readouts that use them.
+    By Σ k^C = ‖Σ ĝ‖² − n, exact for each sample, at the cost of one more backward pass rather than of all
+    pairs. A group of one sample has no pair and does not count; the term is 1 if there is no pair at all.
+
+    Args:
+        model: The model that is trained, or a Network, which has its readout and parameters.
+        x: Inputs, a tensor or a tuple or dict of tensors, samples first.
+        groups: (n,) the number of each sample's group, such as its class; None: all are one group.
+        labels: Labels of the samples, for readouts that use them.
+        readout: Which outputs are compared; None: all.
+        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        weight: Factor of the term.
+        ids: (n,) the samples' numbers, for readouts that use them; None: 0, 1, ...
+
+    Returns:
+        A scalar tensor, from 0 to 2 times the weight.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(6, 3), torch.arange(6) % 2
+        >>> lw.losses.group(model, x, y, labels=y, readout=lw.label_against_rest, weight=0.1).backward()
+
     """
-    weight, n = check_number("weight", weight), _count(x)
-    groups = None if groups is None else _check_groups(groups, n)
-    ids = None if ids is None else _one_a_sample("ids", ids, n)
-    net = network_of(model, readout, parameters, check_flag("outputs", outputs))
-    found = live_batch(net, x, labels, ids)
-    similarity = similarity_inside(found, groups)
-    term = weight * (1 - similarity).to(found.dtype)
-    return (term, found.returned) if outputs else term
+    net = build_network(model, readout, parameters)
+    return _group(net, x, groups, labels, weight, ids).term
+
+
+@full_precision
+def group_with_outputs(
+    model: nn.Module | Network,
+    x: Inputs,
+    groups: Tensor | None = None,
+    labels: Tensor | None = None,
+    *,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
+    weight: float = 1,
+    ids: Tensor | None = None,
+) -> TermAndOutputs:
+    """Return the term of `group` with what the model returned, for a main loss from the same forward pass.
+
+    The outputs are those of evaluation mode: no dropout, and BatchNorm by its running statistics.
+
+    Args:
+        model: As in `group`, like all other arguments.
+        x: Inputs.
+        groups: (n,) the number of each sample's group; None: all are one group.
+        labels: Labels of the samples, for readouts that use them.
+        readout: Which outputs are compared.
+        parameters: Those whose gradients are compared.
+        weight: Factor of the term.
+        ids: (n,) the samples' numbers, for readouts that use them.
+
+    Returns:
+        The scalar term, and the model's outputs with their graph.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(6, 3), torch.arange(6) % 2
+        >>> term, logits = lw.losses.group_with_outputs(model, x, y, y, readout=lw.label_against_rest)
+        >>> (torch.nn.functional.cross_entropy(logits, y) + 0.1 * term).backward()
+
+    """
+    net = build_network(model, readout, parameters, shares_forward=True)
+    return _group(net, x, groups, labels, weight, ids)
 
 
 @full_precision
@@ -132,27 +203,47 @@ def orbit(
     transforms: Transform | Sequence[Transform],
     labels: Tensor | None = None,
     *,
-    readout: Readout = all_outputs,
-    parameters: Chosen = None,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
     weight: float = 1,
 ) -> Tensor:
-    """Return 1 − the mean k^C of each sample with its transformed copies and of these with each other."""
-    n, every = _count(x), x
+    """Return 1 − the mean k^C of each sample with its transformed copies and of these with each other.
+
+    Args:
+        model: The model that is trained, or a Network, which has its readout and parameters.
+        x: Inputs, a tensor or a tuple or dict of tensors, samples first.
+        transforms: A function from inputs to inputs of the same form, or a list of such.
+        labels: Labels of the samples, and of their copies, for readouts that use them.
+        readout: Which outputs are compared; None: all.
+        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        weight: Factor of the term.
+
+    Returns:
+        A scalar tensor: 0 if each sample is like its copies.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x = torch.nn.Linear(3, 1), torch.randn(4, 3)
+        >>> lw.losses.orbit(model, x, [lambda x: x.flip(1), lambda x: 2 * x]).backward()
+
+    """
+    n, every = count_samples(x), x
     functions = transforms if isinstance(transforms, list | tuple) else [transforms]
     if not functions:
         raise ValueError("transforms must hold at least one transform of the inputs, found an empty list.")
-    called = [check_function("transforms", given, "of the inputs, or a list of such") for given in functions]
-    copies = [x, *(_transformed(x, function) for function in called)]
+    checked = [check_function("transforms", one, "of the inputs, or a list of such") for one in functions]
+    copies = [x, *(apply_transform(x, function) for function in checked)]
     for place, copy in enumerate(copies[1:]):
-        if _count(copy, f"what transform {place} returns") != n:
-            raise ValueError(f"transforms must keep the {n} samples, number {place} returns {_count(copy)}.")
-        every = _joined(every, copy)
-    given = _given(labels, n)
-    given = None if given is None else torch.cat([given] * len(copies))
-    groups = _numbers(x).repeat(len(copies))
-    return group(
-        model, every, groups, given, readout=readout, parameters=parameters, weight=weight, ids=groups
-    )
+        if count_samples(copy, f"what transform {place} returns") != n:
+            raise ValueError(
+                f"transforms must keep the {n} samples, number {place} returns {count_samples(copy)}."
+            )
+        every = concatenate(every, copy)
+    one = check_labels(labels, n)
+    repeated = None if one is None else torch.cat([one] * len(copies))
+    ids = sample_numbers(x).repeat(len(copies))
+    net = build_network(model, readout, parameters)
+    return _group(net, every, ids, repeated, weight, ids).term
 
 
 @full_precision
@@ -164,46 +255,80 @@ def two_batches(
     labels_b: Tensor | None = None,
     *,
     form: Literal["ratio", "cosine"] = "ratio",
-    readout: Readout = all_outputs,
-    parameters: Chosen = None,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
     weight: float = 1,
-    outputs: bool = False,
-) -> Any:
+) -> Tensor:
     """Return n_B ‖μ₁ − μ₂‖² / (‖μ₁‖ ‖μ₂‖) of the mean gradients of two mini-batches, the paper's term.
 
-    `form="cosine"`: 1 − cos(μ₁, μ₂), which has no scale. Cheaper than `group` where there are many
-    positions, but of means: it cannot normalize each sample. If a mean vanishes, the term is 0.
+    Cheaper than `group` where there are many positions, but of means: it cannot normalize each sample. If a
+    mean is zero, the term is 0.
+
+    Args:
+        model: The model that is trained, or a Network, which has its readout and parameters.
+        a: Inputs of one mini-batch.
+        b: Inputs of the other, best as many.
+        labels_a: Labels of a, for readouts that use them.
+        labels_b: Labels of b.
+        form: "ratio", as above, or "cosine": 1 − cos(μ₁, μ₂), from 0 to 2.
+        readout: Which outputs are compared; None: all.
+        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        weight: Factor of the term.
+
+    Returns:
+        A scalar tensor: 0 if both means are the same.
+
+    Raises:
+        ValueError: A mean gradient is not finite.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x = torch.nn.Linear(3, 1), torch.randn(8, 3)
+        >>> lw.losses.two_batches(model, x[:4], x[4:], form="cosine", weight=0.1).backward()
+
     """
-    check_choice("form", form, ("ratio", "cosine"))
-    weight, outputs = check_number("weight", weight), check_flag("outputs", outputs)
-    sizes_of = _count(a, "a"), _count(b, "b")
-    labels_a = _given(labels_a, sizes_of[0], "labels_a")
-    labels_b = _given(labels_b, sizes_of[1], "labels_b")
-    net = network_of(model, readout, parameters, outputs)
-    with net.evaluation_mode(), torch.enable_grad():
-        if not is_recording():
-            some = Samples(dict(a) if isinstance(a, Mapping) else a, labels_a, _numbers(a))
-            refuse_dependent_samples_once(net, some)
-        first, returned_a = _mean_gradient(net, a, labels_a)
-        second, returned_b = _mean_gradient(net, b, labels_b)
-    finite = first.detach().isfinite().all() & second.detach().isfinite().all()
-    if not is_recording() and not finite:
-        wrong = {"a": _not_finite(a), "b": _not_finite(b)}
-        which = ", ".join(f"{name}{places}" for name, places in wrong.items() if places) or "none"
-        raise ValueError(
-            "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs "
-            f"({which}), look at the weights, or use `group`, which looks at each sample and leaves out such."
-        )
-    inner, sizes = (first * second).sum(), first.square().sum() * second.square().sum()
-    alive = (sizes.detach() > 0) & sizes.detach().isfinite()
-    scale = torch.where(alive, sizes, 1).sqrt()
-    if form == "ratio":
-        n = sum(sizes_of) / 2
-        term = n * (first - second).square().sum() / scale
-    else:
-        term = 1 - inner / scale
-    term = weight * torch.where(alive, term, 0).to(net.dtype)
-    return (term, (returned_a, returned_b)) if outputs else term
+    net = build_network(model, readout, parameters)
+    return _two_batches(net, a, b, labels_a, labels_b, form, weight).term
+
+
+@full_precision
+def two_batches_with_outputs(
+    model: nn.Module | Network,
+    a: Inputs,
+    b: Inputs,
+    labels_a: Tensor | None = None,
+    labels_b: Tensor | None = None,
+    *,
+    form: Literal["ratio", "cosine"] = "ratio",
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
+    weight: float = 1,
+) -> TermAndOutputs:
+    """Return the term of `two_batches` with what the model returned for a main loss from the same forward passes.
+
+    Args:
+        model: As in `two_batches`, like all other arguments.
+        a: Inputs of one mini-batch.
+        b: Inputs of the other.
+        labels_a: Labels of a, for readouts that use them.
+        labels_b: Labels of b.
+        form: "ratio" or "cosine".
+        readout: Which outputs are compared.
+        parameters: Those whose gradients are compared.
+        weight: Factor of the term.
+
+    Returns:
+        The scalar term, and the pair of the model's outputs for a and for b, with their graph.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2
+        >>> term, (of_a, of_b) = lw.losses.two_batches_with_outputs(model, x[:4], x[4:])
+        >>> (torch.nn.functional.cross_entropy(torch.cat([of_a, of_b]), y) + 0.01 * term).backward()
+
+    """
+    net = build_network(model, readout, parameters, shares_forward=True)
+    return _two_batches(net, a, b, labels_a, labels_b, form, weight)
 
 
 @full_precision
@@ -213,187 +338,184 @@ def along(
     direction: Tensor | Callable[[Tensor], Tensor],
     labels: Tensor | None = None,
     *,
-    readout: Readout = all_outputs,
-    parameters: Chosen = None,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
     weight: float = 1,
 ) -> Tensor:
     """Return the mean of ‖∂ₓ∇f(x)·e(x)‖²: how fast a sample's gradient turns as it moves along e.
 
-    The limit of ‖∇f(x + εe) − ∇f(x)‖² / ε². `direction`: e for each sample, or a function of the inputs
-    such as those of `losses.directions`. Costs two more backward passes than `group`.
+    The limit of ‖∇f(x + εe) − ∇f(x)‖² / ε². Costs two more backward passes than `group`.
+
+    Args:
+        model: The model that is trained, or a Network, which has its readout and parameters.
+        x: Inputs, one tensor of floating numbers.
+        direction: e, of the shape of x, or a function of x such as those of `losses.directions`.
+        labels: Labels of the samples, for readouts that use them.
+        readout: Which outputs are looked at; None: all.
+        parameters: Names or patterns of those in which the gradient is taken; None: all that require grad.
+        weight: Factor of the term.
+
+    Returns:
+        A scalar tensor, not negative where the weight is not.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1))
+        >>> lw.losses.along(model, torch.rand(4, 1, 4, 4), lw.losses.directions.rotation).backward()
+
     """
-    net, weight = network_of(model, readout, parameters), check_number("weight", weight)
+    net, weight = build_network(model, readout, parameters), check_number("weight", weight)
     if isinstance(x, Tensor):
         refuse_unreadable("x", x)
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(
             f"x must be one tensor of floating numbers, which `along` moves: found {describe(x)}."
         )
-    labels = _given(labels, _count(x))
+    labels = check_labels(labels, count_samples(x))
     x = net.to_device(x)
     if callable(direction) and not isinstance(direction, type):
-        direction = _transformed(x, direction)
-    moving = net.to_device(check_tensor("direction", direction, finite=False))
-    if moving.shape != x.shape:
+        direction = apply_transform(x, direction)
+    tangent = net.to_device(check_tensor("direction", direction, finite=False))
+    if tangent.shape != x.shape:
         raise ValueError(
-            f"A direction has the shape of the inputs, {tuple(x.shape)}: found {tuple(moving.shape)}."
+            f"A direction has the shape of the inputs, {tuple(x.shape)}: found {tuple(tangent.shape)}."
         )
-    turned = gradient_tangents(net, Samples(x, labels, _numbers(x)), moving)
-    if not is_recording() and not turned.detach().isfinite().all():
-        wrong = (~turned.detach().isfinite()).nonzero()[:5, 0].tolist()
+    rates = gradient_tangents(net, Samples(x, labels, sample_numbers(x)), tangent)
+    if not is_recording() and not rates.detach().isfinite().all():
+        wrong = (~rates.detach().isfinite()).nonzero()[:5, 0].tolist()
         raise ValueError(
             f"The gradients of samples {wrong} do not change at a finite rate along the direction: look for "
             "NaN or infinity in their inputs, in the direction or in the weights, and leave them out."
         )
-    return weight * turned.mean().to(net.dtype)
+    return weight * rates.mean().to(net.dtype)
 
 
-def _transformed(x: Inputs, transform: Transform) -> Inputs:
-    try:
-        return transform(x)
-    except Exception as error:
-        error.add_note(f"The transform {getattr(transform, '__name__', transform)!r} raised this.")
-        raise
+@full_precision
+def density(
+    model: nn.Module | Network,
+    x: Inputs,
+    total: Tensor | RunningTotal,
+    labels: Tensor | None = None,
+    *,
+    q: float,
+    samples: int | None = None,
+    readout: Readout | None = None,
+    parameters: ParameterNames = None,
+    weight: float = 1,
+) -> Tensor:
+    """Return Σ (N_S(xᵢ)/N − q)² over the batch: asks that each sample be like a share q of the data.
+
+    Args:
+        model: The model that is trained, or a Network, which has its readout and parameters.
+        x: Inputs, a tensor or a tuple or dict of tensors, samples first.
+        total: (d, p) Σ K(x',x')^-½ J(x') over the data, without a gradient of its own; or a RunningTotal, which
+            estimates it and is updated with this batch.
+        labels: Labels of the samples, for readouts that use them.
+        q: The share of the data that each sample should be like.
+        samples: The number of samples in `total`; not needed with a RunningTotal.
+        readout: Which outputs are compared; None: all.
+        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        weight: Factor of the term.
+
+    Returns:
+        A scalar tensor.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model, total = torch.nn.Linear(3, 1), lw.losses.RunningTotal()
+        >>> lw.losses.density(model, torch.randn(8, 3), total, q=0.4).backward()
+
+    """
+    q, weight = check_number("q", q), check_number("weight", weight)
+    net = build_network(model, readout, parameters)
+    p = sum(net.numels.values())
+    mean = None if isinstance(total, RunningTotal) else _mean_of_total(total, samples, p)
+    gradients = batch_gradients(net, x, labels)
+    if isinstance(total, RunningTotal):
+        counted = len(gradients.own) if gradients.finite is None else int(gradients.finite.sum())
+        mean = total.update(gradients.total(net.numels), counted)
+    share, expected = cast(Tensor, mean), (gradients.d, p)
+    if share.shape != expected:
+        raise ValueError(f"total must be (d, p) = {expected}, found {tuple(share.shape)}.")
+    products = gradients.along(share.to(gradients.own), net.numels)
+    shares = products.diagonal(dim1=1, dim2=2).sum(1) / gradients.d  # N_S / N
+    shares = shares if gradients.finite is None else shares[gradients.finite]
+    return weight * (shares - q).square().sum().to(gradients.dtype)
 
 
-def network_of(
-    model: nn.Module | Network, readout: Readout, parameters: Chosen, shared: bool = False
-) -> Network:
-    """Return the model with the choices made; a Network has made its own. `shared`: with the main loss."""
-    _refuse_inference(model.model if isinstance(model, Network) else model)
-    if not shared:
-        _warn_of_running_statistics(model.model if isinstance(model, Network) else model)
-    if not isinstance(model, Network):
-        return Network(model, readout, parameters)
-    if readout is not all_outputs or parameters is not None:
+def _group(
+    net: Network, x: Inputs, groups: Any, labels: Tensor | None, weight: float, ids: Tensor | None
+) -> TermAndOutputs:
+    weight, n = check_number("weight", weight), count_samples(x)
+    groups = check_groups(groups, n)
+    ids = None if ids is None else check_per_sample("ids", ids, n)
+    gradients = batch_gradients(net, x, labels, ids)
+    similarity = similarity_inside(gradients, groups)
+    return TermAndOutputs(weight * (1 - similarity).to(gradients.dtype), gradients.returned)
+
+
+def _two_batches(
+    net: Network,
+    a: Inputs,
+    b: Inputs,
+    labels_a: Tensor | None,
+    labels_b: Tensor | None,
+    form: Literal["ratio", "cosine"],
+    weight: float,
+) -> TermAndOutputs:
+    check_choice("form", form, ("ratio", "cosine"))
+    weight = check_number("weight", weight)
+    n_a, n_b = count_samples(a, "a"), count_samples(b, "b")
+    labels_a = check_labels(labels_a, n_a, "labels_a")
+    labels_b = check_labels(labels_b, n_b, "labels_b")
+    with net.evaluation_mode(), torch.enable_grad():
+        if not is_recording():
+            refuse_dependent_samples_once(net, Samples(plain(a), labels_a, sample_numbers(a)))
+        first, outputs_a = _mean_gradient(net, a, labels_a)
+        second, outputs_b = _mean_gradient(net, b, labels_b)
+    finite = first.detach().isfinite().all() & second.detach().isfinite().all()
+    if not is_recording() and not finite:
+        wrong = {"a": find_nonfinite(a), "b": find_nonfinite(b)}
+        which = ", ".join(f"{name}{places}" for name, places in wrong.items() if places) or "none"
         raise ValueError(
-            "A Network has its readout and parameters: choose them there, or give the bare model."
+            "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs "
+            f"({which}), look at the weights, or use `group`, which looks at each sample and leaves out such."
         )
-    return model.exact()
-
-
-def _refuse_inference(model: nn.Module) -> None:
-    """Raise of parameters that autograd cannot differentiate in, and so no term can train."""
-    for name, value in model.named_parameters():
-        if value.is_inference():
-            raise ValueError(
-                f"Parameter {name} of the model was created in inference mode and cannot be trained: create "
-                "or load the model outside of torch.inference_mode()."
-            )
-
-
-def _warn_of_running_statistics(model: nn.Module) -> None:
-    """Say once of a model that its BatchNorms are trained by other statistics than the term sees."""
-    if model in _warned or not any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
-        return
-    _warned.add(model)
-    warnings.warn(
-        "The term sees BatchNorm with its running statistics, training with those of the batch: the two can "
-        "drift apart until the model in evaluation mode is worthless. Take the statistics anew after "
-        "training (torch.optim.swa_utils.update_bn), or see docs/training.md for other ways.",
-        stacklevel=5,
-    )
-
-
-def live_batch(
-    net: Network, x: Inputs, labels: Tensor | None, ids: Tensor | None = None
-) -> DifferentiableGradients:
-    """Return the differentiable gradients of a batch."""
-    numbers = _numbers(x) if ids is None else ids
-    x = dict(x) if isinstance(x, Mapping) else x
-    return differentiable_gradients(net, Samples(x, _given(labels, len(numbers)), numbers))
-
-
-def _given(labels: Any, n: int, name: str = "labels") -> Tensor | None:
-    return None if labels is None else _one_a_sample(name, labels, n)
-
-
-def _one_a_sample(name: str, values: Any, n: int) -> Tensor:
-    """Return numbers, an entry for each sample, or say what is wrong with them."""
-    tensor = to_tensor(name, values, "numbers are needed, an entry for each sample")
-    if tensor.dim() == 0 or len(tensor) != n:
-        raise ValueError(f"{name} must have an entry for each of {n} samples, found {describe(tensor)}.")
-    return tensor
-
-
-def _check_groups(groups: Any, n: int) -> Tensor:
-    numbers = _one_a_sample("groups", groups, n)
-    if numbers.shape != (n,) or numbers.is_complex():
-        raise ValueError(f"groups must be one number for each of {n} samples, found {describe(numbers)}.")
-    if numbers.is_floating_point() and not is_recording() and not numbers.isfinite().all():
-        wrong = (~numbers.isfinite()).nonzero()[:5, 0].tolist()
-        raise ValueError(f"groups must be finite, found NaN or infinity for samples {wrong}: leave them out.")
-    return numbers
-
-
-def _count(x: Inputs, name: str = "x") -> int:
-    """Return the number of samples, or say what is wrong with the inputs."""
-    leaves = tree_leaves(dict(x) if isinstance(x, Mapping) else x)
-    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        found = describe(x) if len(leaves) != 1 else describe(leaves[0])
-        raise TypeError(f"{name} must be a tensor, or a tuple or dict of tensors, found {found}.")
-    for leaf in leaves:
-        refuse_unreadable(name, leaf)
-        if leaf.dim() == 0:
-            raise ValueError(
-                f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
-                "alone needs x[None]."
-            )
-    lengths = sorted({len(leaf) for leaf in leaves})
-    if len(lengths) > 1:
-        raise ValueError(f"{name} holds tensors that differ in length, {lengths}: samples come first.")
-    if lengths[0] == 0:
-        raise ValueError(f"The batch {name} is empty: there is nothing to compare.")
-    return lengths[0]
-
-
-def _numbers(x: Inputs) -> Tensor:
-    """Return the samples' numbers in the batch, where the inputs are."""
-    n = _count(x)
-    return torch.arange(n, device=tree_leaves(dict(x) if isinstance(x, Mapping) else x)[0].device)
-
-
-def _joined(x: Inputs, other: Inputs) -> Inputs:
-    try:
-        return tree_map(lambda a, b: torch.cat([a, b]), x, other)
-    except (RuntimeError, ValueError, TypeError) as error:
-        form = " and ".join(describe(value) for value in (x, other))
-        raise ValueError(f"Both inputs must have one form and one shape a sample, found {form}.") from error
-
-
-def _not_finite(x: Inputs) -> list[int]:
-    """Return the first places of samples whose inputs hold NaN or infinity."""
-    leaves = tree_leaves(dict(x) if isinstance(x, Mapping) else x)
-    wrong = [(~leaf.detach().isfinite()).reshape(len(leaf), -1).any(1) for leaf in leaves]
-    return torch.stack([part.cpu() for part in wrong]).any(0).nonzero()[:5, 0].tolist()
+    squares = first.square().sum() * second.square().sum()
+    alive = (squares.detach() > 0) & squares.detach().isfinite()
+    scale = torch.where(alive, squares, 1).sqrt()
+    if form == "ratio":
+        term = (n_a + n_b) / 2 * (first - second).square().sum() / scale
+    else:
+        term = 1 - (first * second).sum() / scale
+    return TermAndOutputs(weight * torch.where(alive, term, 0).to(net.dtype), (outputs_a, outputs_b))
 
 
 def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
-    """Return the mean over a batch of each output's gradient, and what the model returned."""
-    chosen, rest = _live_state(net)
-    numbers = _numbers(x)
-    with describing_call(net, x, labels, numbers):
+    """Return the mean over a batch of each output's gradient, joined, and what the model returned."""
+    parameters, ids = live_parameters(net), sample_numbers(x)
+    with describing_call(net, x, labels, ids):
         with FunctionSubstitution(TWICE):
-            returned = net.called({**rest, **chosen}, x)
-        read = net.chosen(returned, x, labels, numbers)
-    if not read.requires_grad:
+            returned = net.called(parameters, x)
+        outputs = net.chosen(returned, x, labels, ids)
+    if not outputs.requires_grad:
         raise ValueError("The outputs depend on none of the chosen parameters: there is nothing to compare.")
-    values, found = list(chosen.values()), []
-    for output in read.mean(0).unbind():
+    values, parts = [parameters[name] for name in net.names], []
+    for output in outputs.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)
-        found += [
+        parts += [
             torch.zeros_like(v).flatten() if g is None else g.flatten()
             for g, v in zip(gradients, values, strict=True)
         ]
-    joined = torch.cat(found)
+    joined = torch.cat(parts)
     return joined.to(accumulation_dtype(joined)), returned
 
 
-def _live_state(net: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the chosen parameters, live, and all other parameters and copies of buffers."""
-    every = dict(net.model.named_parameters())
-    chosen = {
-        k: every[k] if every[k].requires_grad else every[k].detach().requires_grad_() for k in net.names
-    }
-    rest: dict[str, Tensor] = {k: v for k, v in every.items() if k not in chosen}
-    return chosen, {**rest, **{k: v.detach().clone() for k, v in net.model.named_buffers()}}
+def _mean_of_total(total: Any, samples: Any, p: int) -> Tensor:
+    """Return the total of so many samples, (d, p), divided by their number."""
+    tensor = check_tensor("total", total, advice="(d, p) with samples=N, or a RunningTotal")
+    if samples is None:
+        raise ValueError("samples must be given: the total of how many? Pass samples=N, or a RunningTotal.")
+    if tensor.numel() == 0 or tensor.numel() % p:
+        raise ValueError(f"total must be (d, p) with p = {p}, found {tuple(tensor.shape)}.")
+    return tensor.reshape(-1, p) / check_integer("samples", samples, 1, 2**62)

@@ -1,0 +1,177 @@
+"""What training terms are called with: batches, labels, groups and models, checked and brought to one form."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map
+
+from likewise.checks import describe, refuse_unreadable, to_tensor
+from likewise.cuda_graphs import is_recording
+from likewise.data import Samples
+from likewise.engines import DifferentiableGradients, differentiable_gradients
+from likewise.model import Inputs, Network, check_model
+from likewise.readouts import Readout, all_outputs
+
+ParameterNames = str | Sequence[str] | None
+Transform = Callable[[Any], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+_warned: WeakSet[nn.Module] = WeakSet()
+
+
+def full_precision(term: Function) -> Function:
+    """Return the term with any autocast around the call switched off."""
+
+    @wraps(term)
+    def precise(model: nn.Module | Network, *args: Any, **options: Any) -> Any:
+        module = model.model if isinstance(model, Network) else check_model(model)
+        with torch.autocast(next(module.parameters()).device.type, enabled=False):
+            return term(model, *args, **options)
+
+    return cast(Function, precise)
+
+
+def build_network(
+    model: nn.Module | Network,
+    readout: Readout | None,
+    parameters: ParameterNames,
+    *,
+    shares_forward: bool = False,
+) -> Network:
+    """Return the model with a readout and parameters; a Network keeps its own.
+
+    Args:
+        model: The model that is trained.
+        readout: None: all outputs.
+        parameters: None: all that require grad.
+        shares_forward: Whether the main loss is computed from the term's own call of the model.
+
+    """
+    module = model.model if isinstance(model, Network) else model
+    _refuse_inference(module)
+    if not shares_forward:
+        _warn_of_running_statistics(module)
+    if not isinstance(model, Network):
+        return Network(model, all_outputs if readout is None else readout, parameters)
+    if readout is not None or parameters is not None:
+        raise ValueError(
+            "A Network has its readout and parameters: choose them there, or give the bare model."
+        )
+    return model.exact()
+
+
+def batch_gradients(
+    net: Network, x: Inputs, labels: Tensor | None, ids: Tensor | None = None
+) -> DifferentiableGradients:
+    """Return the differentiable gradients of a batch."""
+    ids = sample_numbers(x) if ids is None else ids
+    return differentiable_gradients(net, Samples(plain(x), check_labels(labels, len(ids)), ids))
+
+
+def plain(x: Inputs) -> Inputs:
+    """Return a dict for any other mapping."""
+    return dict(x) if isinstance(x, Mapping) else x
+
+
+def check_labels(labels: Any, n: int, name: str = "labels") -> Tensor | None:
+    """Return labels, an entry for each sample, or None where there are none."""
+    return None if labels is None else check_per_sample(name, labels, n)
+
+
+def check_per_sample(name: str, values: Any, n: int) -> Tensor:
+    """Return numbers, an entry for each sample, or say what is wrong with them."""
+    tensor = to_tensor(name, values, "numbers are needed, an entry for each sample")
+    if tensor.dim() == 0 or len(tensor) != n:
+        raise ValueError(f"{name} must have an entry for each of {n} samples, found {describe(tensor)}.")
+    return tensor
+
+
+def check_groups(groups: Any, n: int) -> Tensor | None:
+    """Return the number of each sample's group, (n,), or None where all are one group."""
+    if groups is None:
+        return None
+    numbers = check_per_sample("groups", groups, n)
+    if numbers.shape != (n,) or numbers.is_complex():
+        raise ValueError(f"groups must be one number for each of {n} samples, found {describe(numbers)}.")
+    if numbers.is_floating_point() and not is_recording() and not numbers.isfinite().all():
+        wrong = (~numbers.isfinite()).nonzero()[:5, 0].tolist()
+        raise ValueError(f"groups must be finite, found NaN or infinity for samples {wrong}: leave them out.")
+    return numbers
+
+
+def count_samples(x: Inputs, name: str = "x") -> int:
+    """Return the number of samples, or say what is wrong with the inputs."""
+    leaves = tree_leaves(plain(x))
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        found = describe(x) if len(leaves) != 1 else describe(leaves[0])
+        raise TypeError(f"{name} must be a tensor, or a tuple or dict of tensors, found {found}.")
+    for leaf in leaves:
+        refuse_unreadable(name, leaf)
+        if leaf.dim() == 0:
+            raise ValueError(
+                f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
+                "alone needs x[None]."
+            )
+    lengths = sorted({len(leaf) for leaf in leaves})
+    if len(lengths) > 1:
+        raise ValueError(f"{name} holds tensors that differ in length, {lengths}: samples come first.")
+    if lengths[0] == 0:
+        raise ValueError(f"The batch {name} is empty: there is nothing to compare.")
+    return lengths[0]
+
+
+def sample_numbers(x: Inputs) -> Tensor:
+    """Return 0, 1, ... for the samples of a batch, on the device of the inputs."""
+    return torch.arange(count_samples(x), device=tree_leaves(plain(x))[0].device)
+
+
+def concatenate(x: Inputs, other: Inputs) -> Inputs:
+    """Return one batch of the samples of both."""
+    try:
+        return tree_map(lambda a, b: torch.cat([a, b]), x, other)
+    except (RuntimeError, ValueError, TypeError) as error:
+        form = " and ".join(describe(value) for value in (x, other))
+        raise ValueError(f"Both inputs must have one form and one shape a sample, found {form}.") from error
+
+
+def apply_transform(x: Inputs, transform: Transform) -> Inputs:
+    """Return the transformed inputs; an exception names the transform."""
+    try:
+        return transform(x)
+    except Exception as error:
+        error.add_note(f"The transform {getattr(transform, '__name__', transform)!r} raised this.")
+        raise
+
+
+def find_nonfinite(x: Inputs) -> list[int]:
+    """Return the first few samples whose inputs hold NaN or infinity."""
+    wrong = [(~leaf.detach().isfinite()).reshape(len(leaf), -1).any(1) for leaf in tree_leaves(plain(x))]
+    return torch.stack([part.cpu() for part in wrong]).any(0).nonzero()[:5, 0].tolist()
+
+
+def _refuse_inference(model: nn.Module) -> None:
+    """Raise if autograd cannot differentiate in a parameter, so that no term can train it."""
+    for name, value in model.named_parameters():
+        if value.is_inference():
+            raise ValueError(
+                f"Parameter {name} of the model was created in inference mode and cannot be trained: create "
+                "or load the model outside of torch.inference_mode()."
+            )
+
+
+def _warn_of_running_statistics(model: nn.Module) -> None:
+    """Warn once per model that training normalizes by other statistics than the term sees."""
+    if model in _warned or not any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
+        return
+    _warned.add(model)
+    warnings.warn(
+        "The term sees BatchNorm with its running statistics, training with those of the batch: the two can "
+        "drift apart until the model in evaluation mode is worthless. Recompute the statistics after "
+        "training (torch.optim.swa_utils.update_bn), or see docs/training.md for other ways.",
+        stacklevel=5,
+    )
