@@ -582,7 +582,7 @@ ARGUMENTS: dict[str, Argument] = {
     "losses.pair other": keyword(pairs, "other", NOTHING, "other|inputs"),
     "losses.pair labels": keyword(pairs, "labels", DEFAULT),
     "losses.pair weight": keyword(pairs, "weight", good()),
-    "losses.pair readout": keyword(pairs, "readout", NOTHING),
+    "losses.pair readout": keyword(pairs, "readout", DEFAULT),
     "losses.pair parameters": keyword(pairs, "parameters", DEFAULT, "parameter"),
     "losses.group model": Argument(
         lambda v: lw.losses.group(v, clean().data), NOTHING, "model|happened when"

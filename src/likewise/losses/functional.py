@@ -94,7 +94,8 @@ def pair(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, x = torch.nn.Linear(3, 1), torch.randn(4, 3)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x = torch.randn(4, 3)
         >>> lw.losses.pair(model, x, x + 0.1 * torch.randn(4, 3)).backward()
 
     """
@@ -148,7 +149,8 @@ def group(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(6, 3), torch.arange(6) % 2
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> x, y = torch.randn(6, 3), torch.arange(6) % 2
         >>> lw.losses.group(model, x, y, labels=y, readout=lw.label_against_rest, weight=0.1).backward()
 
     """
@@ -187,7 +189,8 @@ def group_with_outputs(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(6, 3), torch.arange(6) % 2
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> x, y = torch.randn(6, 3), torch.arange(6) % 2
         >>> term, logits = lw.losses.group_with_outputs(model, x, y, y, readout=lw.label_against_rest)
         >>> (torch.nn.functional.cross_entropy(logits, y) + 0.1 * term).backward()
 
@@ -223,7 +226,8 @@ def orbit(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, x = torch.nn.Linear(3, 1), torch.randn(4, 3)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x = torch.randn(4, 3)
         >>> lw.losses.orbit(model, x, [lambda x: x.flip(1), lambda x: 2 * x]).backward()
 
     """
@@ -283,7 +287,8 @@ def two_batches(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, x = torch.nn.Linear(3, 1), torch.randn(8, 3)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x = torch.randn(8, 3)
         >>> lw.losses.two_batches(model, x[:4], x[4:], form="cosine", weight=0.1).backward()
 
     """
@@ -322,7 +327,8 @@ def two_batches_with_outputs(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, x, y = torch.nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> x, y = torch.randn(8, 3), torch.arange(8) % 2
         >>> term, (of_a, of_b) = lw.losses.two_batches_with_outputs(model, x[:4], x[4:])
         >>> (torch.nn.functional.cross_entropy(torch.cat([of_a, of_b]), y) + 0.01 * term).backward()
 
@@ -360,7 +366,8 @@ def along(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1))
+        >>> net = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), net)
         >>> lw.losses.along(model, torch.rand(4, 1, 4, 4), lw.losses.directions.rotation).backward()
 
     """
@@ -422,7 +429,8 @@ def density(
 
     Example:
         >>> import torch, likewise as lw
-        >>> model, total = torch.nn.Linear(3, 1), lw.losses.RunningTotal()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> total = lw.losses.RunningTotal()
         >>> lw.losses.density(model, torch.randn(8, 3), total, q=0.4).backward()
 
     """
