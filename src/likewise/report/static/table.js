@@ -14,10 +14,11 @@ const MEANINGS = {
   error: "distance of the prediction from the label",
   agreement: "share of its neighbors' votes for the predicted class",
   status: "ordinary, contested (neighbors vote for another class) or isolated (too few neighbors)",
-  label_suspicion: "how much its neighbors and the network speak against its label: 0 not at all, 1 all for one other",
+  label_suspicion: "how much its neighbors and the network speak against its label: 0 not at all, 1 all for one other; with a record of training the mean of its rank and that of −margin",
   suggested_label: "the label that they speak for",
   label_issue: "neighbors vote for another label, and it is more likely wrong than right",
   chance_wrong: "estimated chance that the label is wrong, from the votes of its neighbors",
+  margin: "logit of the label less the largest other logit, the mean over training: low or negative speaks against the label",
 };
 const HIDDEN = new Set(["map_x", "map_y"]);
 
