@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from likewise.engines.double_backward import TWICE
+from likewise.engines.double_backward import SECOND_ORDER
 
 CASES = {
     "plain": (F.conv2d, (2, 3, 6, 5), (4, 3, 3, 2), {}),
@@ -41,7 +41,7 @@ def test_values_and_derivatives(name, biased):
         second = torch.autograd.grad(sum(g.pow(3).sum() for g in first), leaves, create_graph=True)
         return value, *first, *second
 
-    for ours, theirs in zip(slopes(TWICE[function]), slopes(function), strict=True):
+    for ours, theirs in zip(slopes(SECOND_ORDER[function]), slopes(function), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -50,6 +50,6 @@ def test_third_derivatives():
     w = torch.randn(2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
 
     def slope(x, w):
-        return torch.autograd.grad(TWICE[F.conv2d](x, w).pow(3).sum(), (x, w), create_graph=True)
+        return torch.autograd.grad(SECOND_ORDER[F.conv2d](x, w).pow(3).sum(), (x, w), create_graph=True)
 
     assert torch.autograd.gradgradcheck(slope, (x, w))

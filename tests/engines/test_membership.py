@@ -79,7 +79,7 @@ def test_any_model_can_be_followed_by_its_rows(name):
     expected = oracle.jacobians(model, x)
     net, samples = lw.Network(model), Samples(x, None, torch.arange(3))
     with net.evaluation_mode():
-        found = compute_gradients(net, RowTrace(), samples).pieces
+        found = compute_gradients(net, RowTrace(), samples).by_parameter
     parts = dict(zip(net.numels, expected.split(list(net.numels.values()), 2), strict=True))
     for key, part in parts.items():
         rows = found[key].rows() if key in found else torch.zeros_like(part)
@@ -91,7 +91,7 @@ def test_any_model_can_be_followed_by_its_rows(name):
 def test_training_terms_of_regrouped_rows_are_differentiable(name):
     model, x = models.of(name)
     net, parameters = lw.Network(model), list(model.parameters())
-    own = differentiable_gradients(net, Samples(x, None, torch.arange(len(x)))).own
+    own = differentiable_gradients(net, Samples(x, None, torch.arange(len(x)))).self_kernel
     expected = torch.stack([row @ row.T for row in graph_jacobians(model, x)])
     torch.testing.assert_close(own, expected)
     ours, theirs = (
@@ -124,7 +124,7 @@ def test_experts_by_grouped_products_stay_in_slices():
     x = torch.randint(0, 20, (4, 5))
     expected, net = oracle.jacobians(model, x), lw.Network(model)
     with net.evaluation_mode():
-        found = compute_gradients(net, RowTrace(), Samples(x, None, torch.arange(4))).pieces
+        found = compute_gradients(net, RowTrace(), Samples(x, None, torch.arange(4))).by_parameter
     assert isinstance(found["model.model.layers.0.mlp.experts.down_proj"], SlicedGradient)
     rows = torch.cat([found[name].rows() for name in net.names], 2)
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from likewise.engines.double_backward import THRICE
+from likewise.engines.double_backward import THIRD_ORDER
 
 WEIGHT, BIAS = torch.randn(2, 3, dtype=torch.float64)
-LAYER, INSTANCE = ((f, THRICE[f]) for f in (F.layer_norm, F.instance_norm))
+LAYER, INSTANCE = ((f, THIRD_ORDER[f]) for f in (F.layer_norm, F.instance_norm))
 NORMS = {
     "layer": (LAYER, lambda f, x: f(x, (3,), WEIGHT, BIAS)),
     "layer of two": (LAYER, lambda f, x: f(x, (4, 3), eps=1e-3)),

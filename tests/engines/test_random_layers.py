@@ -176,19 +176,19 @@ def test_embeddings(width, length, padding, seed):
 
 
 @pytest.mark.parametrize("forms", [True, False], ids=["formed", "by positions"])
-@pytest.mark.parametrize("way", ["each", "moved", "windows"])
+@pytest.mark.parametrize("way", ["each", "shifts", "windows"])
 @FEW
 @given(drawn=convolutions(), d=st.integers(1, 2), seed=st.integers(0, 10**6))
 def test_all_ways_of_a_convolution_agree(way, forms, drawn, d, seed):
     layer, shape = drawn
     plain = layer.groups == 1 and not layer.transposed
-    if way == "moved" and not (plain and set(layer.stride) == {1}):
+    if way == "shifts" and not (plain and set(layer.stride) == {1}):
         way = "windows"
     torch.manual_seed(seed)
     found, x = models_of(layer, shape, d)
     with (
-        mock.patch.object(ConvolutionGradient, "_way", way),
-        mock.patch.object(ConvolutionGradient, "_forms", forms or not plain),
+        mock.patch.object(ConvolutionGradient, "_strategy", way),
+        mock.patch.object(ConvolutionGradient, "_dense_is_cheaper", forms or not plain),
     ):
         agrees(found[0], x)
 

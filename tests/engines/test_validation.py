@@ -86,7 +86,7 @@ def test_a_training_term_of_one_sample_is_right_where_torch_is_wrong():
     model, x = Tokens().double().eval(), torch.randn(1, 3, 6, 6, dtype=torch.float64)
     found = differentiable_gradients(lw.Network(model), Samples(x, None, torch.arange(1)))
     rows = jacobians(model, x)
-    torch.testing.assert_close(found.own, rows @ rows.mT)
+    torch.testing.assert_close(found.self_kernel, rows @ rows.mT)
     assert found.returned.shape == (1, 2)
 
 

@@ -38,7 +38,7 @@ class Activations:
     def __call__(self, samples: Samples) -> Tensor:
         """Return the activations; call it inside `net.evaluating`."""
         seen: dict[str, list[Tensor]] = {name: [] for name in self._weight}
-        with _recorded(self._net.model, seen):
+        with _record_activations(self._net.model, seen):
             self._net.function({}, samples.inputs, samples.labels, samples.ids)
         for pattern in self._patterns:  # a container may be silent, but not all that match
             if not any(seen[name] for name in seen if fnmatchcase(name, pattern)):
@@ -59,7 +59,7 @@ class Activations:
 
 
 @contextmanager
-def _recorded(model: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[None]:
+def _record_activations(model: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[None]:
     def record(name: str, outputs: Any) -> None:
         seen[name].append(main_tensor(outputs).clone())  # the next layer may work in place
 

@@ -21,13 +21,13 @@ def output_gradients(
     d = outputs.shape[1]
     with torch.enable_grad():
         sums = outputs.sum(0).unbind()
-    found = [
+    columns = [
         torch.autograd.grad(
             sums[i], edges, retain_graph=live or keep_graph or i < d - 1, create_graph=live, allow_unused=True
         )
         for i in range(d)
     ]
-    stacked = iter([_stacked(column) for column in zip(*found, strict=True)])
+    stacked = iter([_stack_deltas(column) for column in zip(*columns, strict=True)])
     deltas = []
     for step in steps:
         mine = {place: next(stacked) for place in step.edges}
@@ -35,7 +35,7 @@ def output_gradients(
     return deltas
 
 
-def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
+def _stack_deltas(column: tuple[Tensor | None, ...]) -> Tensor | None:
     known = [delta for delta in column if delta is not None]
     if not known:
         return None
@@ -45,16 +45,16 @@ def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
 
 
 def chain(
-    operation: Operation, place: int, piece: ParameterGradient, parameters: Parameters, live: bool
+    operation: Operation, place: int, gradient: ParameterGradient, parameters: Parameters, live: bool
 ) -> dict[str, ParameterGradient]:
     """Return the pieces of the parameters that the tensor at this place was computed from."""
     source = operation.sources[place]
     if isinstance(source, str):
-        return {source: piece}
+        return {source: gradient}
     tensor, names = operation.leaves[place], sorted(source.names)
-    if len(names) == 1 and (view := view_of(tensor, parameters[names[0]])) is not None:
-        return {names[0]: _unviewed(piece, tensor, parameters[names[0]], view, live)}
-    rows, values = piece.rows(), [parameters[name] for name in names]
+    if len(names) == 1 and (view := find_view(tensor, parameters[names[0]])) is not None:
+        return {names[0]: _gradient_of_base(gradient, tensor, parameters[names[0]], view, live)}
+    rows, values = gradient.rows(), [parameters[name] for name in names]
     flat = rows.reshape(-1, *tensor.shape).to(tensor.dtype)
     pullback = partial(
         torch.autograd.grad,
@@ -66,13 +66,13 @@ def chain(
         materialize_grads=True,
     )
     try:
-        found = pullback(grad_outputs=flat, is_grads_batched=True)
+        gradients = pullback(grad_outputs=flat, is_grads_batched=True)
     except RuntimeError:  # no batching rule for one of the operations
         each = [pullback(grad_outputs=row) for row in flat]
-        found = tuple(torch.stack(column) for column in zip(*each, strict=True))
+        gradients = tuple(torch.stack(column) for column in zip(*each, strict=True))
     return {
         name: DenseGradient(value.reshape(*rows.shape[:2], -1))
-        for name, value in zip(names, found, strict=True)
+        for name, value in zip(names, gradients, strict=True)
     }
 
 
@@ -83,7 +83,7 @@ class View(NamedTuple):
     order: tuple[int, ...]  # of its dimensions, the slowest first
 
 
-def view_of(tensor: Tensor, parameter: Tensor) -> View | None:
+def find_view(tensor: Tensor, parameter: Tensor) -> View | None:
     """Return how a tensor shows a part of a parameter, each number once, or None if it does not."""
     if tensor._base is not parameter or tensor.dtype != parameter.dtype or not parameter.is_contiguous():
         return None
@@ -99,22 +99,22 @@ def view_of(tensor: Tensor, parameter: Tensor) -> View | None:
     return View(int(tensor.storage_offset()) - int(parameter.storage_offset()), tuple(order))
 
 
-def _unviewed(
-    piece: ParameterGradient, tensor: Tensor, parameter: Tensor, view: View, live: bool
+def _gradient_of_base(
+    gradient: ParameterGradient, tensor: Tensor, parameter: Tensor, view: View, live: bool
 ) -> ParameterGradient:
     """Return the piece of a parameter of which a piece of a view is known."""
     moves = [i for i in view.order if tensor.shape[i] > 1]
     is_column = tensor.dim() == 2 and len(moves) < 2 and tensor.shape != parameter.shape == tensor.T.shape
     if moves != sorted(moves) or is_column:
-        if isinstance(piece, FactoredGradient) and tensor.dim() == 2:
-            piece = FactoredGradient(piece.inputs, piece.deltas, not piece.inputs_first)
-        elif isinstance(piece, SlicedGradient) and view.order == (0, 2, 1):
-            piece = piece.transposed()
+        if isinstance(gradient, FactoredGradient) and tensor.dim() == 2:
+            gradient = FactoredGradient(gradient.inputs, gradient.deltas, not gradient.inputs_first)
+        elif isinstance(gradient, SlicedGradient) and view.order == (0, 2, 1):
+            gradient = gradient.transposed()
         else:
-            rows = piece.rows()
+            rows = gradient.rows()
             shown = rows.reshape(*rows.shape[:2], *tensor.shape)
-            piece = DenseGradient(shown.permute(0, 1, *(i + 2 for i in view.order)).flatten(2))
+            gradient = DenseGradient(shown.permute(0, 1, *(i + 2 for i in view.order)).flatten(2))
     if tensor.numel() == parameter.numel():
-        return piece
-    whole = SlicedGradient({view.start: piece}, {view.start: tensor.numel()}, parameter.numel())
+        return gradient
+    whole = SlicedGradient({view.start: gradient}, {view.start: tensor.numel()}, parameter.numel())
     return DenseGradient(whole.rows()) if live else whole

@@ -1,9 +1,12 @@
-"""The four questions of a network's gradients that suffice for every statistic.
+"""The interface of gradient engines, their results, and the checks and limits they share.
 
-J(x) is the (d, p) Jacobian of the outputs in the parameters, K(x, x) = J Jᵀ, and S(x) = K(x, x)ᵉ J(x)
-with the exponent e that a kernel asks for (0: J itself, -½: orthonormal rows). Powers act on the
-range of K alone, see linalg. Answers come with the rank of each K(x, x) where e asked for a power; a
-rank of 0 means that no parameter moves the sample's outputs.
+J(x) is the (d, p) Jacobian of the outputs with respect to the parameters, K(x, x) = J Jᵀ the self kernel, and
+S(x) = K(x, x)ᵉ J(x) the whitened Jacobian, with the exponent e of the kernel (0: J itself, -½: orthonormal rows).
+Powers act on the range of K only (see linalg). For e ≠ 0, results include the rank of each K(x, x); rank 0 means a
+zero gradient.
+
+Every statistic follows from four operations: the self kernel, S(x) as rows or factors, the vjp Σ S(x)ᵀ w(x) and
+the jvp S(x) u.
 """
 
 import errno
@@ -20,15 +23,15 @@ from likewise.linalg import Power, product
 
 
 class ZeroGradientWarning(UserWarning):
-    """Some samples have no gradient, so nothing is similar to them."""
+    """Some samples have a zero gradient, so nothing is similar to them."""
 
 
 class GradientMismatchError(RuntimeError):
-    """The gradient of a sample turned out wrong in the middle of a pass, none of whose numbers can be used.
+    """The gradient of a sample is wrong, so that no number of the pass can be used.
 
     Attributes:
         id: The sample's position in the data set.
-        parameter: The first parameter in which its gradient is wrong, None if that is not known.
+        parameter: The first parameter whose gradient is wrong, None if unknown.
 
     """
 
@@ -51,30 +54,30 @@ class DependentSampleError(ValueError):
 
 
 class PartsChangedError(Exception):
-    """Features of some samples come in other parts than those before: start again."""
+    """The features of a batch have other parts than those of earlier batches: start again."""
 
 
 class ZeroGradientLog:
-    """The samples of one pass that turned out to have no gradient."""
+    """The samples of one pass that have a zero gradient."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
         self._seen: set[int] = set()
 
-        self._noted: list[tuple[Tensor, Tensor]] = []
+        self._pending: list[tuple[Tensor, Tensor]] = []
 
     def note(self, samples: Samples, ranks: Tensor | None) -> None:
-        """Remember which samples have rank 0, without waiting for a GPU."""
+        """Record which samples have rank 0, without synchronizing with a GPU."""
         self._seen.update(samples.ids.tolist())
-        if ranks is not None and ranks.device.type == "cpu":  # what is kept here fragments the heap
+        if ranks is not None and ranks.device.type == "cpu":  # tensors stored here would fragment the heap
             self._ids.update(samples.ids[ranks == 0].tolist())
         elif ranks is not None:
-            self._noted.append((samples.ids, ranks == 0))
+            self._pending.append((samples.ids, ranks == 0))
 
     def warn(self) -> None:
-        """Name them, if there are any."""
-        for ids, gone in self._noted:
-            self._ids.update(ids[gone.cpu()].tolist())
+        """Warn with the ids of these samples, if there are any."""
+        for ids, is_zero in self._pending:
+            self._ids.update(ids[is_zero.cpu()].tolist())
         if self._ids:
             first = sorted(self._ids)
             warnings.warn(
@@ -88,33 +91,35 @@ class ZeroGradientLog:
 
 
 class SelfKernelCache:
-    """K(x, x)ᵉ of n samples, by place, so that the second pass need not find them again."""
+    """K(x, x)ᵉ of n samples by position, computed in the first pass and reused in the second."""
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._own: Power | None = None
+        self._cache: Power | None = None
 
-    def put(self, where: range, own: Power) -> None:
-        """Remember those of the samples at these places."""
-        if self._own is None:  # one room for all: small tensors here and there fragment the heap
-            self._own = Power(*(part.new_zeros(self._n, *part.shape[1:]) for part in own))
-        for room, part in zip(self._own, own, strict=True):
-            room[where.start : where.stop] = part
+    def put(self, where: range, self_kernel: Power) -> None:
+        """Store the self kernels of the samples at these positions."""
+        if self._cache is None:  # one allocation: many small tensors would fragment the heap
+            self._cache = Power(*(part.new_zeros(self._n, *part.shape[1:]) for part in self_kernel))
+        for target, part in zip(self._cache, self_kernel, strict=True):
+            target[where.start : where.stop] = part
 
     def get(self, where: range) -> Power | None:
-        """Return those of the samples at these places, None if none were put."""
-        return None if self._own is None else Power(*(part[where.start : where.stop] for part in self._own))
+        """Return the self kernels of the samples at these positions, None if none are stored."""
+        return (
+            None if self._cache is None else Power(*(part[where.start : where.stop] for part in self._cache))
+        )
 
 
 class Rows(NamedTuple):
-    """S(x), explicitly."""
+    """S(x) as a dense tensor."""
 
     rows: Tensor  # (n, d, p), at least float32
     ranks: Tensor | None  # (n,), None for exponent 0
 
 
 class Features(NamedTuple):
-    """S(x) for inner products of pairs, in parts: explicit rows, and outer products never formed.
+    """S(x) for inner products of pairs: dense rows, and outer products as factors.
 
     S(x) S(x')ᵀ = rows rows'ᵀ + Σ (a·a') δ δ'ᵀ over the factors (a, δ). The largest entry of each a is
     ±1, so that no factor overflows where their product does not.
@@ -126,11 +131,11 @@ class Features(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them, samples first."""
+        """All tensors, samples along the first dimension."""
         return [self.rows, *(part for factor in self.factors for part in factor)]
 
     def over(self, tensors: list[Tensor]) -> "Features":
-        """Return features of the same parts with other tensors."""
+        """Return features of the same structure with other tensors."""
         pairs = tuple(zip(tensors[1::2], tensors[2::2], strict=True))
         return Features(tensors[0], pairs, None)
 
@@ -152,21 +157,21 @@ class Features(NamedTuple):
 
 
 def _finite_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a bᵀ in float64, (n, p) and (m, p) -> (n, m), also where products leave the range of float32."""
-    found = product(a, b)
-    if found.sum().isfinite():
-        return found
+    """Return a bᵀ in float64, (n, p) and (m, p) -> (n, m), also where products overflow float32."""
+    products = product(a, b)
+    if products.sum().isfinite():
+        return products
     scales = [torch.linalg.vector_norm(t, torch.inf, dim=1) for t in (a, b)]
     left, right = (torch.where(scale > 0, scale, 1) for scale in scales)
-    return product(a / left[:, None], b / right[:, None]) * left.to(found)[:, None] * right.to(found)
+    return product(a / left[:, None], b / right[:, None]) * left.to(products)[:, None] * right.to(products)
 
 
-class Parts(NamedTuple):
-    """J(x) of some samples parameter by parameter, so that they need not be held at once; see Features."""
+class GradientParts(NamedTuple):
+    """J(x) of some samples parameter by parameter, so that only one is in memory; see Features."""
 
-    own: Tensor  # (n, d, d) what the factors add to K(x, x), float64
-    width: int  # numbers of all explicit parts together
-    explicit: Iterable[tuple[int, Tensor, Tensor]]  # where it begins, rows (n, d, q), what it adds to K(x, x)
+    factors_gram: Tensor  # (n, d, d) the term of the factors in K(x, x), float64
+    width: int  # entries of all dense parts together
+    explicit: Iterable[tuple[int, Tensor, Tensor]]  # first column, rows (n, d, q), their term of K(x, x)
     factors: tuple[tuple[Tensor, Tensor], ...]
 
 
@@ -174,21 +179,37 @@ class VjpResult(NamedTuple):
     """Σₓ S(x)ᵀ w(x), a parameter vector for each column of weights."""
 
     total: Tensor  # (c, p), float64
-    own: Power | None  # K(x, x)ᵉ, None for exponent 0: `push` need not find it again
+    self_kernel: Power | None  # K(x, x)ᵉ, None for exponent 0; can be passed to `jvp`
 
 
 class JvpResult(NamedTuple):
-    """S(x) u, for each of some parameter vectors u."""
+    """S(x) u for parameter vectors u."""
 
     outputs: Tensor  # (n, d, c), float64
     ranks: Tensor | None
 
 
-class Engine(ABC):
-    """A way to get at gradients."""
+class MemoryUse(NamedTuple):
+    """The bytes that an engine takes for a batch, as measured in a dry run."""
 
-    at_once: int | None = None  # how many samples fit into the memory allowed, where that is known
-    room: tuple[int, int] = 0, 0  # bytes: beside the samples, and of each sample, where that is known
+    fixed_bytes: int  # independent of the batch size
+    bytes_per_sample: int
+
+
+UNKNOWN_MEMORY = MemoryUse(0, 0)
+
+
+class Engine(ABC):
+    """Computes per-sample gradients: self kernels, whitened Jacobians, and products with them.
+
+    Attributes:
+        batch_size: Samples that fit into max_memory, None if unknown.
+        memory: Bytes that a batch takes; zeros if unknown.
+
+    """
+
+    batch_size: int | None = None
+    memory: MemoryUse = UNKNOWN_MEMORY
 
     @abstractmethod
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
@@ -200,72 +221,81 @@ class Engine(ABC):
 
     @abstractmethod
     def features(self, samples: Samples, exponent: float) -> Features:
-        """Return S(x) in whatever parts make pairs cheap."""
+        """Return S(x) in the form in which inner products of pairs are cheapest."""
 
-    def parts(self, samples: Samples) -> Iterator[Parts]:
-        """Yield J(x) of consecutive samples in parts, to be gone through once."""
-        found = self.features(samples, 0)
-        own = self.self_kernel(samples).matrix
-        yield Parts(torch.zeros_like(own), found.rows.shape[2], [(0, found.rows, own)], found.factors)
+    def parts(self, samples: Samples) -> Iterator[GradientParts]:
+        """Yield J(x) of consecutive samples in parts; each iterator can be consumed once."""
+        features = self.features(samples, 0)
+        self_kernel = self.self_kernel(samples).matrix
+        yield GradientParts(
+            torch.zeros_like(self_kernel),
+            features.rows.shape[2],
+            [(0, features.rows, self_kernel)],
+            features.factors,
+        )
 
-    def widest(self, samples: Samples) -> int:
-        """Return how many numbers the largest part of one sample has."""
+    def largest_part(self, samples: Samples) -> int:
+        """Return the number of entries of the largest part of one sample."""
         return max(part[0].numel() for part in self.features(samples[:1], 0).tensors)
 
     @abstractmethod
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
-        """Return Σₓ S(x)ᵀ w(x) for weights (n, d, c): from outputs to parameters."""
+        """Return Σₓ S(x)ᵀ w(x) for weights (n, d, c), (c, p)."""
 
     @abstractmethod
     def jvp(
-        self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None
+        self, samples: Samples, directions: Tensor, exponent: float, self_kernel: Power | None = None
     ) -> JvpResult:
-        """Return S(x) u for each row u of directions (c, p): from parameters to outputs.
+        """Return S(x) u for each row u of directions (c, p), (n, d, c).
 
-        `own`: K(x, x)ᵉ where it is known already.
+        Args:
+            samples: The batch.
+            directions: (c, p) parameter vectors.
+            exponent: e of S(x) = K(x, x)ᵉ J(x).
+            self_kernel: K(x, x)ᵉ if it was computed before.
+
         """
 
     def finish_checks(self) -> None:  # noqa: B027
-        """Raise now what was put off so as not to wait for a GPU; call it at the end of a pass."""
+        """Raise errors deferred so as not to synchronize with a GPU; call it at the end of a pass."""
 
 
 def concatenate_powers(parts: list[Power]) -> Power | None:
-    """Return the powers of consecutive chunks as one, None of no chunk."""
+    """Return the powers of consecutive chunks as one, None for an empty list."""
     if not parts:
         return None
     return Power(torch.cat([p.matrix for p in parts]), torch.cat([p.rank for p in parts]))
 
 
-def whiten_outputs(outputs: Tensor, own: Power | None) -> JvpResult:
-    """Return K(x, x)ᵉ J(x) u of J(x) u."""
-    if own is None:
+def whiten_outputs(outputs: Tensor, self_kernel: Power | None) -> JvpResult:
+    """Return K(x, x)ᵉ J(x) u, given J(x) u."""
+    if self_kernel is None:
         return JvpResult(outputs, None)
-    return JvpResult(own.matrix.to(outputs) @ outputs, own.rank)
+    return JvpResult(self_kernel.matrix.to(outputs) @ outputs, self_kernel.rank)
 
 
-def whiten_rows(rows: Tensor, own: Power, overwrite: bool = False) -> Tensor:
-    """Return K(x, x)ᵉ J(x), also where powers are beyond the range of float32.
-
-    `overwrite`: the rows are nobody else's, and their memory may be used.
-    """
+def whiten_rows(rows: Tensor, self_kernel: Power, overwrite: bool = False) -> Tensor:
+    """Return K(x, x)ᵉ J(x), also where powers overflow float32; `overwrite` allows to reuse the rows' memory."""
     if rows.shape[1] > 1:
-        return (own.matrix @ rows.to(own.matrix)).to(rows.dtype)
-    if rows.device.type != "cpu":  # of a gradient out of this range little is left
-        factor = own.matrix.clamp(max=torch.finfo(rows.dtype).max).to(rows.dtype)
+        return (self_kernel.matrix @ rows.to(self_kernel.matrix)).to(rows.dtype)
+    if rows.device.type != "cpu":  # a gradient out of this range is mostly lost already
+        factor = self_kernel.matrix.clamp(max=torch.finfo(rows.dtype).max).to(rows.dtype)
         return rows.mul_(factor) if overwrite else rows * factor
-    root = own.matrix.sqrt().to(rows.dtype)  # twice by the root, which is within the range
+    root = self_kernel.matrix.sqrt().to(rows.dtype)  # twice the root, which does not overflow
     return (rows.mul_(root) if overwrite else rows * root).mul_(root)
 
 
 def check_finite(rows: Tensor, samples: Samples) -> None:
-    """Raise if anything of a sample's (n, ...) numbers is NaN or infinite, and name the samples."""
+    """Raise if a row of (n, ...) has NaN or infinity, and name the samples."""
     if rows.sum().isfinite():  # one cheap sum; it may overflow, or infinities cancel to NaN: then look closer
         return
     finite = rows.flatten(1).sum(1, dtype=torch.float32 if rows.device.type == "mps" else torch.float64)
-    _refuse(samples.ids, finite.isfinite(), rows.dtype)  # a sum is finite if and only if its terms are
+    _raise_not_finite(
+        samples.ids, finite.isfinite(), rows.dtype
+    )  # a sum is finite if and only if its terms are
 
 
-def _refuse(ids: Tensor, finite: Tensor, dtype: torch.dtype) -> None:
+def _raise_not_finite(ids: Tensor, finite: Tensor, dtype: torch.dtype) -> None:
     if not finite.all():
         bad = ids[~finite.to(ids.device)]
         raise ValueError(
@@ -276,31 +306,31 @@ def _refuse(ids: Tensor, finite: Tensor, dtype: torch.dtype) -> None:
 
 
 class FiniteChecks:
-    """What is to be finite: looked at now on a CPU, later on a GPU, so that it need not stop."""
+    """Checks for NaN and infinity: immediate on a CPU, deferred on a GPU to avoid synchronization."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Tensor, Tensor, torch.dtype]] = []
+        self._pending: list[tuple[Tensor, Tensor, torch.dtype]] = []
 
     def note(self, rows: Tensor, samples: Samples) -> None:
-        """Raise, now or when settled, if anything of a sample's (n, ...) numbers is not finite."""
+        """Raise, now or in `finish_checks`, if a row of (n, ...) is not finite."""
         if rows.device.type == "cpu":
             check_finite(rows, samples)
         elif rows[0].numel():
             largest = torch.linalg.vector_norm(rows.flatten(1), torch.inf, dim=1)
-            self._open.append((samples.ids, largest.isfinite(), rows.dtype))
+            self._pending.append((samples.ids, largest.isfinite(), rows.dtype))
 
     def finish_checks(self) -> None:
-        """Raise what was put off."""
-        pending, self._open = self._open, []
+        """Raise deferred errors."""
+        pending, self._pending = self._pending, []
         for ids, finite, dtype in pending:
-            _refuse(ids, finite, dtype)
+            _raise_not_finite(ids, finite, dtype)
 
 
 class MemoryLimitError(MemoryError):
     """Not even one sample fits into max_memory.
 
     Attributes:
-        enough: A max_memory, in bytes, that would do.
+        enough: A sufficient max_memory, in bytes.
     """
 
     def __init__(self, message: str, enough: int) -> None:
@@ -309,20 +339,19 @@ class MemoryLimitError(MemoryError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was not enough memory, on whatever device."""
+    """Whether an error means that memory ran out, on any device."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # neither PyTorch's allocator for CPUs nor the system's loader of libraries has an exception of its own:
-    # there is only their text to tell
+    # PyTorch's CPU allocator and the dynamic loader raise no specific exception; only the text identifies it
     if isinstance(error, ImportError):
         return "failed to map segment" in str(error)
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def fit_batch_size(size: int, d: int, p: int, max_memory: int, rest: int = 0) -> int:
-    """Return how many samples of `size` bytes each fit beside the `rest`, or say that not even one does."""
+    """Return how many samples of `size` bytes fit beside `rest` bytes; raise MemoryLimitError if none does."""
     if size + rest > max_memory:
         enough = 2 * (size + rest)
         raise MemoryLimitError(

@@ -20,15 +20,15 @@ from likewise.engines.factors import (
     DenseGradient,
     FactoredGradient,
     ParameterGradient,
-    columns_at_once,
-    joined,
-    self_gram,
-    self_gram_by_positions,
+    columns_per_product,
+    concatenate,
+    gram_from_positions,
+    gram_from_rows,
 )
 from likewise.linalg import product
 
 
-class Convolving(NamedTuple):
+class ConvolutionOptions(NamedTuple):
     """How a kernel is applied: what torch's convolution needs beside inputs and kernel."""
 
     stride: list[int]
@@ -47,16 +47,16 @@ class Convolving(NamedTuple):
         only_kernel = [False, True, False]
         return torch.ops.aten.convolution_backward(deltas, inputs, kernel, None, *self, only_kernel)[1]
 
-    def padded(self, images: Tensor) -> Tensor:
+    def pad(self, images: Tensor) -> Tensor:
         """Return images with the zeros around them that the kernel meets."""
         return F.pad(images, [p for p in reversed(self.padding) for _ in range(2)])
 
     def windows(self, images: Tensor, sides: torch.Size) -> Tensor:
         """Return what a kernel with these sides meets at each position, (n, t, i)."""
         if len(sides) == 2 and images.device.type == "cpu":  # on a GPU, unfold loops over samples
-            how = (sides, self.dilation, self.padding, self.stride)
-            return F.unfold(images, *map(tuple, how)).mT
-        images = self.padded(images)
+            options = (sides, self.dilation, self.padding, self.stride)
+            return F.unfold(images, *map(tuple, options)).mT
+        images = self.pad(images)
         dims = len(sides)
         for i in range(dims):
             reach = self.dilation[i] * (sides[i] - 1) + 1
@@ -66,7 +66,7 @@ class Convolving(NamedTuple):
 
     def window_products(self, images: Tensor, sides: torch.Size, positions: torch.Size) -> Tensor:
         """Return the inner products of windows, (n, t, t): sums of those of pixels, where these are fewer."""
-        pixels = self.padded(images)
+        pixels = self.pad(images)
         if prod(pixels.shape[2:]) ** 2 >= prod(positions) ** 2 * prod(sides):
             windows = self.windows(images, sides)
             return windows @ windows.mT
@@ -75,22 +75,22 @@ class Convolving(NamedTuple):
         step = products.stride()[1:]
         along = [step[i] * self.stride[i % len(sides)] for i in range(2 * len(sides))]
         both = [(step[i] + step[i + len(sides)]) * self.dilation[i] for i in dims]
-        moved = products.as_strided(
+        shifted = products.as_strided(
             (len(images), *positions, *positions, *sides), (products.stride(0), *along, *both)
         )
         t = prod(positions)
-        return moved.sum([-1 - i for i in dims]).view(len(images), t, t)
+        return shifted.sum([-1 - i for i in dims]).view(len(images), t, t)
 
 
-def arguments_of(transposed: bool) -> list[str]:
+def convolution_arguments(transposed: bool) -> list[str]:
     """Return what torch's functions for it are called with, in order."""
     rest = ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
     return ["input", "weight", "bias", "stride", "padding", *rest]
 
 
-def convolving(
+def bind_convolution(
     x: Tensor, weight: Tensor, a: dict[str, Any], dims: int, transposed: bool
-) -> tuple[Tensor, Convolving]:
+) -> tuple[Tensor, ConvolutionOptions]:
     """Return the inputs, padded where the padding is lopsided, and how the kernel is applied."""
 
     def each(name: str, default: int) -> list[int]:
@@ -105,8 +105,10 @@ def convolving(
     elif a.get("padding") != "valid":
         padding = each("padding", 0)
     output_padding = each("output_padding", 0)
-    how = Convolving(each("stride", 1), padding, dilation, transposed, output_padding, a.get("groups", 1))
-    return x, how
+    options = ConvolutionOptions(
+        each("stride", 1), padding, dilation, transposed, output_padding, a.get("groups", 1)
+    )
+    return x, options
 
 
 @final
@@ -117,39 +119,39 @@ class ConvolutionGradient(ParameterGradient):
     inputs: Tensor  # (n, channels, ...)
     deltas: Tensor  # (n, d, outputs, ...)
     kernel: Tensor
-    how: Convolving
+    options: ConvolutionOptions
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ, from the products of positions where these are fewer than the numbers of G."""
-        if self._forms:
-            return torch.stack([self_gram(part) for part in self._formed]).sum(0)
-        products = self.how.window_products(self.inputs, self.kernel.shape[2:], self.deltas.shape[3:])
-        return self_gram_by_positions(products, self.deltas.flatten(3).mT)
+        if self._dense_is_cheaper:
+            return torch.stack([gram_from_rows(part) for part in self._dense]).sum(0)
+        products = self.options.window_products(self.inputs, self.kernel.shape[2:], self.deltas.shape[3:])
+        return gram_from_positions(products, self.deltas.flatten(3).mT)
 
     @property
     def _positions(self) -> int:
-        return prod(self.inputs.shape[2:] if self.how.transposed else self.deltas.shape[3:])
+        return prod(self.inputs.shape[2:] if self.options.transposed else self.deltas.shape[3:])
 
     @property
-    def _forms(self) -> bool:
-        if self.how.transposed or self.how.groups > 1:
+    def _dense_is_cheaper(self) -> bool:
+        if self.options.transposed or self.options.groups > 1:
             return True
         d, o, t, i = self.deltas.shape[1], len(self.kernel), self._positions, self.kernel[0].numel()
         sides = prod(self.kernel.shape[2:])
-        pixels = prod(s + 2 * p for s, p in zip(self.inputs.shape[2:], self.how.padding, strict=True))
+        pixels = prod(s + 2 * p for s, p in zip(self.inputs.shape[2:], self.options.padding, strict=True))
         products = min(pixels**2 * self.inputs.shape[1], t * t * i) + t * t * d * d * o
-        moving = 40 * t * t * (sides + 4 * d * d)  # sums of moved products: memory, not arithmetic
-        return d * t * i * o + d * d * i * o <= products + moving
+        shifting = 40 * t * t * (sides + 4 * d * d)  # sums of moved products: memory, not arithmetic
+        return d * t * i * o + d * d * i * o <= products + shifting
 
     def differentiable(self) -> ParameterGradient:
         """Return the same by operations that can be differentiated: G, or its positions."""
-        if not self._forms:
-            windows = self.how.windows(self.inputs, self.kernel.shape[2:])
+        if not self._dense_is_cheaper:
+            windows = self.options.windows(self.inputs, self.kernel.shape[2:])
             return FactoredGradient(windows, self.deltas.flatten(3).mT)
         on_cpu = self.inputs.device.type == "cpu"  # elsewhere, convolutions of many groups are slow
-        if self.how.transposed or self.how.groups > 1 or not on_cpu:
-            return DenseGradient(self._windowed())
-        return DenseGradient(_FormedInGraph.apply(self.inputs, self.deltas, self.kernel, self.how))
+        if self.options.transposed or self.options.groups > 1 or not on_cpu:
+            return DenseGradient(self._from_windows())
+        return DenseGradient(_DenseInGraph.apply(self.inputs, self.deltas, self.kernel, self.options))
 
     def rows(self) -> Tensor:
         """Return G."""
@@ -160,134 +162,138 @@ class ConvolutionGradient(ParameterGradient):
 
     def write(self, out: Tensor) -> None:
         """Put G in its place."""
-        if "_formed" not in self.__dict__ and self._way == "each":
-            self._each(out)
-        elif "_formed" not in self.__dict__ and out.device.type != "cpu":  # in order; moving would be slow
-            out.copy_(self._windowed())
+        if "_dense" not in self.__dict__ and self._strategy == "each":
+            self._per_sample(out)
+        elif "_dense" not in self.__dict__ and out.device.type != "cpu":  # in order; moving would be slow
+            out.copy_(self._from_windows())
         else:
-            k, *_, r = self._formed.shape
-            out.unflatten(2, (r, k)).copy_(self._formed.permute(1, 2, 3, 0))
+            k, *_, r = self._dense.shape
+            out.unflatten(2, (r, k)).copy_(self._dense.permute(1, 2, 3, 0))
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w: of G if it was formed, or by the kernel's backward on weighted gradients."""
-        if "_formed" in self.__dict__:
-            sums = weights.flatten(0, 1).T @ self._formed.flatten(1, 2)
+        if "_dense" in self.__dict__:
+            sums = weights.flatten(0, 1).T @ self._dense.flatten(1, 2)
             return sums.permute(1, 2, 0).flatten(1)
-        if self.how.transposed or self.how.groups > 1:
-            return joined([self._pulled(column) for column in weights.split(1, dim=2)], 0)
-        some = columns_at_once(self.deltas[:, 0].numel())
-        return joined([self._pulled(part) for part in weights.split(some, dim=2)], 0)
+        if self.options.transposed or self.options.groups > 1:
+            return concatenate([self._vjp_columns(column) for column in weights.split(1, dim=2)], 0)
+        some = columns_per_product(self.deltas[:, 0].numel())
+        return concatenate([self._vjp_columns(part) for part in weights.split(some, dim=2)], 0)
 
-    def _pulled(self, weights: Tensor) -> Tensor:
+    def _vjp_columns(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w of a few columns, as the outputs of one larger kernel."""
         c, n = weights.shape[2], len(weights)
         deltas = torch.einsum("ndc,ndq->ncq", weights, self.deltas.flatten(2))
         kernel = self.kernel if c == 1 else self.kernel.repeat(c, *[1] * (self.kernel.dim() - 1))
         shape = (n, c * self.deltas.shape[2], *self.deltas.shape[3:])
-        return self.how.kernel_gradient(self.inputs, deltas.view(shape), kernel).reshape(c, -1)
+        return self.options.kernel_gradient(self.inputs, deltas.view(shape), kernel).reshape(c, -1)
 
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u, by a convolution with u; several directions are outputs of one larger kernel."""
         n = len(self.inputs)
         deltas, parts = self.deltas.flatten(2), []
-        plain = not self.how.transposed and self.how.groups == 1
-        for some in directions.split(columns_at_once(self.deltas[:, 0].numel()) if plain else 1):
+        plain = not self.options.transposed and self.options.groups == 1
+        for some in directions.split(columns_per_product(self.deltas[:, 0].numel()) if plain else 1):
             kernel = some.reshape(len(some) * self.kernel.shape[0], *self.kernel.shape[1:])
-            moved = self.how.forward(self.inputs, kernel)
-            parts.append(product(deltas, moved.reshape(n, len(some), -1)))
-        return joined(parts, 2)
+            transformed = self.options.forward(self.inputs, kernel)
+            parts.append(product(deltas, transformed.reshape(n, len(some), -1)))
+        return concatenate(parts, 2)
 
     def part(self, where: slice) -> "ConvolutionGradient":
         """Return the gradients of some of the samples."""
-        return ConvolutionGradient(self.inputs[where], self.deltas[where], self.kernel, self.how)
+        return ConvolutionGradient(self.inputs[where], self.deltas[where], self.kernel, self.options)
 
     @property
-    def _way(self) -> str:
+    def _strategy(self) -> str:
         """How to form G: each sample by torch's backward, products with moved inputs, or of windows."""
         d, o, t = self.deltas.shape[1], len(self.kernel), self._positions
         on_cpu = self.inputs.device.type == "cpu"
         if on_cpu and d == 1 and t * self.kernel[0].numel() * o >= 2_000_000:
             return "each"
-        if self.how.transposed or self.how.groups > 1 or set(self.how.stride) != {1}:
+        if self.options.transposed or self.options.groups > 1 or set(self.options.stride) != {1}:
             return "windows"
         if on_cpu:
-            return "moved" if d == 1 else "windows"
-        return "moved" if t >= 256 and self.inputs.shape[1] >= 16 else "windows"
+            return "shifts" if d == 1 else "windows"
+        return "shifts" if t >= 256 and self.inputs.shape[1] >= 16 else "windows"
 
     @cached_property
-    def _formed(self) -> Tensor:
+    def _dense(self) -> Tensor:
         """G as (k, n, d, numel / k): k = 1, or the numbers of a kernel side by side."""
-        if self._way == "moved":
-            return self._moved()
-        if self._way == "windows":
-            return self._windowed().unsqueeze(0)
+        if self._strategy == "shifts":
+            return self._from_shifts()
+        if self._strategy == "windows":
+            return self._from_windows().unsqueeze(0)
         out = self.inputs.new_empty(1, *self.deltas.shape[:2], self.kernel.numel())
-        self._each(out[0])
+        self._per_sample(out[0])
         return out
 
-    def _each(self, out: Tensor) -> None:
+    def _per_sample(self, out: Tensor) -> None:
         """Sample after sample: a CPU's own backward is faster than unfolding where there is much to do."""
         for i in range(out.shape[0]):
             for j in range(out.shape[1]):
                 inputs, deltas = self.inputs[i : i + 1], self.deltas[i : i + 1, j]
-                out[i, j] = self.how.kernel_gradient(inputs, deltas, self.kernel).flatten()
+                out[i, j] = self.options.kernel_gradient(inputs, deltas, self.kernel).flatten()
 
-    def _windowed(self) -> Tensor:
+    def _from_windows(self) -> Tensor:
         """Form G by a product of one side with windows of the other, group by group of channels."""
         n, d = self.deltas.shape[:2]
-        inputs, sides, g = self.inputs.unsqueeze(1), self.kernel.shape[2:], self.how.groups
-        met, other = (self.deltas, inputs) if self.how.transposed else (inputs, self.deltas)
+        inputs, sides, g = self.inputs.unsqueeze(1), self.kernel.shape[2:], self.options.groups
+        met, other = (self.deltas, inputs) if self.options.transposed else (inputs, self.deltas)
         images = met.unflatten(2, (g, -1)).flatten(0, 2)
-        windows = self.how.windows(images, sides).unflatten(0, (n, met.shape[1], g))
+        windows = self.options.windows(images, sides).unflatten(0, (n, met.shape[1], g))
         left = other.flatten(3).unflatten(2, (g, -1))
-        if self.how.transposed:
+        if self.options.transposed:
             return (left @ windows).reshape(n, d, -1)
         rows = (
             left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]
         )  # all outputs in one product: windows meet once
         return rows.unflatten(2, (d, -1)).transpose(1, 2).reshape(n, d, -1)
 
-    def _moved(self) -> Tensor:
+    def _from_shifts(self) -> Tensor:
         """Form G by a product for each place of the kernel, with moved inputs: no window is copied.
 
         With both sides as long as padded rows, moving along all dimensions is moving along one.
         """
-        pixels, sides = self.how.padded(self.inputs), self.kernel.shape[2:]
+        pixels, sides = self.options.pad(self.inputs), self.kernel.shape[2:]
         n, d, o = self.deltas.shape[:3]
         row = [int(prod(pixels.shape[3 + i :])) for i in range(len(sides))]  # pixels that a step skips
         missing = [p - s for p, s in zip(pixels.shape[3:], self.deltas.shape[4:], strict=True)]
         deltas = F.pad(self.deltas, [side for m in reversed(missing) for side in (0, m)]).flatten(3)
         t = deltas.shape[3]
         places = torch.cartesian_prod(*(torch.arange(s) for s in sides)).view(-1, len(sides)).tolist()
-        steps = [sum(p * r * e for p, r, e in zip(at, row, self.how.dilation, strict=True)) for at in places]
+        steps = [
+            sum(p * r * e for p, r, e in zip(at, row, self.options.dilation, strict=True)) for at in places
+        ]
         flat = F.pad(pixels.flatten(2), (0, max(0, t + max(steps) - prod(pixels.shape[2:]))))
         left = deltas.flatten(1, 2)
-        found = flat.new_empty(len(steps), n, d * o, flat.shape[1])
+        products = flat.new_empty(len(steps), n, d * o, flat.shape[1])
         for place, step in enumerate(steps):
-            torch.bmm(left, flat[:, :, step : step + t].mT, out=found[place])
-        return found.view(len(steps), n, d, -1)
+            torch.bmm(left, flat[:, :, step : step + t].mT, out=products[place])
+        return products.view(len(steps), n, d, -1)
 
 
-class _FormedInGraph(torch.autograd.Function):
+class _DenseInGraph(torch.autograd.Function):
     """G by whatever is fastest; backwards, each sample meets its own row, all as groups of one call."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, deltas: Tensor, kernel: Tensor, how: Convolving) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, deltas: Tensor, kernel: Tensor, options: ConvolutionOptions
+    ) -> Tensor:
         ctx.save_for_backward(inputs, deltas)
-        ctx.how, ctx.sides = how, kernel.shape[1:]
-        return ConvolutionGradient(inputs, deltas, kernel, how).rows()
+        ctx.options, ctx.sides = options, kernel.shape[1:]
+        return ConvolutionGradient(inputs, deltas, kernel, options).rows()
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None, None]:
         inputs, deltas = ctx.saved_tensors
         n, d, o = deltas.shape[:3]
-        kernels = given[0].reshape(n * d * o, *ctx.sides)
-        each = ctx.how._replace(groups=n)  # samples side by side as groups of channels
+        kernels = grad_outputs[0].reshape(n * d * o, *ctx.sides)
+        each = ctx.options._replace(groups=n)  # samples side by side as groups of channels
         images = inputs.reshape(1, -1, *inputs.shape[2:])
         for_deltas = each.forward(images, kernels).view_as(deltas)
-        side_by_side = deltas.reshape(1, -1, *deltas.shape[3:])
+        grouped = deltas.reshape(1, -1, *deltas.shape[3:])
         only_inputs = [True, False, False]
-        for_inputs = torch.ops.aten.convolution_backward(
-            side_by_side, images, kernels, None, *each, only_inputs
-        )[0]
+        for_inputs = torch.ops.aten.convolution_backward(grouped, images, kernels, None, *each, only_inputs)[
+            0
+        ]
         return for_inputs.view_as(inputs), for_deltas, None, None

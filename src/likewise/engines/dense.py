@@ -1,6 +1,6 @@
-"""The four questions, answered from explicit rows: the reference, slow and sure.
+"""The dense engine: everything from explicit Jacobian rows. Slow, simple, the reference for the traced engine.
 
-Rows are formed a few samples at a time, so that the memory allowed is kept, and dropped again.
+Rows are computed a few samples at a time within max_memory, and dropped again.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from likewise.data import Samples
 from likewise.engines.base import (
     Engine,
     Features,
+    GradientParts,
     JvpResult,
-    Parts,
     Rows,
     VjpResult,
     check_finite,
@@ -29,22 +29,29 @@ from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 
 
 class Source(Protocol):
-    """Who forms rows."""
+    """Computes the rows that a DenseEngine works on."""
 
     def __call__(self, samples: Samples) -> Tensor:
         """Return the rows of samples, (n, d, p)."""
 
     def shape(self, samples: Samples) -> tuple[int, int, int]:
-        """Return d, p and the bytes of a number, before any row is formed."""
+        """Return d, p and the bytes of a number, before any row is computed."""
 
 
-# A chunk of rows takes about seven times its room: per parameter, joined, normalized, twice in float64.
+# A chunk of rows takes about seven times its size: by parameter, concatenated, whitened, twice in float64.
 COPIES = 7
 
 
 @final
 class DenseEngine(Engine):
-    """Answers from rows that `source` forms, in at most about `max_memory` bytes."""
+    """Gradients from dense rows, in at most about `max_memory` bytes.
+
+    Args:
+        source: Computes the rows: Jacobians, or activations.
+        max_memory: Bytes for the rows of one chunk and what is made of them.
+        check: Compares some samples of every pass with autograd, where rows are a network's gradients.
+
+    """
 
     def __init__(
         self,
@@ -53,64 +60,64 @@ class DenseEngine(Engine):
         check: SpotCheck | None = None,
     ) -> None:
         self._source, self._max_memory = source, max_memory
-        self._check = check  # of samples of every pass, where rows are a network's gradients
-        self._size: int | None = None  # samples that fit at once; known after the first call
+        self._check = check
+        self._size: int | None = None  # samples of a chunk; known after the first call
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
-        found = concatenate_powers([self._own(*raw, exponent) for raw in self._chunks(samples)])
-        assert found is not None
-        return found
+        powers = concatenate_powers([self._self_kernel(*raw, exponent) for raw in self._chunks(samples)])
+        assert powers is not None
+        return powers
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
-        """Return S(x); the caller sees to it that they fit."""
-        parts, owns = [], list[Power]()
+        """Return S(x); the caller makes sure that they fit into memory."""
+        parts, self_kernels = [], list[Power]()
         for raw in self._chunks(samples):
             rows = raw[0]
             if exponent:
-                owns.append(self._own(*raw, exponent))
-                rows = whiten_rows(rows, owns[-1], overwrite=True)
+                self_kernels.append(self._self_kernel(*raw, exponent))
+                rows = whiten_rows(rows, self_kernels[-1], overwrite=True)
             parts.append(rows)
-        own = concatenate_powers(owns)
-        return Rows(torch.cat(parts), None if own is None else own.rank)
+        self_kernel = concatenate_powers(self_kernels)
+        return Rows(torch.cat(parts), None if self_kernel is None else self_kernel.rank)
 
     def features(self, samples: Samples, exponent: float) -> Features:
-        """Return S(x), all of it explicit."""
-        found = self.rows(samples, exponent)
-        return Features(found.rows, (), found.ranks)
+        """Return S(x), all of it dense."""
+        explicit = self.rows(samples, exponent)
+        return Features(explicit.rows, (), explicit.ranks)
 
-    def parts(self, samples: Samples) -> Iterator[Parts]:
-        """Yield J(x), all of it one part, and K(x, x) of the same rows."""
+    def parts(self, samples: Samples) -> Iterator[GradientParts]:
+        """Yield J(x) as one dense part, and K(x, x) of the same rows."""
         for raw in self._chunks(samples):
-            rows, own = raw[0], self._own(*raw, 1).matrix
-            yield Parts(torch.zeros_like(own), rows.shape[2], [(0, rows, own)], ())
+            rows, self_kernel = raw[0], self._self_kernel(*raw, 1).matrix
+            yield GradientParts(torch.zeros_like(self_kernel), rows.shape[2], [(0, rows, self_kernel)], ())
 
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
         """Return Σₓ S(x)ᵀ w(x)."""
-        total, owns, start = None, list[Power](), 0
+        total, self_kernels, start = None, list[Power](), 0
         for raw in self._chunks(samples):
             rows = raw[0]
             part = weights[start : start + len(rows)].to(rows.device, accumulation_dtype(rows))
             start += len(rows)
             if exponent:
-                owns.append(self._own(*raw, exponent))
-                part = owns[-1].matrix @ part
+                self_kernels.append(self._self_kernel(*raw, exponent))
+                part = self_kernels[-1].matrix @ part
             term = part.flatten(0, 1).T @ rows.flatten(0, 1).to(part.dtype)
             total = term if total is None else total.add_(term)
         assert total is not None and start == len(weights)
-        return VjpResult(total, concatenate_powers(owns))
+        return VjpResult(total, concatenate_powers(self_kernels))
 
     def jvp(
-        self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None
+        self, samples: Samples, directions: Tensor, exponent: float, self_kernel: Power | None = None
     ) -> JvpResult:
         """Return S(x) u for each direction u."""
-        outputs, owns = [], list[Power]()
+        outputs, self_kernels = [], list[Power]()
         for raw in self._chunks(samples):
             rows = raw[0]
             outputs.append(rows.to(directions.dtype) @ directions.T)
-            if exponent and own is None:
-                owns.append(self._own(*raw, exponent))
-        return whiten_outputs(torch.cat(outputs), own or concatenate_powers(owns))
+            if exponent and self_kernel is None:
+                self_kernels.append(self._self_kernel(*raw, exponent))
+        return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
 
     def finish_checks(self) -> None:
         """Check a sample of the pass."""
@@ -126,15 +133,15 @@ class DenseEngine(Engine):
             computed = self._source(part)
             check_finite(computed, part)
             if self._check is not None:
-                self._check.offer(part, None, partial(_combined, computed), computed.shape[1])
+                self._check.offer(part, None, partial(_combine_rows, computed), computed.shape[1])
             rows = computed.to(torch.promote_types(computed.dtype, torch.float32))
             yield rows, rank_floor(computed.dtype)
 
-    def _own(self, rows: Tensor, floor: float, exponent: float) -> Power:
+    def _self_kernel(self, rows: Tensor, floor: float, exponent: float) -> Power:
         exact = rows.to(accumulation_dtype(rows))
         return matrix_power(exact @ exact.mT, exponent, floor)
 
 
-def _combined(rows: Tensor, place: int, u: Tensor) -> Tensor:
-    """Return J(x)ᵀ u of the sample at a place, (p,)."""
+def _combine_rows(rows: Tensor, place: int, u: Tensor) -> Tensor:
+    """Return J(x)ᵀ u of the sample at a position, (p,)."""
     return u.to(rows) @ rows[place]

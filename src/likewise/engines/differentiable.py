@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
-from likewise.engines.double_backward import TWICE, FunctionSubstitution, Substitutes
+from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution, Substitutes
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, SharedGradient
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.group_sums import group_sums, weighted_sums
 from likewise.engines.reference import full_float32
-from likewise.engines.tracer import WAYS, Trace, UntraceableError, repeat_samples
+from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
 from likewise.engines.validation import check_independent_samples, find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.model import Network, Parameters
@@ -37,19 +37,19 @@ class DifferentiableGradients:
 
     chunk: GradientBatch
     parts: list[ParameterGradient]  # its pieces, small ones side by side
-    own: Tensor  # (n, d, d) K(x, x), float64
+    self_kernel: Tensor  # (n, d, d) K(x, x), float64
     dtype: torch.dtype  # of the model
     finite: Tensor | None = None  # (n,) which samples have a finite gradient, if not all do
 
     @cached_property
     def root(self) -> Power:
         """K(x, x)^-½."""
-        if is_recording() and self.own.device.type == "cuda" and self.d > 1:
+        if is_recording() and self.self_kernel.device.type == "cuda" and self.d > 1:
             raise ValueError(
                 f"The term of {self.d} outputs needs eigenvectors, which a GPU cannot record: take a readout "
                 "of one output, such as label_against_rest, or the term as it is."
             )
-        return inverse_root(self.own, rank_floor(self.dtype))
+        return inverse_root(self.self_kernel, rank_floor(self.dtype))
 
     @property
     def d(self) -> int:
@@ -63,11 +63,11 @@ class DifferentiableGradients:
 
     def pairs(self) -> Tensor:
         """Return tr S(x) S(x')ᵀ / d of the first half of the batch with the second, (n / 2,)."""
-        n = len(self.own) // 2
+        n = len(self.self_kernel) // 2
         roots = self.root.matrix
         blocks = torch.zeros_like(roots[:n])
-        for piece in self.parts:
-            blocks = blocks + _matched(piece, n)
+        for gradient in self.parts:
+            blocks = blocks + _matched(gradient, n)
         return torch.einsum("nde,nef,nfd->n", roots[:n], blocks, roots[n:]) / self.d
 
     def sums(self, groups: list[Tensor]) -> Tensor:
@@ -82,16 +82,17 @@ class DifferentiableGradients:
         """Return S(x) u for each of the directions u (c, p), (n, d, c)."""
         named = dict(zip(numels, directions.split(list(numels.values()), dim=1), strict=True))
         moved = sum(
-            piece.jvp(named[name].to(_dtype(piece))).to(self.own) for name, piece in self.chunk.pieces.items()
+            gradient.jvp(named[name].to(_dtype(gradient))).to(self.self_kernel)
+            for name, gradient in self.chunk.by_parameter.items()
         )
         return self.root.matrix @ moved
 
     def total(self, numels: dict[str, int]) -> Tensor:
         """Return Σ S(x), (d, p), in float64, without a graph."""
-        weights, pieces = self.root.matrix.detach(), self.chunk.pieces
+        weights, gradients = self.root.matrix.detach(), self.chunk.by_parameter
         parts = [
-            pieces[name].vjp(weights.to(_dtype(pieces[name]))).detach().to(weights)
-            if name in pieces
+            gradients[name].vjp(weights.to(_dtype(gradients[name]))).detach().to(weights)
+            if name in gradients
             else weights.new_zeros(self.d, numel)
             for name, numel in numels.items()
         ]
@@ -99,7 +100,7 @@ class DifferentiableGradients:
 
 
 def differentiable_gradients(
-    net: Network, samples: Samples, instead: Substitutes = TWICE
+    net: Network, samples: Samples, substitutes: Substitutes = SECOND_ORDER
 ) -> DifferentiableGradients:
     """Return the gradients of a batch, differentiable in the model's own parameters.
 
@@ -109,21 +110,21 @@ def differentiable_gradients(
     finite = None if is_recording() else _finite_inputs(samples)
     with net.evaluation_mode(), torch.enable_grad():
         if finite is not None and not finite.all():
-            return _without(net, samples, finite, instead)
-        chunk = _gathered(net, samples, instead)
-        parts = _merged(list(chunk.pieces.values()))
+            return _leave_out(net, samples, finite, substitutes)
+        chunk = _compute_gradients(net, samples, substitutes)
+        parts = _merge_small(list(chunk.by_parameter.values()))
         if not parts:
             raise ValueError(
                 "The outputs depend on none of the chosen parameters: there is nothing to compare."
             )
-        own = parts[0].own()
-        for piece in parts[1:]:
-            own = own + piece.own()
+        self_kernel = parts[0].self_gram()
+        for gradient in parts[1:]:
+            self_kernel = self_kernel + gradient.self_gram()
         if not is_recording():
-            finite = own.detach().flatten(1).sum(1).isfinite()
+            finite = self_kernel.detach().flatten(1).sum(1).isfinite()
             if not finite.all():
-                return _without(net, samples, finite, instead)
-        return DifferentiableGradients(chunk, parts, own, net.dtype)
+                return _leave_out(net, samples, finite, substitutes)
+        return DifferentiableGradients(chunk, parts, self_kernel, net.dtype)
 
 
 def live_parameters(net: Network) -> Parameters:
@@ -153,7 +154,9 @@ def _finite_inputs(samples: Samples) -> Tensor:
     return finite
 
 
-def _without(net: Network, samples: Samples, finite: Tensor, instead: Substitutes) -> DifferentiableGradients:
+def _leave_out(
+    net: Network, samples: Samples, finite: Tensor, substitutes: Substitutes
+) -> DifferentiableGradients:
     """Return those of the finite samples; the others have no gradient, and are not to be counted."""
     wrong = samples.ids.cpu()[~finite.cpu()].tolist()
     shown = f"{', '.join(map(str, wrong[:10]))}{', ...' if len(wrong) > 10 else ''}"
@@ -170,25 +173,28 @@ def _without(net: Network, samples: Samples, finite: Tensor, instead: Substitute
     labels = None if samples.labels is None else samples.labels[places]
     leaves, spec = tree_flatten(samples.inputs)
     rest = Samples(tree_unflatten([leaf[places] for leaf in leaves], spec), labels, samples.ids[places])
-    found = differentiable_gradients(net, rest, instead)
-    n, where = len(samples), places.to(found.own.device)
+    finite_part = differentiable_gradients(net, rest, substitutes)
+    n, where = len(samples), places.to(finite_part.self_kernel.device)
 
     def spread(value: Tensor) -> Tensor:
         return value.new_zeros(n, *value.shape[1:]).index_copy(0, where, value)
 
     rows: dict[str, ParameterGradient] = {
-        name: DenseGradient(spread(piece.rows())) for name, piece in found.chunk.pieces.items()
+        name: DenseGradient(spread(gradient.rows()))
+        for name, gradient in finite_part.chunk.by_parameter.items()
     }
-    chunk = GradientBatch(samples, found.d, rows, net.called(live_parameters(net), samples.inputs))
+    chunk = GradientBatch(samples, finite_part.d, rows, net.called(live_parameters(net), samples.inputs))
     known = finite.to(where.device)
-    return DifferentiableGradients(chunk, _merged(list(rows.values())), spread(found.own), net.dtype, known)
+    return DifferentiableGradients(
+        chunk, _merge_small(list(rows.values())), spread(finite_part.self_kernel), net.dtype, known
+    )
 
 
-def _gathered(net: Network, samples: Samples, instead: Substitutes) -> GradientBatch:
+def _compute_gradients(net: Network, samples: Samples, substitutes: Substitutes) -> GradientBatch:
     """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
     parameters = live_parameters(net)
     if len(samples) == 1:  # PyTorch is wrong about some batches of one
-        alone = _gathered(net, repeat_samples(samples, 2), instead).part(slice(0, 1))
+        alone = _compute_gradients(net, repeat_samples(samples, 2), substitutes).part(slice(0, 1))
         return replace(alone, returned=net.called(parameters, samples.inputs))
     key = (_readout_key(net.readout), net.names, _signature(samples))
     known = _traces.setdefault(net.model, {})
@@ -201,10 +207,10 @@ def _gathered(net: Network, samples: Samples, instead: Substitutes) -> GradientB
         if trace is None:
             break
         try:
-            return compute_gradients(net, trace, samples, parameters, instead)
+            return compute_gradients(net, trace, samples, parameters, substitutes)
         except UntraceableError:  # it branches on its data: perhaps another trace fits
             known[key] = _checked_trace(net, samples)
-    with FunctionSubstitution(instead):
+    with FunctionSubstitution(substitutes):
         return _one_by_one(net, samples, parameters)
 
 
@@ -223,10 +229,10 @@ def _checked_trace(net: Network, samples: Samples) -> Trace | None:
     """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
     check_independent_samples(net, samples[:3])
     with torch.no_grad(), full_float32():
-        for way in WAYS:
+        for trace_function in TRACE_FUNCTIONS:
             try:
-                trace = way(net, samples[:3])
-                fault = find_fault(net, samples[:3], way=way)
+                trace = trace_function(net, samples[:3])
+                fault = find_fault(net, samples[:3], trace_function=trace_function)
                 if fault is None:
                     return trace
                 reason, remedy = fault
@@ -246,7 +252,7 @@ def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Gradi
         pair = repeat_samples(sample, 2)
         output = net.function(parameters, pair.inputs, pair.labels, pair.ids)
         values = [parameters[name] for name in net.names]
-        found = [
+        gradients = [
             torch.autograd.grad(one, values, create_graph=True, allow_unused=True)
             for one in output[0].unbind()
         ]
@@ -257,7 +263,7 @@ def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Gradi
                     for g, v in zip(one, values, strict=True)
                 ]
             )
-            for one in found
+            for one in gradients
         ]
         rows.append(torch.stack(filled))
     parts = torch.stack(rows).split(list(net.numels.values()), dim=2)
@@ -267,31 +273,44 @@ def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Gradi
     return GradientBatch(samples, rows[0].shape[0], named, net.called(parameters, samples.inputs))
 
 
-def _matched(piece: ParameterGradient, n: int) -> Tensor:
+def _matched(gradient: ParameterGradient, n: int) -> Tensor:
     """Return J(x) J(x')ᵀ in one parameter, of the first n samples with the next n, (n, d, d)."""
-    if isinstance(piece, FactoredGradient):
-        a, b, delta, other = piece.inputs[:n], piece.inputs[n:], piece.deltas[:n], piece.deltas[n:]
+    if isinstance(gradient, FactoredGradient):
+        a, b, delta, other = (
+            gradient.inputs[:n],
+            gradient.inputs[n:],
+            gradient.deltas[:n],
+            gradient.deltas[n:],
+        )
         _, d, t, o = delta.shape
         if t * t * (a.shape[2] + d * d * o) < d * a.shape[2] * o * (2 * t + d):
             return torch.einsum("nts,ndto,neso->nde", a @ b.mT, delta, other)
-    rows = piece.rows()
+    rows = gradient.rows()
     return rows[:n] @ rows[n:].mT
 
 
-def _merged(pieces: list[ParameterGradient]) -> list[ParameterGradient]:
+def _merge_small(gradients: list[ParameterGradient]) -> list[ParameterGradient]:
     """Return the pieces with small explicit ones joined: many small operations take longer than one."""
-    small = [piece.gradients for piece in pieces if isinstance(piece, DenseGradient) and _is_small(piece)]
+    small = [
+        gradient.gradients
+        for gradient in gradients
+        if isinstance(gradient, DenseGradient) and _is_small(gradient)
+    ]
     if len(small) < 2:
-        return pieces
-    rest = [piece for piece in pieces if not (isinstance(piece, DenseGradient) and _is_small(piece))]
+        return gradients
+    rest = [
+        gradient
+        for gradient in gradients
+        if not (isinstance(gradient, DenseGradient) and _is_small(gradient))
+    ]
     return [*rest, DenseGradient(torch.cat(small, 2))]
 
 
-def _is_small(piece: DenseGradient) -> bool:
-    return piece.gradients.shape[2] <= 4096
+def _is_small(gradient: DenseGradient) -> bool:
+    return gradient.gradients.shape[2] <= 4096
 
 
-def _dtype(piece: ParameterGradient) -> torch.dtype:
-    while isinstance(piece, SharedGradient):
-        piece = piece.matrix
-    return piece.gradients.dtype if isinstance(piece, DenseGradient) else piece.deltas.dtype  # type: ignore[attr-defined]
+def _dtype(gradient: ParameterGradient) -> torch.dtype:
+    while isinstance(gradient, SharedGradient):
+        gradient = gradient.matrix
+    return gradient.gradients.dtype if isinstance(gradient, DenseGradient) else gradient.deltas.dtype  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from likewise.engines.convolution import Convolving, arguments_of, convolving
+from likewise.engines.convolution import ConvolutionOptions, bind_convolution, convolution_arguments
 
 
 def layer_norm(
@@ -23,7 +23,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Return F.layer_norm."""
-    hat = _standardized(input, tuple(range(-len(tuple(normalized_shape)), 0)), eps)
+    hat = _standardize(input, tuple(range(-len(tuple(normalized_shape)), 0)), eps)
     hat = hat if weight is None else hat * weight
     return hat if bias is None else hat + bias
 
@@ -41,12 +41,12 @@ def instance_norm(
     """Return F.instance_norm."""
     if not use_input_stats:
         return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    hat, shape = _standardized(input, tuple(range(2, input.dim())), eps), (-1, *[1] * (input.dim() - 2))
+    hat, shape = _standardize(input, tuple(range(2, input.dim())), eps), (-1, *[1] * (input.dim() - 2))
     hat = hat if weight is None else hat * weight.view(shape)
     return hat if bias is None else hat + bias.view(shape)
 
 
-def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+def _standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     centered = x - x.mean(dims, keepdim=True)
     return centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
@@ -85,17 +85,17 @@ class _Outputs(torch.autograd.Function):
     """x * w + b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, how: Convolving) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, options: ConvolutionOptions) -> Tensor:
         ctx.save_for_backward(x, w)
-        ctx.how = how
-        return torch.ops.aten.convolution(x, w, b, *how)
+        ctx.options = options
+        return torch.ops.aten.convolution(x, w, b, *options)
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        (x, w), (g,), needed = ctx.saved_tensors, given, ctx.needs_input_grad
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (x, w), (g,), needed = ctx.saved_tensors, grad_outputs, ctx.needs_input_grad
         return (
-            _ForInputs.apply(g, w, x.detach(), ctx.how) if needed[0] else None,
-            _ForKernel.apply(x, g, w.detach(), ctx.how) if needed[1] else None,
+            _ForInputs.apply(g, w, x.detach(), ctx.options) if needed[0] else None,
+            _ForKernel.apply(x, g, w.detach(), ctx.options) if needed[1] else None,
             g.sum([0, *range(2, g.dim())]) if needed[2] else None,
             None,
         )
@@ -105,17 +105,17 @@ class _ForInputs(torch.autograd.Function):
     """The gradient in the inputs, for output gradients g; `like`: inputs of that shape."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, how: Convolving) -> Tensor:
+    def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, options: ConvolutionOptions) -> Tensor:
         ctx.save_for_backward(g, w)
-        ctx.how = how
-        return _backward(g, like, w, None, *how, [True, False, False])[0]
+        ctx.options = options
+        return _backward(g, like, w, None, *options, [True, False, False])[0]
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        (g, w), (x,), needed = ctx.saved_tensors, given, ctx.needs_input_grad
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (g, w), (x,), needed = ctx.saved_tensors, grad_outputs, ctx.needs_input_grad
         return (
-            _Outputs.apply(x, w, None, ctx.how) if needed[0] else None,
-            _ForKernel.apply(x, g, w.detach(), ctx.how) if needed[1] else None,
+            _Outputs.apply(x, w, None, ctx.options) if needed[0] else None,
+            _ForKernel.apply(x, g, w.detach(), ctx.options) if needed[1] else None,
             None,
             None,
         )
@@ -125,35 +125,35 @@ class _ForKernel(torch.autograd.Function):
     """The gradient in the kernel, summed over samples; `like`: a kernel of that shape."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor, like: Tensor, how: Convolving) -> Tensor:
+    def forward(ctx: Any, x: Tensor, g: Tensor, like: Tensor, options: ConvolutionOptions) -> Tensor:
         ctx.save_for_backward(x, g)
-        ctx.how = how
-        return _backward(g, x, like, None, *how, [False, True, False])[1]
+        ctx.options = options
+        return _backward(g, x, like, None, *options, [False, True, False])[1]
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        (x, g), (w,), needed = ctx.saved_tensors, given, ctx.needs_input_grad
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (x, g), (w,), needed = ctx.saved_tensors, grad_outputs, ctx.needs_input_grad
         return (
-            _ForInputs.apply(g, w, x.detach(), ctx.how) if needed[0] else None,
-            _Outputs.apply(x, w, None, ctx.how) if needed[1] else None,
+            _ForInputs.apply(g, w, x.detach(), ctx.options) if needed[0] else None,
+            _Outputs.apply(x, w, None, ctx.options) if needed[1] else None,
             None,
             None,
         )
 
 
-def _convolved(dims: int, transposed: bool) -> Callable[..., Tensor]:
-    original, names = getattr(F, _name(dims, transposed)), arguments_of(transposed)
+def _replace_convolution(dims: int, transposed: bool) -> Callable[..., Tensor]:
+    original, names = getattr(F, _name(dims, transposed)), convolution_arguments(transposed)
 
-    def convolved(*args: Any, **kwargs: Any) -> Tensor:
+    def convolve(*args: Any, **kwargs: Any) -> Tensor:
         a = {**dict(zip(names, args, strict=False)), **kwargs}
         x, weight = a["input"], a["weight"]
         if x.dim() != dims + 2 or isinstance(a.get("padding"), str) or _is_special(x, weight):
-            found: Tensor = original(*args, **kwargs)
-            return found
-        x, how = convolving(x, weight, a, dims, transposed)
-        return _Outputs.apply(x, weight, a.get("bias"), how)
+            outputs: Tensor = original(*args, **kwargs)
+            return outputs
+        x, options = bind_convolution(x, weight, a, dims, transposed)
+        return _Outputs.apply(x, weight, a.get("bias"), options)
 
-    return convolved
+    return convolve
 
 
 def _is_special(x: Tensor, weight: Tensor) -> bool:
@@ -169,28 +169,28 @@ def _name(dims: int, transposed: bool) -> str:
 
 
 CONVOLUTIONS = {
-    getattr(F, _name(dims, transposed)): _convolved(dims, transposed)
+    getattr(F, _name(dims, transposed)): _replace_convolution(dims, transposed)
     for dims in (1, 2, 3)
     for transposed in (False, True)
 }
 
 
 Substitutes = dict[Callable[..., Any], Callable[..., Any]]
-TWICE: Substitutes = {  # for second derivatives, which are wrong under vmap where there is no rule
+SECOND_ORDER: Substitutes = {  # for second derivatives, which are wrong under vmap where there is no rule
     F.instance_norm: instance_norm,
     torch.instance_norm: torch_instance_norm,
     torch.layer_norm: torch_layer_norm,
     **CONVOLUTIONS,
 }
-THRICE: Substitutes = {**TWICE, F.layer_norm: layer_norm}  # for third ones
+THIRD_ORDER: Substitutes = {**SECOND_ORDER, F.layer_norm: layer_norm}  # for third ones
 
 
 class FunctionSubstitution(TorchFunctionMode):
     """Calls something else in the place of some functions."""
 
-    def __init__(self, instead: Substitutes) -> None:
+    def __init__(self, substitutes: Substitutes) -> None:
         super().__init__()
-        self._instead = instead
+        self._substitutes = substitutes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._instead.get(func, func)(*args, **(kwargs or {}))
+        return self._substitutes.get(func, func)(*args, **(kwargs or {}))

@@ -21,7 +21,7 @@ class ParameterGradient(ABC):
     """Gradients of one parameter."""
 
     @abstractmethod
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ of each sample, (n, d, d)."""
 
     def to(self, dtype: torch.dtype) -> "ParameterGradient":
@@ -60,9 +60,9 @@ class DenseGradient(ParameterGradient):
 
     gradients: Tensor  # (n, d, numel)
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ of each sample."""
-        return self_gram(self.gradients)
+        return gram_from_rows(self.gradients)
 
     def rows(self) -> Tensor:
         """Return G."""
@@ -90,14 +90,14 @@ class FactoredGradient(ParameterGradient):
     deltas: Tensor  # (n, d, t, o)
     inputs_first: bool = False  # the parameter is (i, o) instead of (o, i)
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ, from G or from the Gram matrices of positions, whichever takes less."""
         if self.deltas.shape[2] == 1:
             deltas = self.deltas[:, :, 0].to(accumulation_dtype(self.deltas))
             return deltas @ deltas.mT * _norms(self.inputs)
-        if self._forms:
-            return self_gram(self._formed)
-        return self_gram_by_positions(self.inputs @ self.inputs.mT, self.deltas)
+        if self._dense_is_cheaper:
+            return gram_from_rows(self._dense)
+        return gram_from_positions(self.inputs @ self.inputs.mT, self.deltas)
 
     @property
     def is_outer(self) -> bool:
@@ -107,41 +107,41 @@ class FactoredGradient(ParameterGradient):
         return t == 1 and d * i * o > i + d * o
 
     @property
-    def _forms(self) -> bool:
+    def _dense_is_cheaper(self) -> bool:
         _, d, t, o = self.deltas.shape
-        return t > 1 and forming_is_cheaper(d, t, self.inputs.shape[2], o)
+        return t > 1 and dense_is_cheaper(d, t, self.inputs.shape[2], o)
 
     def rows(self) -> Tensor:
         """Return G."""
-        return self._formed
+        return self._dense
 
     @cached_property
-    def _formed(self) -> Tensor:
+    def _dense(self) -> Tensor:
         inputs, deltas = self.inputs.unsqueeze(1), self.deltas
         product = inputs.mT @ deltas if self.inputs_first else deltas.mT @ inputs
         return product.flatten(2)
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w: of G if it was formed, or one matrix product over samples and positions."""
-        if "_formed" in self.__dict__:
-            return DenseGradient(self._formed).vjp(weights)
+        if "_dense" in self.__dict__:
+            return DenseGradient(self._dense).vjp(weights)
         inputs, parts = self.inputs.flatten(0, 1), []
-        for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
+        for some in weights.split(columns_per_product(self.deltas[:, 0].numel()), dim=2):
             deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
             sides = (inputs.T, deltas.mT) if self.inputs_first else (deltas.mT, inputs.T)
             parts.append(split_product(*sides).flatten(1))
-        return joined(parts, 0)
+        return concatenate(parts, 0)
 
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u = Σ_t δ_t · (u a_t)."""
         n, _, t, o = self.deltas.shape
         i = self.inputs.shape[2]
         inputs, deltas, parts = self.inputs.flatten(0, 1), self.deltas.flatten(2), []
-        for some in directions.split(columns_at_once(n * t * o)):
-            side_by_side = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
-            moved = inputs @ side_by_side.transpose(0, 1).flatten(1)  # one product for all directions
-            parts.append(product(deltas, moved.view(n, t, -1, o).transpose(1, 2).flatten(2)))
-        return joined(parts, 2)
+        for some in directions.split(columns_per_product(n * t * o)):
+            matrices = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
+            transformed = inputs @ matrices.transpose(0, 1).flatten(1)  # one product for all directions
+            parts.append(product(deltas, transformed.view(n, t, -1, o).transpose(1, 2).flatten(2)))
+        return concatenate(parts, 2)
 
     def part(self, where: slice) -> "FactoredGradient":
         """Return the gradients of some of the samples."""
@@ -157,22 +157,22 @@ class EmbeddingGradient(ParameterGradient):
     deltas: Tensor  # (n, d, t, o)
     size: int  # rows of the table
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ: positions that take the same row meet."""
         same = (self.indices[:, :, None] == self.indices[:, None, :]) & (self.indices >= 0)[:, :, None]
-        return self_gram_by_positions(same.to(self.deltas), self.deltas)
+        return gram_from_positions(same.to(self.deltas), self.deltas)
 
     def rows(self) -> Tensor:
         """Return G, mostly zeros."""
         n, d, _, o = self.deltas.shape
-        found = self.deltas.new_zeros(n, d, self.size + 1, o)
+        rows = self.deltas.new_zeros(n, d, self.size + 1, o)
         where = (self.indices % (self.size + 1))[:, None, :, None].expand_as(self.deltas)
-        return found.scatter_add(2, where, self.deltas)[:, :, : self.size].flatten(2)
+        return rows.scatter_add(2, where, self.deltas)[:, :, : self.size].flatten(2)
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
         where, parts = (self.indices % (self.size + 1)).flatten(), []
-        for some in weights.split(columns_at_once(self.deltas[:, 0].numel()), dim=2):
+        for some in weights.split(columns_per_product(self.deltas[:, 0].numel()), dim=2):
             deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
             total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
             parts.append(total.index_add(1, where, deltas)[:, : self.size].flatten(1))
@@ -182,10 +182,10 @@ class EmbeddingGradient(ParameterGradient):
         """Return G u: the rows taken from u."""
         table = directions.view(len(directions), self.size, -1)
         known, parts = (self.indices >= 0)[None, :, :, None], []
-        for some in table.split(columns_at_once(self.deltas[:, 0].numel())):
-            taken = some[:, self.indices.clamp(min=0)] * known
-            parts.append(product(self.deltas.flatten(2), taken.transpose(0, 1).flatten(2)))
-        return joined(parts, 2)
+        for some in table.split(columns_per_product(self.deltas[:, 0].numel())):
+            gathered = some[:, self.indices.clamp(min=0)] * known
+            parts.append(product(self.deltas.flatten(2), gathered.transpose(0, 1).flatten(2)))
+        return concatenate(parts, 2)
 
     def part(self, where: slice) -> "EmbeddingGradient":
         """Return the gradients of some of the samples."""
@@ -207,34 +207,34 @@ class SlicedGradient(ParameterGradient):
             {start: part.to(dtype) for start, part in self.parts.items()}, self.sizes, self.numel
         )
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ."""
-        return torch.stack([part.own() for part in self.parts.values()]).sum(0)
+        return torch.stack([part.self_gram() for part in self.parts.values()]).sum(0)
 
     def rows(self) -> Tensor:
         """Return G."""
         rows = {start: part.rows() for start, part in self.parts.items()}
         first = next(iter(rows.values()))
-        found = first.new_zeros(*first.shape[:2], self.numel)
+        total = first.new_zeros(*first.shape[:2], self.numel)
         for start, value in rows.items():
-            found[:, :, start : start + self.sizes[start]] = value
-        return found
+            total[:, :, start : start + self.sizes[start]] = value
+        return total
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
-        pulled = {start: part.vjp(weights) for start, part in self.parts.items()}
-        first = next(iter(pulled.values()))
-        found = first.new_zeros(len(first), self.numel)
-        for start, value in pulled.items():
-            found[:, start : start + self.sizes[start]] = value
-        return found
+        sums = {start: part.vjp(weights) for start, part in self.parts.items()}
+        first = next(iter(sums.values()))
+        total = first.new_zeros(len(first), self.numel)
+        for start, value in sums.items():
+            total[:, start : start + self.sizes[start]] = value
+        return total
 
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u."""
-        moved = [
+        transformed = [
             part.jvp(directions[:, start : start + self.sizes[start]]) for start, part in self.parts.items()
         ]
-        return torch.stack(moved).sum(0)
+        return torch.stack(transformed).sum(0)
 
     def transposed(self) -> "SlicedGradient":
         """Return the same of a stack of matrices, one in each part, that are transposed."""
@@ -248,59 +248,59 @@ class SubsetGradient(ParameterGradient):
     """G of which only some samples are not 0."""
 
     samples: Tensor  # (m,) their places
-    piece: ParameterGradient  # of these
+    gradient: ParameterGradient  # of these
     n: int  # samples in all
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ."""
-        return self._spread(self.piece.own())
+        return self._spread(self.gradient.self_gram())
 
     def rows(self) -> Tensor:
         """Return G."""
-        return self._spread(self.piece.rows())
+        return self._spread(self.gradient.rows())
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
-        return self.piece.vjp(weights[self.samples.to(weights.device)])
+        return self.gradient.vjp(weights[self.samples.to(weights.device)])
 
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u."""
-        return self._spread(self.piece.jvp(directions))
+        return self._spread(self.gradient.jvp(directions))
 
     def _spread(self, value: Tensor) -> Tensor:
         empty = value.new_zeros(self.n, *value.shape[1:])
         return empty.index_copy(0, self.samples.to(value.device), value)
 
 
-def _transposed(piece: ParameterGradient) -> ParameterGradient:
-    if isinstance(piece, SubsetGradient):
-        return SubsetGradient(piece.samples, _transposed(piece.piece), piece.n)
-    assert isinstance(piece, FactoredGradient)
-    return FactoredGradient(piece.inputs, piece.deltas, not piece.inputs_first)
+def _transposed(gradient: ParameterGradient) -> ParameterGradient:
+    if isinstance(gradient, SubsetGradient):
+        return SubsetGradient(gradient.samples, _transposed(gradient.gradient), gradient.n)
+    assert isinstance(gradient, FactoredGradient)
+    return FactoredGradient(gradient.inputs, gradient.deltas, not gradient.inputs_first)
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, ParameterGradient) or (isinstance(value, Tensor) and value.is_floating_point())
 
 
-def forming_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
+def dense_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
     """Whether G Gᵀ takes less from G than from Gram matrices of its t positions."""
     by_positions = t * t * (i + d * d * o)
     by_forming = d * t * i * o + d * d * i * o
     return by_forming <= by_positions
 
 
-def joined(parts: list[Tensor], dim: int) -> Tensor:
+def concatenate(parts: list[Tensor], dim: int) -> Tensor:
     """Return parts as one, without a copy where there is but one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def columns_at_once(numel: int) -> int:
+def columns_per_product(numel: int) -> int:
     """Return how many columns of weights to take together, at so many numbers each: about 64 MiB."""
     return max(1, 2**24 // max(1, numel))
 
 
-def self_gram(gradients: Tensor) -> Tensor:
+def gram_from_rows(gradients: Tensor) -> Tensor:
     """Return G Gᵀ of each sample, for G (n, d, numel)."""
     if gradients.shape[1] == 1:
         return _norms(gradients)
@@ -319,7 +319,7 @@ def _norms(tensor: Tensor) -> Tensor:
     ).square()
 
 
-def self_gram_by_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
+def gram_from_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
     """Return Σ_ts (a_t·a_s)(δ_t·δ_s) for each pair of outputs, given a_t·a_s (n, t, t)."""
     n, d, t, _ = deltas.shape
     if d == 1:
@@ -330,54 +330,54 @@ def self_gram_by_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
     return torch.einsum("ndtes,nts->nde", pairs, inputs.to(pairs))
 
 
-def summed(uses: list[ParameterGradient]) -> ParameterGradient:
+def sum_gradients(uses: list[ParameterGradient]) -> ParameterGradient:
     """Return the sum of the pieces of one parameter."""
     if len(uses) == 1:
         return uses[0]
     sliced = [use for use in uses if isinstance(use, SlicedGradient)]
     if len(sliced) == len(uses):
-        return _slices_side_by_side(sliced)
+        return _concatenate_slices(sliced)
     factored = [use for use in uses if isinstance(use, FactoredGradient)]
     indexed = [use for use in uses if isinstance(use, EmbeddingGradient)]
     if len(factored) + len(indexed) < len(uses) or len({use.inputs_first for use in factored}) > 1:
-        return _formed(uses)
-    table = _indices_side_by_side(indexed) if indexed else None
-    matrix = _factors_side_by_side(factored) if factored else None
+        return _sum_dense(uses)
+    table = _concatenate_indices(indexed) if indexed else None
+    matrix = _concatenate_factors(factored) if factored else None
     if table is None or matrix is None:
-        found = table or matrix
-        assert found is not None
-        return found
+        only = table or matrix
+        assert only is not None
+        return only
     return SharedGradient(matrix, table)
 
 
-def _formed(uses: list[ParameterGradient]) -> ParameterGradient:
+def _sum_dense(uses: list[ParameterGradient]) -> ParameterGradient:
     total = uses[0].rows().clone()
     for use in uses[1:]:
         total += use.rows()
     return DenseGradient(total)
 
 
-def _slices_side_by_side(uses: list[SlicedGradient]) -> ParameterGradient:
+def _concatenate_slices(uses: list[SlicedGradient]) -> ParameterGradient:
     """Return the sum of slices, in slices where these are the same or do not overlap."""
     parts: dict[int, list[ParameterGradient]] = {}
     sizes: dict[int, int] = {}
     for use in uses:
         for start, part in use.parts.items():
             if sizes.setdefault(start, use.sizes[start]) != use.sizes[start]:
-                return _formed(list(uses))
+                return _sum_dense(list(uses))
             parts.setdefault(start, []).append(part)
     ends = [(start, start + size) for start, size in sorted(sizes.items())]
     if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-        return _formed(list(uses))
-    return SlicedGradient({start: summed(same) for start, same in parts.items()}, sizes, uses[0].numel)
+        return _sum_dense(list(uses))
+    return SlicedGradient({start: sum_gradients(same) for start, same in parts.items()}, sizes, uses[0].numel)
 
 
-def _factors_side_by_side(uses: list[FactoredGradient]) -> FactoredGradient:
+def _concatenate_factors(uses: list[FactoredGradient]) -> FactoredGradient:
     inputs = torch.cat([use.inputs for use in uses], 1)
     return FactoredGradient(inputs, torch.cat([use.deltas for use in uses], 2), uses[0].inputs_first)
 
 
-def _indices_side_by_side(uses: list[EmbeddingGradient]) -> EmbeddingGradient:
+def _concatenate_indices(uses: list[EmbeddingGradient]) -> EmbeddingGradient:
     indices = torch.cat([use.indices for use in uses], 1)
     return EmbeddingGradient(indices, torch.cat([use.deltas for use in uses], 2), uses[0].size)
 
@@ -390,27 +390,27 @@ class SharedGradient(ParameterGradient):
     matrix: FactoredGradient
     table: EmbeddingGradient
 
-    def own(self) -> Tensor:
+    def self_gram(self) -> Tensor:
         """Return G Gᵀ: those of the parts, and twice what they have in common."""
         cross = self._cross()
-        return self.matrix.own() + self.table.own() + cross + cross.mT
+        return self.matrix.self_gram() + self.table.self_gram() + cross + cross.mT
 
     def _cross(self) -> Tensor:
         """Return the inner products of the two parts, Σ_ts δ_t[row_s] (a_t · ε_s), (n, d, d)."""
         inputs, deltas = self.matrix.inputs, self.matrix.deltas
         if self.matrix.inputs_first:
             inputs, deltas = deltas, inputs.unsqueeze(1)  # rows of the table are those of the inputs
-            meeting = torch.einsum("ndti,nesi->ndtes", inputs, self.table.deltas)
-            taken = self._taken(deltas).expand(-1, inputs.shape[1], -1, -1)
+            inner = torch.einsum("ndti,nesi->ndtes", inputs, self.table.deltas)
+            gathered = self._gather_rows(deltas).expand(-1, inputs.shape[1], -1, -1)
         else:
-            meeting = torch.einsum("nti,nesi->ntes", inputs, self.table.deltas).unsqueeze(1)
-            meeting = meeting.expand(-1, deltas.shape[1], -1, -1, -1)
-            taken = self._taken(deltas)
+            inner = torch.einsum("nti,nesi->ntes", inputs, self.table.deltas).unsqueeze(1)
+            inner = inner.expand(-1, deltas.shape[1], -1, -1, -1)
+            gathered = self._gather_rows(deltas)
         return torch.einsum(
-            "ndtes,ndts->nde", meeting.to(accumulation_dtype(meeting)), taken.to(accumulation_dtype(taken))
+            "ndtes,ndts->nde", inner.to(accumulation_dtype(inner)), gathered.to(accumulation_dtype(gathered))
         )
 
-    def _taken(self, values: Tensor) -> Tensor:
+    def _gather_rows(self, values: Tensor) -> Tensor:
         """Return the entries of (n, d, t, rows) at the rows looked up, (n, d, t, s), 0 for none."""
         where = self.table.indices[:, None, None, :].expand(*values.shape[:3], -1)
         return values.gather(3, where.clamp(min=0)) * (where >= 0)

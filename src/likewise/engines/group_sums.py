@@ -12,13 +12,13 @@ def group_sums(parts: list[ParameterGradient], roots: Tensor, groups: list[Tenso
     stacked = [torch.stack([at for at in groups if len(at) == size]) for size in sizes]
     which = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(at) for at in groups]))
     places = torch.cat(groups)
-    found = []
-    for piece in parts:
-        if _is_formed(piece):
-            found.append(_sums_of_rows(piece.rows(), roots, places, which, len(groups)))
+    sums = []
+    for gradient in parts:
+        if _is_formed(gradient):
+            sums.append(_sums_of_rows(gradient.rows(), roots, places, which, len(groups)))
         else:
-            found.append(torch.cat([_sums_of_factors(piece, roots, at) for at in stacked]))
-    return torch.stack(found).sum(0)
+            sums.append(torch.cat([_sums_of_factors(gradient, roots, at) for at in stacked]))
+    return torch.stack(sums).sum(0)
 
 
 def weighted_sums(parts: list[ParameterGradient], roots: Tensor, members: Tensor, weights: Tensor) -> Tensor:
@@ -27,51 +27,51 @@ def weighted_sums(parts: list[ParameterGradient], roots: Tensor, members: Tensor
     members: 1 for each sample of a group, (groups, n); roots as (n, d, d), weights (groups,).
     """
     pairs = members.T @ (weights[:, None] * members)  # what each pair of samples counts
-    found = []
-    for piece in parts:
+    sums = []
+    for gradient in parts:
         if (
-            isinstance(piece, FactoredGradient | EmbeddingGradient)
-            and not _is_formed(piece)
-            and _meets(piece, len(members))
+            isinstance(gradient, FactoredGradient | EmbeddingGradient)
+            and not _is_formed(gradient)
+            and _meets(gradient, len(members))
         ):
-            found.append((pairs * _met(piece, roots)).sum())
+            sums.append((pairs * _met(gradient, roots)).sum())
         else:
-            rows = piece.rows()
+            rows = gradient.rows()
             summing = torch.einsum("gn,nde->gdne", members, roots).to(rows.dtype)
             total = summing.flatten(2).flatten(0, 1) @ rows.flatten(0, 1)
-            found.append((total.square().sum(1).to(roots).view(len(members), -1).sum(1) * weights).sum())
-    return torch.stack(found).sum()
+            sums.append((total.square().sum(1).to(roots).view(len(members), -1).sum(1) * weights).sum())
+    return torch.stack(sums).sum()
 
 
-def _is_formed(piece: ParameterGradient) -> bool:
+def _is_formed(gradient: ParameterGradient) -> bool:
     return (
-        not isinstance(piece, FactoredGradient | EmbeddingGradient | SharedGradient)
-        or "_formed" in piece.__dict__
+        not isinstance(gradient, FactoredGradient | EmbeddingGradient | SharedGradient)
+        or "_dense" in gradient.__dict__
     )
 
 
-def _meets(piece: FactoredGradient | EmbeddingGradient, groups: int) -> bool:
+def _meets(gradient: FactoredGradient | EmbeddingGradient, groups: int) -> bool:
     """Whether all positions meeting all takes less than gradients, formed and added up by group."""
-    n, d, t, o = piece.deltas.shape
-    i = piece.inputs.shape[2] if isinstance(piece, FactoredGradient) else piece.size
-    return (n * t) ** 2 * (d * o + (i if isinstance(piece, FactoredGradient) else 1)) <= n * d * o * i * (
+    n, d, t, o = gradient.deltas.shape
+    i = gradient.inputs.shape[2] if isinstance(gradient, FactoredGradient) else gradient.size
+    return (n * t) ** 2 * (d * o + (i if isinstance(gradient, FactoredGradient) else 1)) <= n * d * o * i * (
         t + groups
     )
 
 
-def _met(piece: FactoredGradient | EmbeddingGradient, roots: Tensor) -> Tensor:
+def _met(gradient: FactoredGradient | EmbeddingGradient, roots: Tensor) -> Tensor:
     """Return tr S(x) S(x')ᵀ in one parameter of all pairs of samples, (n, n)."""
-    n, d, t, o = piece.deltas.shape
-    inputs, deltas = _normalized(piece, roots)
-    if isinstance(piece, FactoredGradient):
+    n, d, t, o = gradient.deltas.shape
+    inputs, deltas = _normalized(gradient, roots)
+    if isinstance(gradient, FactoredGradient):
         flat = inputs.flatten(0, 1)
         same = flat @ flat.T
     else:
-        index = piece.indices.flatten()
+        index = gradient.indices.flatten()
         same = ((index[:, None] == index) & (index >= 0)).to(deltas)
     turned = deltas.transpose(0, 1).reshape(d, n * t, o)
-    found = (turned @ turned.mT).sum(0) * same
-    return found.view(n, t, n, t).sum((1, 3), dtype=roots.dtype)
+    products = (turned @ turned.mT).sum(0) * same
+    return products.view(n, t, n, t).sum((1, 3), dtype=roots.dtype)
 
 
 def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, groups: int) -> Tensor:
@@ -90,38 +90,40 @@ def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, gr
     return total.square().sum(1).to(roots)
 
 
-def _sums_of_factors(piece: ParameterGradient, roots: Tensor, at: Tensor) -> Tensor:
+def _sums_of_factors(gradient: ParameterGradient, roots: Tensor, at: Tensor) -> Tensor:
     """Return ‖Σ S‖² of groups of one size, (groups,): a group's positions are those of its samples."""
-    together = _together(piece, roots, at)
+    together = _together(gradient, roots, at)
     table = together.table if isinstance(together, SharedGradient) else together
     if isinstance(table, EmbeddingGradient):  # positions meet all positions, or the table is formed
         t, o = table.deltas.shape[2:]
         if t * t > table.size * o:
             return together.rows().flatten(1).square().sum(1).to(roots)
-    return together.own().diagonal(dim1=1, dim2=2).sum(1)
+    return together.self_gram().diagonal(dim1=1, dim2=2).sum(1)
 
 
-def _together(piece: ParameterGradient, roots: Tensor, at: Tensor) -> ParameterGradient:
+def _together(gradient: ParameterGradient, roots: Tensor, at: Tensor) -> ParameterGradient:
     """Return Σ S over the samples of each group as a piece whose samples are the groups."""
-    if isinstance(piece, SharedGradient):
-        matrix, table = _together(piece.matrix, roots, at), _together(piece.table, roots, at)
+    if isinstance(gradient, SharedGradient):
+        matrix, table = _together(gradient.matrix, roots, at), _together(gradient.table, roots, at)
         assert isinstance(matrix, FactoredGradient) and isinstance(table, EmbeddingGradient)
         return SharedGradient(matrix, table)
-    assert isinstance(piece, FactoredGradient | EmbeddingGradient)
-    inputs, deltas = _normalized(piece, roots)
-    side_by_side = deltas[at].transpose(1, 2).flatten(2, 3)  # of (groups, size, d, t, o)
-    if isinstance(piece, FactoredGradient):
-        return FactoredGradient(inputs[at].flatten(1, 2), side_by_side, piece.inputs_first)
-    return EmbeddingGradient(inputs[at].flatten(1), side_by_side, piece.size)
+    assert isinstance(gradient, FactoredGradient | EmbeddingGradient)
+    inputs, deltas = _normalized(gradient, roots)
+    concatenated = deltas[at].transpose(1, 2).flatten(2, 3)  # of (groups, size, d, t, o)
+    if isinstance(gradient, FactoredGradient):
+        return FactoredGradient(inputs[at].flatten(1, 2), concatenated, gradient.inputs_first)
+    return EmbeddingGradient(inputs[at].flatten(1), concatenated, gradient.size)
 
 
-def _normalized(piece: FactoredGradient | EmbeddingGradient, roots: Tensor) -> tuple[Tensor, Tensor]:
+def _normalized(gradient: FactoredGradient | EmbeddingGradient, roots: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs, or indices, and output gradients of which S(x) is made as J(x) is of the piece's."""
-    if isinstance(piece, EmbeddingGradient):
-        return piece.indices, (roots.to(piece.deltas.dtype) @ piece.deltas.flatten(2)).view_as(piece.deltas)
+    if isinstance(gradient, EmbeddingGradient):
+        return gradient.indices, (roots.to(gradient.deltas.dtype) @ gradient.deltas.flatten(2)).view_as(
+            gradient.deltas
+        )
     # large inputs meet small output gradients: neither may overflow alone
-    scale = piece.inputs.detach().abs().amax((1, 2), keepdim=True).to(roots)
+    scale = gradient.inputs.detach().abs().amax((1, 2), keepdim=True).to(roots)
     scale = torch.where(scale > 0, scale, 1)
-    weights = (roots * scale).to(piece.deltas.dtype)
-    deltas = (weights @ piece.deltas.flatten(2)).view_as(piece.deltas)
-    return piece.inputs / scale.to(piece.inputs.dtype), deltas
+    weights = (roots * scale).to(gradient.deltas.dtype)
+    deltas = (weights @ gradient.deltas.flatten(2)).view_as(gradient.deltas)
+    return gradient.inputs / scale.to(gradient.inputs.dtype), deltas

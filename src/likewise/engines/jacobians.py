@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from likewise.data import Samples
 from likewise.engines.base import is_out_of_memory
-from likewise.engines.reference import find_mismatch, gradient_of, joined_gradients, network_outputs
+from likewise.engines.reference import find_mismatch, flat_gradient, flatten_gradients, network_outputs
 from likewise.engines.tracer import repeat_samples
 from likewise.model import Network, Parameters, describing_call
 
@@ -30,7 +30,7 @@ class Jacobians:
         """Return J(x); call it inside `net.evaluating`."""
         with torch.enable_grad():
             if self._vmap is None:
-                self._vmap = _vmap_is_right(self._net, samples[:1])
+                self._vmap = _vmap_is_correct(self._net, samples[:1])
             return (jacobians_by_vmap if self._vmap else jacobians_one_by_one)(self._net, samples)
 
     def shape(self, samples: Samples) -> tuple[int, int, int]:
@@ -51,7 +51,7 @@ def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
         label = None if labels is None else labels.unsqueeze(0)
         y, pullback, *_ = vjp(lambda theta: outputs(theta, inputs, label, number)[0], parameters)
         # One vjp per output rather than a nested vmap, which breaks on PReLU.
-        return torch.stack([joined_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
+        return torch.stack([flatten_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
 
     dims = (0, None if samples.labels is None else 0, 0)
     with describing_call(net, samples.inputs, samples.labels, samples.ids):  # inside, ids have no values
@@ -67,13 +67,13 @@ def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:
     jacobians = []
     for x in samples.split(1):
         y = network_outputs(net, repeat_samples(x, 2), parameters)[0]
-        jacobians.append(torch.stack([gradient_of(output, parameters) for output in y]))
+        jacobians.append(torch.stack([flat_gradient(output, parameters) for output in y]))
     return torch.stack(jacobians)
 
 
-def _vmap_is_right(net: Network, samples: Samples) -> bool:
+def _vmap_is_correct(net: Network, samples: Samples) -> bool:
     try:
-        wrong = _wrong_by_vmap(net, samples)
+        wrong = _find_vmap_mismatch(net, samples)
         if wrong is None:
             return True
         reason = f"the gradient in {wrong} comes out wrong"
@@ -89,7 +89,7 @@ def _vmap_is_right(net: Network, samples: Samples) -> bool:
     return False
 
 
-def _wrong_by_vmap(net: Network, samples: Samples) -> str | None:
+def _find_vmap_mismatch(net: Network, samples: Samples) -> str | None:
     """Return the first parameter in which vmap's Jacobian of a sample is wrong, if any."""
     d = network_outputs(net, samples).shape[1]
     u = torch.randn(d, generator=torch.Generator().manual_seed(0))

@@ -37,10 +37,12 @@ class Members(NamedTuple):
 
 
 SHARED = None  # in the place of members: some row serves several samples
-Found = Members | None
+Membership = Members | None
 
 
-def find_members(outputs: Tensor, edges: list[GradientEdge], dtypes: list[torch.dtype]) -> list[Found | int]:
+def find_members(
+    outputs: Tensor, edges: list[GradientEdge], dtypes: list[torch.dtype]
+) -> list[Membership | int]:
     """Return who the rows of each tensor belong to, SHARED, or 0 where no gradient flows.
 
     Args:
@@ -77,7 +79,7 @@ def _gradients(outputs: Tensor, weights: Tensor, edges: list[GradientEdge]) -> t
     return torch.autograd.grad(outputs, edges, weights, retain_graph=True, allow_unused=True)
 
 
-def _members(plain: Tensor | None, weighted: list[Tensor | None], digits: list[Tensor]) -> Found | int:
+def _members(plain: Tensor | None, weighted: list[Tensor | None], digits: list[Tensor]) -> Membership | int:
     if plain is None:
         return 0
     dtype = torch.promote_types(plain.dtype, torch.float32)

@@ -25,9 +25,9 @@ class MemoryMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and _key(leaf) not in given:
+            if isinstance(leaf, Tensor) and _key(leaf) not in inputs:
                 self._count(leaf)
         return result
 
@@ -36,11 +36,11 @@ class MemoryMeter(TorchDispatchMode):
         if key in self._seen:
             return
         size = storage.nbytes()
-        self._seen[key] = weakref.finalize(storage, self._gone, key, size)
+        self._seen[key] = weakref.finalize(storage, self._release, key, size)
         self.now += size
         self.peak = max(self.peak, self.now)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         self.now -= size
         self._seen.pop(key, None)
 

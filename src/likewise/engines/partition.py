@@ -42,11 +42,11 @@ class Uneven:
         """Return (n, ...) with a sample's indices in the place of the dimensions, zeros where filled up."""
         flat = value.flatten(dimension, dimension + self.width - 1) if self.width > 1 else value
         indices = self.indices.to(value.device)
-        found = flat.index_select(dimension, indices.flatten()).unflatten(dimension, indices.shape)
+        split = flat.index_select(dimension, indices.flatten()).unflatten(dimension, indices.shape)
         if fill and not self.known.all():
             known = self.known.to(value.device).view(*indices.shape, *[1] * (flat.dim() - dimension - 1))
-            found = torch.where(known, found, 0)
-        return found.movedim(dimension, 0)
+            split = torch.where(known, split, 0)
+        return split.movedim(dimension, 0)
 
 
 Partition = Even | Uneven

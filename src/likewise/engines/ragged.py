@@ -26,11 +26,17 @@ from likewise.engines.factors import (
     ParameterGradient,
     SlicedGradient,
     SubsetGradient,
-    summed,
+    sum_gradients,
 )
 from likewise.engines.membership import Members, find_members
 from likewise.engines.partition import partition_by
-from likewise.engines.rules import Call, ParameterGradients, pieces, pieces_by_mask, pieces_by_rule
+from likewise.engines.rules import (
+    Call,
+    ParameterGradients,
+    gradients_by_mask,
+    gradients_by_rule,
+    parameter_gradients,
+)
 from likewise.engines.tracer import (
     Derived,
     Layout,
@@ -43,11 +49,11 @@ from likewise.engines.tracer import (
 from likewise.model import Network, Parameters
 
 
-class Gathered(NamedTuple):
+class RowGradients(NamedTuple):
     """What one pass found."""
 
     outputs: Tensor  # (n, d)
-    pieces: dict[str, ParameterGradient]
+    by_parameter: dict[str, ParameterGradient]
     returned: Any  # by the model
 
 
@@ -55,58 +61,60 @@ class Use(NamedTuple):
     """A piece of some samples of the batch."""
 
     samples: Tensor  # their places
-    piece: ParameterGradient
+    gradient: ParameterGradient
 
 
-def gather_by_rows(
+def compute_gradients_by_rows(
     net: Network,
     trace: RowTrace,
     samples: Samples,
     live: Parameters | None = None,
-    instead: Substitutes | None = None,
-) -> Gathered:
+    substitutes: Substitutes | None = None,
+) -> RowGradients:
     """Return the gradients of some samples, parameter by parameter.
 
     Args:
         net: The network; call this inside `net.evaluating`.
         trace: What was found right before; a pass with operations of another kind is compared with autograd.
         samples: The batch.
-        live: See `gathering.gathered`.
-        instead: See `gathering.gathered`.
+        live: The model's own parameters; see `compute_gradients`.
+        substitutes: See `compute_gradients`.
 
     """
     if is_recording():
         raise UntraceableError("which rows belong to which sample cannot be found while a GPU records")
-    follower = Follower(net, live, instead)
-    follower.run(net, samples)
-    outputs, n = follower.outputs, len(samples)
+    tracer = RowTracer(net, live, substitutes)
+    tracer.run(net, samples)
+    outputs, n = tracer.outputs, len(samples)
     if not outputs.requires_grad:
-        return Gathered(outputs, {}, follower.returned)
-    steps = _own_steps(follower.steps, outputs)
+        return RowGradients(outputs, {}, tracer.returned)
+    steps = _steps_by_sample(tracer.steps, outputs)
     uses: dict[str, list[Use]] = {}
     # Of all steps: a backward to some of those behind a write in place fails inside PyTorch.
-    deltas = output_gradients(outputs, [s.step for s in follower.steps], live is not None, keep_graph=True)
-    found_at = dict(zip((step.place for step in follower.steps), deltas, strict=True))
+    deltas = output_gradients(outputs, [s.step for s in tracer.steps], live is not None, keep_graph=True)
+    deltas_by_place = dict(zip((step.place for step in tracer.steps), deltas, strict=True))
     for step in steps:
         step.step.refuse_overwritten()
-        some = found_at[step.place]
-        for name, use in _uses(step, some, follower.parameters, instead if live else None, live is not None):
+        some = deltas_by_place[step.place]
+        for name, use in _uses(
+            step, some, tracer.parameters, substitutes if live else None, live is not None
+        ):
             uses.setdefault(name, []).append(use)
-    found = {name: _merged(uses[name], n) for name in net.names if name in uses}
+    by_parameter = {name: _merge_uses(uses[name], n) for name in net.names if name in uses}
     if live:
-        found = {
+        by_parameter = {
             k: DenseGradient(v.rows()) if isinstance(v, SlicedGradient | SubsetGradient) else v
-            for k, v in found.items()
+            for k, v in by_parameter.items()
         }
     kinds = {(s.step.operation.function, *sorted(map(str, s.step.operation.sources.values()))) for s in steps}
     if not kinds or not kinds <= trace.checked:
-        _refuse_wrong_sums(outputs, found, {name: follower.parameters[name] for name in net.names})
+        _refuse_wrong_sums(outputs, by_parameter, {name: tracer.parameters[name] for name in net.names})
         trace.checked.update(kinds)
-    return Gathered(outputs, found, follower.returned)
+    return RowGradients(outputs, by_parameter, tracer.returned)
 
 
 @dataclass(frozen=True)
-class Followed:
+class TrackedOperation:
     """An operation on parameters, and whose its rows are."""
 
     place: int
@@ -115,16 +123,16 @@ class Followed:
     members: dict[int, Members]  # by output
 
 
-class Follower(OperationTracer):
+class RowTracer(OperationTracer):
     """Records the operations on parameters, and what may be computed from parameters alone."""
 
-    def __init__(self, net: Network, parameters: Parameters | None, instead: Substitutes | None) -> None:
+    def __init__(self, net: Network, parameters: Parameters | None, substitutes: Substitutes | None) -> None:
         super().__init__(net, None, parameters)
-        self.instead = instead or {}
-        self.steps = list[Followed]()
+        self.substitutes = substitutes or {}
+        self.steps = list[TrackedOperation]()
         self._data: dict[int, weakref.ref[Tensor]] = {}  # what depends on the inputs
 
-    def run(self, net: Network, samples: Samples) -> "Follower":
+    def run(self, net: Network, samples: Samples) -> "RowTracer":
         """Return itself, after a call of the network on these samples."""
         hook = net.model.register_forward_pre_hook(
             lambda _, args, kwargs: self._mark((args, kwargs)), with_kwargs=True
@@ -135,14 +143,14 @@ class Follower(OperationTracer):
             hook.remove()
         return self
 
-    def noticed(self, place: int, operation: Operation) -> None:
+    def on_operation(self, place: int, operation: Operation) -> None:
         """Record it."""
         edges = {i: get_gradient_edge(out) for i, out in enumerate(operation.outputs) if out.requires_grad}
         step = Step(operation, _NO_LAYOUT, edges, [])
         step = replace(step, versions=step.present_versions())
-        self.steps.append(Followed(place, step, self.derives(place, operation), {}))
+        self.steps.append(TrackedOperation(place, step, self.is_derived(place, operation), {}))
 
-    def derives(self, place: int, operation: Operation) -> bool:
+    def is_derived(self, place: int, operation: Operation) -> bool:
         """Whether outputs may be computed from parameters alone: a part that the inputs choose counts."""
         data = [
             i for i, leaf in enumerate(operation.leaves) if isinstance(leaf, Tensor) and self._is_data(leaf)
@@ -154,9 +162,9 @@ class Follower(OperationTracer):
     def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
         """Remember outputs as derived, and as data where the inputs chose them."""
         super()._derive(place, operation, written)
-        self.passed(operation.function, operation.leaves, [*operation.outputs, *written])
+        self.on_result(operation.function, operation.leaves, [*operation.outputs, *written])
 
-    def passed(self, func: Any, leaves: Any, results: Any) -> None:
+    def on_result(self, func: Any, leaves: Any, results: Any) -> None:
         """Mark what an operation on data returns, or writes to, as data."""
         name = getattr(func, "__name__", "")
         tensors = [leaf for leaf in tree_leaves(leaves) if isinstance(leaf, Tensor)]
@@ -180,14 +188,14 @@ class Follower(OperationTracer):
         return False
 
 
-def _own_steps(steps: list[Followed], outputs: Tensor) -> list[Followed]:
+def _steps_by_sample(steps: list[TrackedOperation], outputs: Tensor) -> list[TrackedOperation]:
     """Return the operations whose rows are each of one sample; what serves several is chained on."""
     edges = [edge for step in steps for edge in step.step.edges.values()]
     dtypes = [step.step.operation.outputs[i].dtype for step in steps for i in step.step.edges]
-    found = iter(find_members(outputs, edges, dtypes) if edges else [])
-    own, settled = [], set[int]()
+    membership = iter(find_members(outputs, edges, dtypes) if edges else [])
+    separate, resolved = [], set[int]()
     for step in steps:
-        mine = {i: next(found) for i in step.step.edges}
+        mine = {i: next(membership) for i in step.step.edges}
         known = {i: value for i, value in mine.items() if value != 0}
         members = {i: value for i, value in known.items() if isinstance(value, Members)}
         if not known:
@@ -200,9 +208,9 @@ def _own_steps(steps: list[Followed], outputs: Tensor) -> list[Followed]:
             raise UntraceableError(
                 f"what {step.step.operation.name} returns of {sources} serves several samples at once"
             )
-        settled.add(step.place)
-        own.append(replace(step, step=_without(step.step, settled), members=members))
-    return [step for step in own if step.step.operation.sources]
+        resolved.add(step.place)
+        separate.append(replace(step, step=_drop_resolved(step.step, resolved), members=members))
+    return [step for step in separate if step.step.operation.sources]
 
 
 def _samples_of(members: Iterable[Members]) -> Tensor:
@@ -210,32 +218,38 @@ def _samples_of(members: Iterable[Members]) -> Tensor:
     return owners[owners >= 0].unique()
 
 
-def _without(step: Step, settled: set[int]) -> Step:
+def _drop_resolved(step: Step, resolved: set[int]) -> Step:
     """Return the operation without arguments whose gradients were taken where they were made."""
     sources = {
         place: source
         for place, source in step.operation.sources.items()
-        if not (isinstance(source, Derived) and source.place in settled)
+        if not (isinstance(source, Derived) and source.place in resolved)
     }
     return replace(step, operation=replace(step.operation, sources=sources))
 
 
 def _uses(
-    step: Followed, deltas: dict[int, Tensor], parameters: Parameters, instead: Substitutes | None, live: bool
+    step: TrackedOperation,
+    deltas: dict[int, Tensor],
+    parameters: Parameters,
+    substitutes: Substitutes | None,
+    live: bool,
 ) -> list[tuple[str, Use]]:
     deltas = {place: deltas[place] for place in step.members if place in deltas}
     if not deltas:
         return []
     operation = step.step.operation
-    samples, found = _pieces(operation, deltas, step.members, (instead or {}) if live else None)
+    samples, gradients = _operation_gradients(
+        operation, deltas, step.members, (substitutes or {}) if live else None
+    )
     return [
         (name, Use(samples, part))
-        for place, piece in found.items()
-        for name, part in chain(operation, place, piece, parameters, live).items()
+        for place, gradient in gradients.items()
+        for name, part in chain(operation, place, gradient, parameters, live).items()
     ]
 
 
-def _pieces(
+def _operation_gradients(
     operation: Operation, deltas: dict[int, Tensor], members: dict[int, Members], live: Substitutes | None
 ) -> tuple[Tensor, ParameterGradients]:
     """Return the pieces of one operation, of those samples that have any row of it."""
@@ -248,17 +262,17 @@ def _pieces(
             partition = partition_by(one.owners, one.width)
             layout = Layout(operation.signature, batched, (), {0: one.dimension})
             call = Call(operation, layout, deltas, partition, live)
-            found = pieces_by_rule(call)
-            if found is None and operation.function in ELEMENTWISE:
-                found = pieces(call)
-            if found is not None:
-                return partition.samples, found
+            gradients = gradients_by_rule(call)
+            if gradients is None and operation.function in ELEMENTWISE:
+                gradients = parameter_gradients(call)
+            if gradients is not None:
+                return partition.samples, gradients
     samples = _samples_of(members[place] for place in deltas)
 
     def masks(sample: int) -> dict[int, Tensor]:
         return {place: members[place].mask(sample, operation.outputs[place].shape) for place in deltas}
 
-    return samples, pieces_by_mask(operation, deltas, masks, samples.tolist(), live)
+    return samples, gradients_by_mask(operation, deltas, masks, samples.tolist(), live)
 
 
 def _is_grouped(operation: Operation, members: Members) -> bool:
@@ -322,79 +336,89 @@ def _rows_of_arguments(operation: Operation, members: Members) -> dict[int, int]
     return batched
 
 
-def _merged(uses: list[Use], n: int) -> ParameterGradient:
+def _merge_uses(uses: list[Use], n: int) -> ParameterGradient:
     """Return the sum of the pieces of one parameter, of all n samples."""
-    sliced = [use for use in uses if isinstance(use.piece, SlicedGradient)]
+    sliced = [use for use in uses if isinstance(use.gradient, SlicedGradient)]
     if sliced and len(sliced) == len(uses):
-        return summed([_sliced(use, n) for use in sliced]) if _differ(sliced) else _same_slices(sliced, n)
+        return (
+            sum_gradients([_single_use(use, n) for use in sliced])
+            if _differ(sliced)
+            else _merge_slices(sliced, n)
+        )
     kinds: dict[Any, list[Use]] = {}
     for use in uses:
-        kinds.setdefault(_kind(use.piece), []).append(use)
-    return summed([_side_by_side(same, n) for same in kinds.values()])
+        kinds.setdefault(_kind(use.gradient), []).append(use)
+    return sum_gradients([_concatenate_uses(same, n) for same in kinds.values()])
 
 
-def _kind(piece: ParameterGradient) -> Any:
-    return (type(piece), piece.inputs_first) if isinstance(piece, FactoredGradient) else type(piece)
+def _kind(gradient: ParameterGradient) -> Any:
+    return (
+        (type(gradient), gradient.inputs_first) if isinstance(gradient, FactoredGradient) else type(gradient)
+    )
 
 
 def _differ(uses: list[Use]) -> bool:
     """Whether slices of one parameter start at the same place and are not the same."""
     sizes: dict[int, int] = {}
     for use in uses:
-        assert isinstance(use.piece, SlicedGradient)
-        for start, size in use.piece.sizes.items():
+        assert isinstance(use.gradient, SlicedGradient)
+        for start, size in use.gradient.sizes.items():
             if sizes.setdefault(start, size) != size:
                 return True
     return False
 
 
-def _sliced(use: Use, n: int) -> ParameterGradient:
-    return _side_by_side([use], n)
+def _single_use(use: Use, n: int) -> ParameterGradient:
+    return _concatenate_uses([use], n)
 
 
-def _same_slices(uses: list[Use], n: int) -> ParameterGradient:
+def _merge_slices(uses: list[Use], n: int) -> ParameterGradient:
     by_start: dict[int, list[Use]] = {}
     sizes: dict[int, int] = {}
     numel = 0
     for use in uses:
-        assert isinstance(use.piece, SlicedGradient)
-        numel = use.piece.numel
-        for start, part in use.piece.parts.items():
-            sizes[start] = use.piece.sizes[start]
+        assert isinstance(use.gradient, SlicedGradient)
+        numel = use.gradient.numel
+        for start, part in use.gradient.parts.items():
+            sizes[start] = use.gradient.sizes[start]
             by_start.setdefault(start, []).append(_within(use.samples, part))
-    return summed(
+    return sum_gradients(
         [
-            SlicedGradient({start: _merged(same, n)}, {start: sizes[start]}, numel)
+            SlicedGradient({start: _merge_uses(same, n)}, {start: sizes[start]}, numel)
             for start, same in by_start.items()
         ]
     )
 
 
 def _within(samples: Tensor, part: ParameterGradient) -> Use:
-    return Use(samples[part.samples], part.piece) if isinstance(part, SubsetGradient) else Use(samples, part)
+    return (
+        Use(samples[part.samples], part.gradient) if isinstance(part, SubsetGradient) else Use(samples, part)
+    )
 
 
-def _side_by_side(uses: list[Use], n: int) -> ParameterGradient:
+def _concatenate_uses(uses: list[Use], n: int) -> ParameterGradient:
     """Return the sum of pieces of one kind, whoever's they are."""
-    first = uses[0].piece
+    first = uses[0].gradient
     if len(uses) == 1:
         everyone = len(uses[0].samples) == n and bool((uses[0].samples == torch.arange(n)).all())
         return first if everyone else SubsetGradient(uses[0].samples, first, n)
     if isinstance(first, FactoredGradient):
-        inputs = [use.piece.inputs for use in uses if isinstance(use.piece, FactoredGradient)]
-        deltas = [use.piece.deltas for use in uses if isinstance(use.piece, FactoredGradient)]
+        inputs = [use.gradient.inputs for use in uses if isinstance(use.gradient, FactoredGradient)]
+        deltas = [use.gradient.deltas for use in uses if isinstance(use.gradient, FactoredGradient)]
         place, length = _places(uses, [value.shape[1] for value in inputs], n)
         return FactoredGradient(
-            _put(inputs, place, n, length, 0), _put_deltas(deltas, place, n, length), first.inputs_first
+            _scatter(inputs, place, n, length, 0),
+            _scatter_deltas(deltas, place, n, length),
+            first.inputs_first,
         )
     if isinstance(first, EmbeddingGradient):
-        indices = [use.piece.indices for use in uses if isinstance(use.piece, EmbeddingGradient)]
-        deltas = [use.piece.deltas for use in uses if isinstance(use.piece, EmbeddingGradient)]
+        indices = [use.gradient.indices for use in uses if isinstance(use.gradient, EmbeddingGradient)]
+        deltas = [use.gradient.deltas for use in uses if isinstance(use.gradient, EmbeddingGradient)]
         place, length = _places(uses, [value.shape[1] for value in indices], n)
         return EmbeddingGradient(
-            _put(indices, place, n, length, -1), _put_deltas(deltas, place, n, length), first.size
+            _scatter(indices, place, n, length, -1), _scatter_deltas(deltas, place, n, length), first.size
         )
-    rows = [use.piece.rows() for use in uses]
+    rows = [use.gradient.rows() for use in uses]
     samples = torch.cat([use.samples for use in uses]).to(rows[0].device)
     return DenseGradient(rows[0].new_zeros(n, *rows[0].shape[1:]).index_add(0, samples, torch.cat(rows)))
 
@@ -409,17 +433,19 @@ def _places(uses: list[Use], lengths: list[int], n: int) -> tuple[Tensor, int]:
     return torch.cat([(who[:, None] * most + where).flatten() for who, where in places]), most
 
 
-def _put(values: list[Tensor], place: Tensor, n: int, length: int, empty: int) -> Tensor:
+def _scatter(values: list[Tensor], place: Tensor, n: int, length: int, empty: int) -> Tensor:
     rows = torch.cat([value.flatten(0, 1) for value in values])
-    room = rows.new_full((n * length, *rows.shape[1:]), empty)
-    return room.index_copy(0, place.to(rows.device), rows).unflatten(0, (n, length))
+    target = rows.new_full((n * length, *rows.shape[1:]), empty)
+    return target.index_copy(0, place.to(rows.device), rows).unflatten(0, (n, length))
 
 
-def _put_deltas(values: list[Tensor], place: Tensor, n: int, length: int) -> Tensor:
-    return _put([value.transpose(1, 2) for value in values], place, n, length, 0).transpose(1, 2)
+def _scatter_deltas(values: list[Tensor], place: Tensor, n: int, length: int) -> Tensor:
+    return _scatter([value.transpose(1, 2) for value in values], place, n, length, 0).transpose(1, 2)
 
 
-def _refuse_wrong_sums(outputs: Tensor, found: dict[str, ParameterGradient], parameters: Parameters) -> None:
+def _refuse_wrong_sums(
+    outputs: Tensor, by_parameter: dict[str, ParameterGradient], parameters: Parameters
+) -> None:
     """Raise Untraceable if a weighted sum of the gradients is not what one backward pass gives."""
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
@@ -435,7 +461,11 @@ def _refuse_wrong_sums(outputs: Tensor, found: dict[str, ParameterGradient], par
     eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # models compute some in float32
     limit = eps**0.5 * max(float(value.abs().max()) for value in expected)
     for name, value in zip(parameters, expected, strict=True):
-        ours = found[name].vjp(weights[:, :, None].to(value.dtype))[0].view_as(value) if name in found else 0
+        ours = (
+            by_parameter[name].vjp(weights[:, :, None].to(value.dtype))[0].view_as(value)
+            if name in by_parameter
+            else 0
+        )
         if not (ours - value).abs().max() <= limit:
             raise UntraceableError(f"the gradients in {name} do not add up to autograd's")
 

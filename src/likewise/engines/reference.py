@@ -35,19 +35,21 @@ def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Tensor
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
     with torch.enable_grad():
         outputs = network_outputs(net, samples, parameters)
-        return gradient_of((outputs * weights.to(outputs)).sum(), parameters)
+        return flat_gradient((outputs * weights.to(outputs)).sum(), parameters)
 
 
-def gradient_of(output: Tensor, parameters: Parameters) -> Tensor:
+def flat_gradient(output: Tensor, parameters: Parameters) -> Tensor:
     """Return the gradient of one number in all parameters, joined, (p,)."""
     values = list(parameters.values())
     if not output.requires_grad:  # no chosen parameter reaches it
         return torch.cat([value.detach().new_zeros(value.numel()) for value in values])
-    found = torch.autograd.grad(output, values, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return joined_gradients(dict(zip(parameters, found, strict=True)), parameters)
+    gradients = torch.autograd.grad(
+        output, values, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return flatten_gradients(dict(zip(parameters, gradients, strict=True)), parameters)
 
 
-def joined_gradients(gradients: Parameters, parameters: Parameters) -> Tensor:
+def flatten_gradients(gradients: Parameters, parameters: Parameters) -> Tensor:
     """Return gradients by name as one vector, in the order of the parameters."""
     device = next(iter(parameters.values())).device
     dense = [g.to_dense() if g.is_sparse else g for g in (gradients[name] for name in parameters)]
@@ -71,19 +73,19 @@ def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Ten
     """
     with full_float32():
         low = torch.finfo(net.dtype).eps > torch.finfo(torch.float32).eps
-        wide = in_float64(net, samples) if low else None
-        if wide is None:
-            name = first_apart(
+        double_net = in_float64(net, samples) if low else None
+        if double_net is None:
+            name = first_mismatch(
                 net, compute(net), weighted_gradient(net, samples, weights), rounding_tolerance(net)
             )
             if name is None:
                 return None
-            wide = in_float64(net, samples)
-            if wide is None:
+            double_net = in_float64(net, samples)
+            if double_net is None:
                 return name
-        ours, theirs = compute(wide), weighted_gradient(wide, samples, weights)
-        name = first_apart(wide, ours, theirs, FLOAT64_TOLERANCE)
-        if name is None or is_slope(wide, samples, weights, name, ours, theirs):
+        ours, theirs = compute(double_net), weighted_gradient(double_net, samples, weights)
+        name = first_mismatch(double_net, ours, theirs, FLOAT64_TOLERANCE)
+        if name is None or matches_finite_difference(double_net, samples, weights, name, ours, theirs):
             return None
         return name
 
@@ -94,14 +96,14 @@ def in_float64(net: Network, samples: Samples) -> Network | None:
         return net.exact()
     if next(net.model.parameters()).device.type == "mps":
         return None
-    wide = net.in_float64()
+    double_net = net.in_float64()
     try:
-        outputs = wide.function({}, samples.inputs, samples.labels, samples.ids)
+        outputs = double_net.function({}, samples.inputs, samples.labels, samples.ids)
     except Exception as error:  # a model may fix its types in any way, and fail in any way
         if is_out_of_memory(error):
             raise
         return None
-    return wide if outputs.dtype == torch.float64 else None
+    return double_net if outputs.dtype == torch.float64 else None
 
 
 @contextmanager
@@ -118,7 +120,7 @@ def full_float32() -> Iterator[None]:
             backend.allow_tf32 = allowed
 
 
-def first_apart(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
+def first_mismatch(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
     """Return the name of the first parameter in which two vectors (p,) are not the same, if any."""
     limit = tolerance * theirs.abs().max().clamp(min=1e-37)
     sizes = list(net.numels.values())
@@ -128,7 +130,7 @@ def first_apart(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) ->
     return None
 
 
-def is_slope(
+def matches_finite_difference(
     net: Network, samples: Samples, weights: Tensor, name: str, ours: Tensor, theirs: Tensor
 ) -> bool:
     """Whether a finite difference agrees with our gradient in a parameter rather than with autograd's."""

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_unflatten
 
 from likewise.cuda_graphs import is_recording
 from likewise.engines.base import is_out_of_memory
-from likewise.engines.convolution import ConvolutionGradient, arguments_of, convolving
+from likewise.engines.convolution import ConvolutionGradient, bind_convolution, convolution_arguments
 from likewise.engines.double_backward import Substitutes
 from likewise.engines.factors import DenseGradient, EmbeddingGradient, FactoredGradient, ParameterGradient
 from likewise.engines.partition import Partition
-from likewise.engines.tracer import Layout, Operation, outputs_of
+from likewise.engines.tracer import Layout, Operation, output_tensors
 
 ParameterGradients = dict[int, ParameterGradient]  # by the place of the parameter among the leaves
 Rule = Callable[["Call"], ParameterGradients | None]
@@ -49,7 +49,7 @@ class Call:
         }
         self.dtype = dtype
 
-    def bound(self, *names: str) -> dict[str, Any]:
+    def bind(self, *names: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of positional ones."""
         args, kwargs = tree_unflatten(self.operation.leaves, self.operation.spec)
         return {**dict(zip(names, args, strict=False)), **kwargs}
@@ -65,43 +65,43 @@ class Call:
     def samples(self, value: Any) -> Tensor | None:
         """Return an argument as (n, ...), samples first, or None if it holds no samples."""
         dimension = self.batch_dimension(value)
-        return None if dimension is None else self.partition.split(self.raised(value), dimension)
+        return None if dimension is None else self.partition.split(self.to_dtype(value), dimension)
 
-    def raised(self, value: Tensor) -> Tensor:
+    def to_dtype(self, value: Tensor) -> Tensor:
         """Return an argument in the parameters' precision."""
         value = value if self.live else value.detach()
         return value.to(self.dtype) if value.is_floating_point() else value
 
 
-def pieces(call: Call) -> ParameterGradients:
+def parameter_gradients(call: Call) -> ParameterGradients:
     """Return the pieces of all parameters of one operation."""
-    return pieces_by_rule(call) or _generic(call)
+    return gradients_by_rule(call) or _generic(call)
 
 
-def pieces_by_rule(call: Call) -> ParameterGradients | None:
+def gradients_by_rule(call: Call) -> ParameterGradients | None:
     """Return the pieces of all parameters of one operation, None where no rule applies."""
     rule = RULES.get(call.operation.function)
     if rule is not None and set(call.deltas) == {0}:
-        found = rule(call)
-        if found is not None and found.keys() == call.operation.sources.keys():
-            return found
+        gradients = rule(call)
+        if gradients is not None and gradients.keys() == call.operation.sources.keys():
+            return gradients
     return None
 
 
 def _linear(call: Call) -> ParameterGradients | None:
-    a = call.bound("input", "weight", "bias")
+    a = call.bind("input", "weight", "bias")
     return _matrix(call, a["input"], a["weight"], a.get("bias"), inputs_first=False)
 
 
 def _addmm(call: Call) -> ParameterGradients | None:
-    a = call.bound("input", "mat1", "mat2")
+    a = call.bind("input", "mat1", "mat2")
     if a.get("beta", 1) != 1 or a.get("alpha", 1) != 1:
         return None
     return _matrix(call, a["mat1"], a["mat2"], a["input"], inputs_first=True)
 
 
 def _matmul(call: Call) -> ParameterGradients | None:
-    a = call.bound("input", "other")
+    a = call.bind("input", "other")
     if not isinstance(a["other"], Tensor) or a["other"].dim() != 2:
         return None
     return _matrix(call, a["input"], a["other"], None, inputs_first=True)
@@ -126,7 +126,7 @@ def _matrix(call: Call, x: Any, weight: Any, bias: Any, inputs_first: bool) -> P
 
 
 def _embedding(call: Call) -> ParameterGradients | None:
-    a = call.bound("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    a = call.bind("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     indices, place = call.samples(a["input"]), call.place(a["weight"])
     if indices is None or place is None or a.get("max_norm") is not None or a.get("scale_grad_by_freq"):
         return None
@@ -138,28 +138,28 @@ def _embedding(call: Call) -> ParameterGradients | None:
     return {place: EmbeddingGradient(indices.reshape(call.n, -1), flat, size)}
 
 
-def _normalized(names: tuple[str, ...], summed_over: Callable[[int, Any], list[int]]) -> Rule:
+def _normalization(names: tuple[str, ...], reduced_dims: Callable[[int, Any], list[int]]) -> Rule:
     """A layer x̂ ∘ weight + bias: x̂ is what it returns without them."""
 
     def rule(call: Call) -> ParameterGradients | None:
-        a = call.bound(*names)
+        a = call.bind(*names)
         x, weight, bias = a["input"], a.get("weight"), a.get("bias")
         inputs = call.samples(x)
         if inputs is None or a.get("training") or a.get("use_input_stats"):
             return None
-        found: ParameterGradients = {}
+        gradients: ParameterGradients = {}
         deltas = call.deltas[0]
-        summed = summed_over(inputs.dim() - 1, weight if isinstance(weight, Tensor) else bias)
+        dims = reduced_dims(inputs.dim() - 1, weight if isinstance(weight, Tensor) else bias)
         place, bias_place = call.place(weight), call.place(bias)
         if place is not None:
             with torch.set_grad_enabled(call.live):
                 bare = dict.fromkeys({"weight", "bias"} & set(names))
-                plain = call.function(**{**a, **bare, "input": call.raised(x)})
+                plain = call.function(**{**a, **bare, "input": call.to_dtype(x)})
             hat = call.partition.split(plain, call.layout.outputs[0]).unsqueeze(1)
-            found[place] = DenseGradient(_dot(deltas, hat, summed).flatten(2))
+            gradients[place] = DenseGradient(_dot(deltas, hat, dims).flatten(2))
         if bias_place is not None:
-            found[bias_place] = DenseGradient(_sum(deltas, summed).flatten(2))
-        return found
+            gradients[bias_place] = DenseGradient(_sum(deltas, dims).flatten(2))
+        return gradients
 
     return rule
 
@@ -180,7 +180,7 @@ def _sum(tensor: Tensor, dims: list[int]) -> Tensor:
 
 
 def _prelu(call: Call) -> ParameterGradients | None:
-    a = call.bound("input", "weight")
+    a = call.bind("input", "weight")
     inputs, place = call.samples(a["input"]), call.place(a["weight"])
     if inputs is None or place is None or call.batch_dimension(a["input"]) != 0 or a["input"].dim() < 2:
         return None
@@ -192,7 +192,7 @@ def _prelu(call: Call) -> ParameterGradients | None:
 
 def _convolution(dims: int, transposed: bool) -> Rule:
     def rule(call: Call) -> ParameterGradients | None:
-        a = call.bound(*arguments_of(transposed))
+        a = call.bind(*convolution_arguments(transposed))
         x, weight = a["input"], a["weight"]
         inputs = call.samples(x)
         if inputs is None or call.batch_dimension(x) != 0 or inputs.shape[1] != 1:
@@ -201,16 +201,16 @@ def _convolution(dims: int, transposed: bool) -> Rule:
             return None
         if x.is_complex() or weight.is_complex():
             return None
-        found: ParameterGradients = {}
+        gradients: ParameterGradients = {}
         place, bias_place = call.place(weight), call.place(a.get("bias"))
         deltas = call.deltas[0].squeeze(2)
         if place is not None:
-            x, how = convolving(inputs.squeeze(1), weight, a, dims, transposed)
-            piece = ConvolutionGradient(x, deltas, weight.detach(), how)
-            found[place] = piece.differentiable() if call.live else piece
+            x, options = bind_convolution(inputs.squeeze(1), weight, a, dims, transposed)
+            gradient = ConvolutionGradient(x, deltas, weight.detach(), options)
+            gradients[place] = gradient.differentiable() if call.live else gradient
         if bias_place is not None:
-            found[bias_place] = DenseGradient(deltas.flatten(3).sum(3))
-        return found
+            gradients[bias_place] = DenseGradient(deltas.flatten(3).sum(3))
+        return gradients
 
     return rule
 
@@ -219,7 +219,7 @@ def _generic(call: Call) -> ParameterGradients:
     """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
     operation, layout = call.operation, call.layout
     batched = {
-        place: call.partition.split(call.raised(operation.leaves[place]), dimension)
+        place: call.partition.split(call.to_dtype(operation.leaves[place]), dimension)
         for place, dimension in layout.batched.items()
     }
     counts = {place: operation.leaves[place] // call.n for place in layout.counts}
@@ -227,25 +227,27 @@ def _generic(call: Call) -> ParameterGradients:
     if not call.live:
         tracked = {place: value.detach() for place, value in tracked.items()}
 
-    def apply(own: dict[int, Tensor], parameters: dict[int, Tensor]) -> dict[int, Tensor]:
+    def apply(arguments: dict[int, Tensor], parameters: dict[int, Tensor]) -> dict[int, Tensor]:
         leaves = list(operation.leaves)
-        for place, value in (*own.items(), *counts.items(), *parameters.items()):
+        for place, value in (*arguments.items(), *counts.items(), *parameters.items()):
             leaves[place] = value
         args, kwargs = tree_unflatten(leaves, operation.spec)
-        outputs = outputs_of(call.function(*args, **kwargs))
+        outputs = output_tensors(call.function(*args, **kwargs))
         return {place: outputs[place] for place in call.deltas}
 
-    def one(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
-        _, pullback, *_ = vjp(partial(apply, own), tracked)
+    def differentiate(arguments: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+        _, pullback, *_ = vjp(partial(apply, arguments), tracked)
         d = len(next(iter(deltas.values())))
         rows = [pullback({place: delta[i] for place, delta in deltas.items()})[0] for i in range(d)]
         return {place: torch.stack([row[place].flatten() for row in rows]) for place in tracked}
 
-    def plainly(own: dict[int, Tensor], deltas: dict[int, Tensor]) -> dict[int, Tensor]:
+    def differentiate_by_autograd(
+        arguments: dict[int, Tensor], deltas: dict[int, Tensor]
+    ) -> dict[int, Tensor]:
         """The same without torch.func, which refuses some functions."""
         with torch.enable_grad():
             uses = {place: value.requires_grad_().view_as(value) for place, value in tracked.items()}
-            outputs = list(apply(own, uses).values())
+            outputs = list(apply(arguments, uses).values())
         rows = [
             torch.autograd.grad(
                 outputs,
@@ -265,21 +267,23 @@ def _generic(call: Call) -> ParameterGradients:
         }
 
     try:
-        found = vmap(one)(batched, call.deltas)
+        gradients = vmap(differentiate)(batched, call.deltas)
     except Exception as error:  # no batching rule: take the operation sample by sample
         if is_out_of_memory(error) or is_recording():
             raise
         reason = str(error).strip().splitlines()[0][:80]
         warnings.warn(f"{operation.name} is differentiated one sample at a time: {reason}", stacklevel=2)
         each = [
-            plainly({k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()})
+            differentiate_by_autograd(
+                {k: v[i] for k, v in batched.items()}, {k: v[i] for k, v in call.deltas.items()}
+            )
             for i in range(call.n)
         ]
-        found = {place: torch.stack([row[place] for row in each]) for place in tracked}
-    return {place: DenseGradient(rows) for place, rows in found.items()}
+        gradients = {place: torch.stack([row[place] for row in each]) for place in tracked}
+    return {place: DenseGradient(rows) for place, rows in gradients.items()}
 
 
-def pieces_by_mask(
+def gradients_by_mask(
     operation: Operation,
     deltas: dict[int, Tensor],
     masks: Callable[[int], dict[int, Tensor]],
@@ -304,7 +308,7 @@ def pieces_by_mask(
         for place in operation.sources:
             leaves[place] = leaves[place].requires_grad_().view_as(leaves[place])
         args, kwargs = tree_unflatten(leaves, operation.spec)
-        outputs = outputs_of(function(*args, **kwargs))
+        outputs = output_tensors(function(*args, **kwargs))
     back = partial(
         torch.autograd.grad,
         [outputs[place] for place in deltas],
@@ -318,17 +322,17 @@ def pieces_by_mask(
     size = sum(delta.numel() for delta in deltas.values())
     step = max(1, 2**24 // max(1, size))
     for some in (samples[i : i + step] for i in range(0, len(samples), step)):
-        chosen = [masks(sample) for sample in some]
+        sample_masks = [masks(sample) for sample in some]
         rows = [
-            torch.stack([delta * mask[place].to(delta) for mask in chosen]).flatten(0, 1)
+            torch.stack([delta * mask[place].to(delta) for mask in sample_masks]).flatten(0, 1)
             for place, delta in deltas.items()
         ]
         try:
-            found = back(grad_outputs=rows, is_grads_batched=True)
+            gradients = back(grad_outputs=rows, is_grads_batched=True)
         except RuntimeError:  # no batching rule for its backward
             each = [back(grad_outputs=list(row)) for row in zip(*rows, strict=True)]
-            found = tuple(torch.stack(column) for column in zip(*each, strict=True))
-        for part, value in zip(parts, found, strict=True):
+            gradients = tuple(torch.stack(column) for column in zip(*each, strict=True))
+        for part, value in zip(parts, gradients, strict=True):
             part.append(value.reshape(len(some), -1, value[0].numel()))
     return {
         place: DenseGradient(torch.cat(part)) for place, part in zip(operation.sources, parts, strict=True)
@@ -343,10 +347,10 @@ def _expand(call: Call) -> ParameterGradients | None:
     extra = len(shape) - parameter.dim()
     if deltas.dim() - 2 != len(shape):
         return None
-    summed = [i for i in range(len(shape)) if i < extra or parameter.shape[i - extra] == 1]
-    if call.layout.outputs[0] not in summed:
+    dims = [i for i in range(len(shape)) if i < extra or parameter.shape[i - extra] == 1]
+    if call.layout.outputs[0] not in dims:
         return None
-    return {0: DenseGradient(_sum(deltas, summed).flatten(2))}
+    return {0: DenseGradient(_sum(deltas, dims).flatten(2))}
 
 
 def _all_but_channel(dims: int, parameter: Any) -> list[int]:
@@ -369,13 +373,13 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.expand: _expand,
     torch.Tensor.expand_as: _expand,
     torch.broadcast_to: _expand,
-    F.batch_norm: _normalized(
+    F.batch_norm: _normalization(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
         _all_but_channel,
     ),
-    F.group_norm: _normalized(("input", "num_groups", "weight", "bias", "eps"), _all_but_channel),
-    F.layer_norm: _normalized(("input", "normalized_shape", "weight", "bias", "eps"), _leading),
-    F.rms_norm: _normalized(("input", "normalized_shape", "weight", "eps"), _leading),
+    F.group_norm: _normalization(("input", "num_groups", "weight", "bias", "eps"), _all_but_channel),
+    F.layer_norm: _normalization(("input", "normalized_shape", "weight", "bias", "eps"), _leading),
+    F.rms_norm: _normalization(("input", "normalized_shape", "weight", "eps"), _leading),
     **{getattr(F, f"conv{i}d"): _convolution(i, False) for i in (1, 2, 3)},
     **{getattr(F, f"conv_transpose{i}d"): _convolution(i, True) for i in (1, 2, 3)},
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.differentiable import differentiable_gradients
-from likewise.engines.double_backward import THRICE
+from likewise.engines.double_backward import THIRD_ORDER
 from likewise.engines.factors import (
     DenseGradient,
     EmbeddingGradient,
@@ -33,23 +33,23 @@ def gradient_tangents(net: Network, samples: Samples, direction: Tensor) -> Tens
 
 def _turning(net: Network, samples: Samples, direction: Tensor) -> Tensor:
     x = samples.inputs.detach().clone().requires_grad_()
-    found = differentiable_gradients(net, Samples(x, samples.labels, samples.ids), THRICE)
-    pieces = list(found.chunk.pieces.values())
-    tensors = [tensor for piece in pieces for tensor in _tensors(piece)]
+    base = differentiable_gradients(net, Samples(x, samples.labels, samples.ids), THIRD_ORDER)
+    gradients = list(base.chunk.by_parameter.values())
+    tensors = [tensor for gradient in gradients for tensor in _tensors(gradient)]
     moved = iter(_tangents(tensors, x, direction))
-    turned = [_turned(piece, moved) for piece in pieces]
-    norms = [piece.own().diagonal(dim1=1, dim2=2).sum(1) for piece in turned]
+    turned = [_turned(gradient, moved) for gradient in gradients]
+    norms = [gradient.self_gram().diagonal(dim1=1, dim2=2).sum(1) for gradient in turned]
     total = torch.stack(norms).sum(0)
-    return total if found.finite is None else total[found.finite]
+    return total if base.finite is None else total[base.finite]
 
 
-def _tensors(piece: ParameterGradient) -> list[Tensor]:
-    if isinstance(piece, SharedGradient):
-        return _tensors(piece.matrix) + _tensors(piece.table)
-    if isinstance(piece, FactoredGradient):
-        return [piece.inputs, piece.deltas]
-    assert isinstance(piece, DenseGradient | EmbeddingGradient)
-    return [piece.gradients if isinstance(piece, DenseGradient) else piece.deltas]
+def _tensors(gradient: ParameterGradient) -> list[Tensor]:
+    if isinstance(gradient, SharedGradient):
+        return _tensors(gradient.matrix) + _tensors(gradient.table)
+    if isinstance(gradient, FactoredGradient):
+        return [gradient.inputs, gradient.deltas]
+    assert isinstance(gradient, DenseGradient | EmbeddingGradient)
+    return [gradient.gradients if isinstance(gradient, DenseGradient) else gradient.deltas]
 
 
 def _tangents(tensors: list[Tensor], x: Tensor, direction: Tensor) -> list[Tensor]:
@@ -62,21 +62,23 @@ def _tangents(tensors: list[Tensor], x: Tensor, direction: Tensor) -> list[Tenso
         (back,) = torch.autograd.grad(total, x, create_graph=True, allow_unused=True)
         if back is None or not back.requires_grad:
             return [zeros[id(tensor)] for tensor in tensors]
-        found = torch.autograd.grad((back * direction).sum(), dummies, create_graph=True, allow_unused=True)
-    known = {id(t): g for t, g in zip(depend, found, strict=True) if g is not None}
+        derivatives = torch.autograd.grad(
+            (back * direction).sum(), dummies, create_graph=True, allow_unused=True
+        )
+    known = {id(t): g for t, g in zip(depend, derivatives, strict=True) if g is not None}
     return [known.get(id(tensor), zeros[id(tensor)]) for tensor in tensors]
 
 
-def _turned(piece: ParameterGradient, moved: Iterator[Tensor]) -> ParameterGradient:
+def _turned(gradient: ParameterGradient, moved: Iterator[Tensor]) -> ParameterGradient:
     """Return the derivative of a piece: of a product, both factors in turn, side by side."""
-    if isinstance(piece, SharedGradient):
-        matrix, table = _turned(piece.matrix, moved), _turned(piece.table, moved)
+    if isinstance(gradient, SharedGradient):
+        matrix, table = _turned(gradient.matrix, moved), _turned(gradient.table, moved)
         assert isinstance(matrix, FactoredGradient) and isinstance(table, EmbeddingGradient)
         return SharedGradient(matrix, table)
-    if isinstance(piece, FactoredGradient):
+    if isinstance(gradient, FactoredGradient):
         inputs, deltas = next(moved), next(moved)
-        both = torch.cat([piece.inputs, inputs], 1), torch.cat([deltas, piece.deltas], 2)
-        return FactoredGradient(*both, piece.inputs_first)
-    if isinstance(piece, EmbeddingGradient):
-        return EmbeddingGradient(piece.indices, next(moved), piece.size)
+        both = torch.cat([gradient.inputs, inputs], 1), torch.cat([deltas, gradient.deltas], 2)
+        return FactoredGradient(*both, gradient.inputs_first)
+    if isinstance(gradient, EmbeddingGradient):
+        return EmbeddingGradient(gradient.indices, next(moved), gradient.size)
     return DenseGradient(next(moved))

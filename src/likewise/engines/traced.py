@@ -1,7 +1,7 @@
-"""The four questions, answered from the inputs and output gradients of operations on parameters.
+"""The traced engine: gradients from the inputs and output gradients of operations on parameters.
 
-One forward pass, a backward for each output that stops at those operations, and then a rule for each:
-no gradient is formed that need not be.
+One forward pass, a backward for each output that stops at those operations, and then a rule for each
+operation. A dense gradient is formed only where nothing cheaper gives the result.
 """
 
 import warnings
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.base import (
+    UNKNOWN_MEMORY,
     Engine,
     Features,
     FiniteChecks,
     GradientMismatchError,
+    GradientParts,
     JvpResult,
-    Parts,
+    MemoryUse,
     PartsChangedError,
     Rows,
     VjpResult,
@@ -28,60 +30,78 @@ from likewise.engines.base import (
     whiten_outputs,
     whiten_rows,
 )
-from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, self_gram
+from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.jacobians import jacobians_one_by_one
 from likewise.engines.reference import full_float32
-from likewise.engines.tracer import WAYS, Regrouped, Trace, UntraceableError, Way, repeat_samples
+from likewise.engines.tracer import (
+    TRACE_FUNCTIONS,
+    RegroupedError,
+    Trace,
+    TraceFunction,
+    UntraceableError,
+    repeat_samples,
+)
 from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
 
-MOST_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
+MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
 @final
 class TracedEngine(Engine):
-    """Answers from operations on parameters, `size` samples at a time."""
+    """Gradients from operations on parameters, `size` samples at a time.
+
+    Args:
+        net: The network.
+        trace: The layouts of its operations, or a RowTrace.
+        size: Samples of one forward pass.
+        memory: What a batch takes, where it was measured.
+        check: Compares some samples of every pass with autograd; None for an engine that is itself checked.
+
+    """
 
     def __init__(
         self,
         net: Network,
         trace: Trace,
         size: int,
-        room: tuple[int, int] = (0, 0),
+        memory: MemoryUse = UNKNOWN_MEMORY,
         check: SpotCheck | None = None,
     ) -> None:
-        self._check = check  # of samples of every pass; None for engines that are themselves checked
-        self._net, self._size, self.at_once, self.room = net, size, size, room
-        self._doubts = FiniteChecks()
+        self._check = check
+        self._net, self._size, self.batch_size, self.memory = net, size, size, memory
+        self._finite_checks = FiniteChecks()
         self._traces = [trace]  # a model that branches on its data has several
-        self._outer: frozenset[str] | None = None  # parameters whose gradients are kept as factors
-        self._directions: tuple[Any, Tensor, dict[str, Tensor]] | None = None  # the last ones pushed
+        self._outer: frozenset[str] | None = None  # parameters whose gradients stay factored
+        self._directions: tuple[Any, Tensor, dict[str, Tensor]] | None = (
+            None  # of the last jvp, split by parameter
+        )
         self._numel, self._dtype = net.numels, net.dtype
         self._device = next(iter(net.parameters.values())).device
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
-        found = concatenate_powers([self._own(chunk, exponent) for chunk in self._chunks(samples)])
-        assert found is not None
-        return found
+        powers = concatenate_powers([self._self_kernel(chunk, exponent) for chunk in self._chunks(samples)])
+        assert powers is not None
+        return powers
 
     def rows(self, samples: Samples, exponent: float) -> Rows:
-        """Return S(x); the caller sees to it that they fit."""
+        """Return S(x); the caller makes sure that they fit into memory."""
         parts, ranks = [], []
         for chunk in self._chunks(samples):
             rows = self._rows(chunk, self._numel)
-            self._doubts.note(rows, chunk.samples)
+            self._finite_checks.note(rows, chunk.samples)
             if exponent:
-                own = self._own(chunk, exponent)
-                rows = whiten_rows(rows, own, overwrite=True)
-                ranks.append(own.rank)
+                self_kernel = self._self_kernel(chunk, exponent)
+                rows = whiten_rows(rows, self_kernel, overwrite=True)
+                ranks.append(self_kernel.rank)
             parts.append(rows)
         return Rows(torch.cat(parts), torch.cat(ranks) if ranks else None)
 
     def features(self, samples: Samples, exponent: float) -> Features:
-        """Return S(x): outer products of linear layers as factors, all else explicit."""
+        """Return S(x): outer products of linear layers as factors, everything else dense."""
         parts, ranks = [], []
         for chunk in self._chunks(samples):
             features = self._features(chunk, exponent)
@@ -89,143 +109,151 @@ class TracedEngine(Engine):
             if features.ranks is not None:
                 ranks.append(features.ranks)
         columns = zip(*(part.tensors for part in parts), strict=True)
-        joined = [tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in columns]
-        return parts[0].over(joined)._replace(ranks=torch.cat(ranks) if ranks else None)
+        concatenated = [tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in columns]
+        return parts[0].over(concatenated)._replace(ranks=torch.cat(ranks) if ranks else None)
 
     def _features(self, chunk: GradientBatch, exponent: float) -> Features:
         outer = self._outer_products(chunk)
-        own = self._own(chunk, exponent) if exponent and chunk.d > 1 else None
+        self_kernel = self._self_kernel(chunk, exponent) if exponent and chunk.d > 1 else None
         rows = self._rows(chunk, {k: v for k, v in self._numel.items() if k not in outer})
-        if own is not None or not exponent:
-            self._doubts.note(rows, chunk.samples)
-        else:  # one output: the squared norm of what is there anyway
-            norms = self_gram(rows) + sum(piece.own() for piece in outer.values())
-            self._doubts.note(norms, chunk.samples)
-            own = matrix_power(norms, exponent, rank_floor(self._dtype))
+        if self_kernel is not None or not exponent:
+            self._finite_checks.note(rows, chunk.samples)
+        else:  # one output: the squared norm of the rows and factors at hand
+            norms = gram_from_rows(rows) + sum(gradient.self_gram() for gradient in outer.values())
+            self._finite_checks.note(norms, chunk.samples)
+            self_kernel = matrix_power(norms, exponent, rank_floor(self._dtype))
         factors = []
-        for piece in outer.values():
-            inputs, deltas = piece.inputs[:, 0].to(rows.dtype), piece.deltas[:, :, 0].to(rows.dtype)
-            self._doubts.note(inputs, chunk.samples)
+        for gradient in outer.values():
+            inputs, deltas = gradient.inputs[:, 0].to(rows.dtype), gradient.deltas[:, :, 0].to(rows.dtype)
+            self._finite_checks.note(inputs, chunk.samples)
             inputs, scale = _unit_inputs(inputs)
-            if own is None:
+            if self_kernel is None:
                 deltas = deltas * scale[:, None, None]
-                self._doubts.note(deltas, chunk.samples)
+                self._finite_checks.note(deltas, chunk.samples)
             else:
-                self._doubts.note(deltas, chunk.samples)
-                scaled = Power(own.matrix * scale.to(own.matrix)[:, None, None], own.rank)
+                self._finite_checks.note(deltas, chunk.samples)
+                scaled = Power(
+                    self_kernel.matrix * scale.to(self_kernel.matrix)[:, None, None], self_kernel.rank
+                )
                 deltas = whiten_rows(deltas, scaled)
             factors.append((inputs, deltas))
-        if own is None:
+        if self_kernel is None:
             return Features(rows, tuple(factors), None)
-        return Features(whiten_rows(rows, own, overwrite=True), tuple(factors), own.rank)
+        return Features(whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank)
 
-    def parts(self, samples: Samples) -> Iterator[Parts]:
-        """Yield J(x) in parts, each explicit one formed when it is asked for and dropped after."""
+    def parts(self, samples: Samples) -> Iterator[GradientParts]:
+        """Yield J(x) in parts; each dense part is computed when it is consumed."""
         for chunk in self._chunks(samples):
             outer = self._outer_products(chunk)
-            own = GradientBatch(chunk.samples, chunk.d, dict(outer)).own(self._device)
-            self._doubts.note(own, chunk.samples)
+            factors_gram = GradientBatch(chunk.samples, chunk.d, dict(outer)).self_gram(self._device)
+            self._finite_checks.note(factors_gram, chunk.samples)
             explicit = {name: size for name, size in self._numel.items() if name not in outer}
             factors = tuple((p.inputs[:, 0], p.deltas[:, :, 0]) for p in outer.values())
             dtype = torch.promote_types(self._dtype, torch.float32)
             factors = tuple((a.to(dtype), delta.to(dtype)) for a, delta in factors)
-            yield Parts(own, sum(explicit.values()), self._explicit(chunk, explicit), factors)
+            yield GradientParts(
+                factors_gram, sum(explicit.values()), self._explicit(chunk, explicit), factors
+            )
 
     def _explicit(self, chunk: GradientBatch, numels: dict[str, int]) -> Iterator[tuple[int, Tensor, Tensor]]:
         start, dtype = 0, torch.promote_types(self._dtype, torch.float32)
         for name, size in numels.items():
-            piece = chunk.pieces.pop(name, None)
-            if piece is not None:
-                own = piece.own()
-                self._doubts.note(own, chunk.samples)
-                yield start, piece.rows().to(dtype), own
+            gradient = chunk.by_parameter.pop(name, None)
+            if gradient is not None:
+                gram = gradient.self_gram()
+                self._finite_checks.note(gram, chunk.samples)
+                yield start, gradient.rows().to(dtype), gram
             start += size
 
-    def widest(self, samples: Samples) -> int:
-        """Return how many numbers the largest part of one sample has."""
-        chunk = self._gathered(samples[:1])
+    def largest_part(self, samples: Samples) -> int:
+        """Return the number of entries of the largest dense part of one sample."""
+        chunk = self._compute_gradients(samples[:1])
         outer = self._outer_products(chunk)
         sizes = (size for name, size in self._numel.items() if name not in outer)
         return chunk.d * max(sizes, default=1)
 
     def _outer_products(self, chunk: GradientBatch) -> dict[str, FactoredGradient]:
-        """Return the pieces to keep as factors: of the same parameters in every batch."""
-        found = {k: p for k, p in chunk.pieces.items() if isinstance(p, FactoredGradient) and p.is_outer}
+        """Return the gradients that stay factored: of the same parameters in every batch."""
+        outer = {
+            k: p for k, p in chunk.by_parameter.items() if isinstance(p, FactoredGradient) and p.is_outer
+        }
         if self._outer is None:
-            self._outer = frozenset(found)
-        if not self._outer <= found.keys():
-            gone, self._outer = self._outer - found.keys(), frozenset()
+            self._outer = frozenset(outer)
+        if not self._outer <= outer.keys():
+            gone, self._outer = self._outer - outer.keys(), frozenset()
             raise PartsChangedError(
                 f"{', '.join(sorted(gone))} had one position per sample so far, now "
-                "several or none: pairs are taken from explicit gradients"
+                "several or none: pairs are taken from dense gradients"
             )
         return {
-            name: piece for name, piece in found.items() if name in self._outer
+            name: gradient for name, gradient in outer.items() if name in self._outer
         }  # in the order of the model
 
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
         """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""
-        c, start, owns = weights.shape[2], 0, list[Power]()
+        c, start, self_kernels = weights.shape[2], 0, list[Power]()
         total = torch.zeros(c, sum(self._numel.values()), device=self._device)
         total = total.to(accumulation_dtype(total))
         for chunk in self._chunks(samples):
             part = weights[start : start + len(chunk.samples)].to(total)
             start += len(chunk.samples)
             if exponent:
-                owns.append(self._own(chunk, exponent))
-                part = owns[-1].matrix @ part
-            scale, narrow = _scaled(part, (0, 1), self._dtype)
+                self_kernels.append(self._self_kernel(chunk, exponent))
+                part = self_kernels[-1].matrix @ part
+            scale, scaled = _scale_to_dtype(part, (0, 1), self._dtype)
             for name, sums in self._by_name(total).items():
-                if name in chunk.pieces:
-                    _add(sums, chunk.pieces[name].vjp(narrow), scale)
+                if name in chunk.by_parameter:
+                    _add(sums, chunk.by_parameter[name].vjp(scaled), scale)
             if not exponent and not total.sum().isfinite():
-                check_finite(chunk.own(self._device), chunk.samples)
-        return VjpResult(total, concatenate_powers(owns))
+                check_finite(chunk.self_gram(self._device), chunk.samples)
+        return VjpResult(total, concatenate_powers(self_kernels))
 
     def jvp(
-        self, samples: Samples, directions: Tensor, exponent: float, own: Power | None = None
+        self, samples: Samples, directions: Tensor, exponent: float, self_kernel: Power | None = None
     ) -> JvpResult:
         """Return S(x) u for each direction u."""
-        if self._directions is None or self._directions[0]() is not directions:  # the same for every batch
-            scale, narrow = _scaled(directions, (1,), self._dtype)
-            named = {name: part.contiguous() for name, part in self._by_name(narrow).items()}
+        if (
+            self._directions is None or self._directions[0]() is not directions
+        ):  # the same tensor for every batch of a pass
+            scale, scaled = _scale_to_dtype(directions, (1,), self._dtype)
+            named = {name: part.contiguous() for name, part in self._by_name(scaled).items()}
             gone = weakref.ref(directions, lambda _: setattr(self, "_directions", None))
             self._directions = gone, scale, named
         _, scale, named = self._directions
-        outputs, owns = [], list[Power]()
+        outputs, self_kernels = [], list[Power]()
         for chunk in self._chunks(samples):
-            moved = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
-            for name, piece in chunk.pieces.items():
-                moved += piece.jvp(named[name])
-            if exponent and own is None:
-                owns.append(self._own(chunk, exponent))
-            self._doubts.note(moved, chunk.samples)
-            outputs.append(moved * scale.view(-1))
-        return whiten_outputs(torch.cat(outputs), own or concatenate_powers(owns))
+            products = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
+            for name, gradient in chunk.by_parameter.items():
+                products += gradient.jvp(named[name])
+            if exponent and self_kernel is None:
+                self_kernels.append(self._self_kernel(chunk, exponent))
+            self._finite_checks.note(products, chunk.samples)
+            outputs.append(products * scale.view(-1))
+        return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
 
     def _by_name(self, vectors: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
 
-    def _own(self, chunk: GradientBatch, exponent: float) -> Power:
-        total = chunk.own(self._device)
-        self._doubts.note(total, chunk.samples)
+    def _self_kernel(self, chunk: GradientBatch, exponent: float) -> Power:
+        total = chunk.self_gram(self._device)
+        self._finite_checks.note(total, chunk.samples)
         return matrix_power(total, exponent, rank_floor(self._dtype))
 
     def finish_checks(self) -> None:
-        """Raise now what was put off so as not to wait for a GPU, and check a sample of the pass."""
-        self._doubts.finish_checks()
+        """Raise the errors deferred so as not to synchronize with a GPU, and check a sample of the pass."""
+        self._finite_checks.finish_checks()
         if self._check is not None:
             self._check.finish_checks()
 
     def _rows(self, chunk: GradientBatch, numels: dict[str, int]) -> Tensor:
-        """Return J(x) of some parameters, each piece straight into its place."""
+        """Return J(x) of some parameters, each written straight to its columns."""
         dtype = torch.promote_types(self._dtype, torch.float32)
         rows = torch.empty(
             len(chunk.samples), chunk.d, sum(numels.values()), dtype=dtype, device=self._device
         )
         for (name, _), part in zip(numels.items(), rows.split(list(numels.values()), dim=2), strict=True):
-            if name in chunk.pieces:
-                chunk.pieces[name].write(part)
+            if name in chunk.by_parameter:
+                chunk.by_parameter[name].write(part)
             else:
                 part.zero_()
         return rows
@@ -235,13 +263,13 @@ class TracedEngine(Engine):
             batch = (
                 part if len(part) > 1 else repeat_samples(part, 2)
             )  # PyTorch is wrong about some batches of one
-            chunk = self._gathered(batch)
+            chunk = self._compute_gradients(batch)
             if self._check is not None:
                 self._check.offer(batch, chunk.outputs, self._gradient_in(chunk), chunk.d)
             yield chunk if len(part) > 1 else chunk.part(slice(0, 1))
 
     def _gradient_in(self, chunk: GradientBatch) -> Callable[[int, Tensor], Tensor]:
-        """Return how to get J(x)ᵀ u of the sample at a place of the chunk."""
+        """Return a function (position in the chunk, u) -> J(x)ᵀ u."""
 
         def gradient(place: int, u: Tensor) -> Tensor:
             one = chunk.part(slice(place, place + 1))
@@ -249,42 +277,42 @@ class TracedEngine(Engine):
 
         return gradient
 
-    def _gathered(self, samples: Samples) -> GradientBatch:
-        """Return the gradients of some samples by a trace that fits: known, new, or none at all."""
-        regrouped: Regrouped | None = None
+    def _compute_gradients(self, samples: Samples) -> GradientBatch:
+        """Return the gradients of samples by a known trace, a new trace, or else by autograd."""
+        regrouped: RegroupedError | None = None
         for trace in self._traces:
             try:
                 return compute_gradients(self._net, trace, samples)
-            except Regrouped as problem:
+            except RegroupedError as problem:
                 regrouped = problem
             except UntraceableError:
                 continue
         reason = ""
-        for way in self._ways(regrouped):
+        for trace_function in self._trace_functions(regrouped):
             try:
-                trace = way(self._net, samples)
-                found = compute_gradients(self._net, trace, samples)
+                trace = trace_function(self._net, samples)
+                gradients = compute_gradients(self._net, trace, samples)
                 with full_float32():
                     exact = self._net.exact()
-                    fault = find_fault_of_batch(exact, way(exact, samples), samples)
+                    fault = find_fault_of_batch(exact, trace_function(exact, samples), samples)
             except UntraceableError as problem:
                 reason = str(problem)
                 continue
             if fault is None:
                 self._traces.append(trace)
-                return found
+                return gradients
             reason = fault.reason
         if regrouped is not None:  # earlier batches may have looked in order without being so
-            raise self._regrouped(samples, regrouped)
+            raise self._regrouped_error(samples, regrouped)
         return self._by_reference(samples, reason)
 
-    def _ways(self, regrouped: Regrouped | None) -> tuple[Way, ...]:
-        """Return how a batch that fits no known trace may be followed."""
+    def _trace_functions(self, regrouped: RegroupedError | None) -> tuple[TraceFunction, ...]:
+        """Return the ways to trace a batch that fits no known trace."""
         if regrouped is not None:
-            return WAYS[:1]
-        return WAYS if len(self._traces) < MOST_TRACES else WAYS[1:]
+            return TRACE_FUNCTIONS[:1]
+        return TRACE_FUNCTIONS if len(self._traces) < MAX_TRACES else TRACE_FUNCTIONS[1:]
 
-    def _regrouped(self, samples: Samples, problem: Regrouped) -> GradientMismatchError:
+    def _regrouped_error(self, samples: Samples, problem: RegroupedError) -> GradientMismatchError:
         first = int(samples.ids[0])
         return GradientMismatchError(
             f"{type(self._net.model).__name__} sorts, drops or groups samples inside forward: from sample "
@@ -294,7 +322,7 @@ class TracedEngine(Engine):
         )
 
     def _by_reference(self, samples: Samples, reason: str) -> GradientBatch:
-        """Return gradients by plain autograd, where the operations of this batch are not to be had."""
+        """Return gradients by plain autograd, for a batch whose operations cannot be traced."""
         warnings.warn(
             f"{type(self._net.model).__name__} is differentiated one sample at a time in some batches, the "
             f"first with sample {int(samples.ids[0])}, which is exact but slow: {reason}.",
@@ -310,7 +338,7 @@ class TracedEngine(Engine):
 
 
 def _unit_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs (n, i) whose largest entry is ±1, and what they were divided by, (n,)."""
+    """Return inputs (n, i) scaled to a largest entry of ±1, and the scales, (n,)."""
     scale = torch.linalg.vector_norm(inputs, torch.inf, dim=1)
     scale = torch.where(scale > 0, scale, 1)
     return inputs / scale[:, None], scale
@@ -324,8 +352,8 @@ def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
         sums += terms * scale.view(-1, 1)
 
 
-def _scaled(wide: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the largest entries, and the rest relative to them in a narrow type without overflow."""
-    scale = wide.abs().amax(dims, keepdim=True)
+def _scale_to_dtype(values: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the largest entries, and the values relative to them in the compute dtype, without overflow."""
+    scale = values.abs().amax(dims, keepdim=True)
     scale = torch.where(scale > 0, scale, 1)
-    return scale, (wide / scale).to(dtype)
+    return scale, (values / scale).to(dtype)

@@ -29,7 +29,7 @@ class UntraceableError(Exception):
     """The model's operations are not those that were expected."""
 
 
-class Regrouped(UntraceableError):
+class RegroupedError(UntraceableError):
     """An operation's rows are not the samples', each with as many: forward drops, sorts or groups them."""
 
 
@@ -107,7 +107,7 @@ class Step:
             raise UntraceableError(f"the inputs of {self.operation.name} were overwritten in place")
 
 
-def outputs_of(result: Any) -> list[Any]:
+def output_tensors(result: Any) -> list[Any]:
     """Return the tensors of a result, in order."""
     return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
 
@@ -123,7 +123,7 @@ def trace_model(net: Network, samples: Samples) -> Layouts:
         if fewer.calls != larger.calls or fewer.seen.keys() != larger.seen.keys():
             raise UntraceableError("the operations depend on the number of samples")
         n = len(samples)
-        trace = {place: _compared(fewer.seen[place], larger.seen[place], n) for place in fewer.seen}
+        trace = {place: _compare_calls(fewer.seen[place], larger.seen[place], n) for place in fewer.seen}
         new = {place for place, layout in trace.items() if not layout.outputs} - derived
         if not new:
             return trace
@@ -147,13 +147,13 @@ class Write:
         return [self.target] if self.target._base is None else [self.target, self.target._base]
 
 
-def untraced(net: Network, samples: Samples) -> RowTrace:
+def trace_rows(net: Network, samples: Samples) -> RowTrace:
     """Return what holds for any model whose samples do not share rows, at the cost of backward passes."""
     return RowTrace()
 
 
-Way = Callable[[Network, Samples], Trace]
-WAYS: tuple[Way, ...] = (trace_model, untraced)  # the faster first
+TraceFunction = Callable[[Network, Samples], Trace]
+TRACE_FUNCTIONS: tuple[TraceFunction, ...] = (trace_model, trace_rows)  # the faster first
 
 
 class OperationTracer(TorchFunctionMode):
@@ -166,7 +166,7 @@ class OperationTracer(TorchFunctionMode):
         if parameters is None:
             parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
         self.parameters = parameters
-        self.instead: Substitutes = {}
+        self.substitutes: Substitutes = {}
         self.calls, self.seen, self.derived = 0, dict[int, Operation](), derived or set()
         self._known: dict[int, Source] = {id(parameters[name]): name for name in net.names}
         self._alive: list[Tensor] = []  # an id is only unique among the living
@@ -175,8 +175,8 @@ class OperationTracer(TorchFunctionMode):
     def run(self, net: Network, samples: Samples) -> "OperationTracer":
         """Return itself, after a call of the network on these samples."""
         inputs, labels, ids = net.to_device((samples.inputs, samples.labels, samples.ids))
-        seen = _custom_functions_seen_by(self)
-        with describing_call(net, inputs, labels, samples.ids), torch.enable_grad(), seen, self:
+        intercepted = _intercept_custom_functions(self)
+        with describing_call(net, inputs, labels, samples.ids), torch.enable_grad(), intercepted, self:
             self.returned = net.called(self.parameters, inputs)
             self.outputs = net.chosen(self.returned, inputs, labels, ids)
         return self
@@ -184,9 +184,9 @@ class OperationTracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, self.calls = self.calls, self.calls + 1
         kwargs = kwargs or {}
-        if not self._touched((args, kwargs)):
+        if not self._uses_parameters((args, kwargs)):
             result = self._call(func, args, kwargs)
-            self.passed(func, (args, kwargs), result)
+            self.on_result(func, (args, kwargs), result)
             return result
         func, args, write = self._out_of_place(func, args)
         leaves, spec = tree_flatten((args, kwargs))
@@ -201,14 +201,14 @@ class OperationTracer(TorchFunctionMode):
             leaves[0] = leaves[0].clone()
             args, kwargs = tree_unflatten(leaves, spec)
         result = self._call(func, args, kwargs)
-        outputs = outputs_of(result)
+        outputs = output_tensors(result)
         seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
         if overwritten and func in _VALUE_FREE:
             leaves[0] = result.detach()  # of the same shape
         operation = Operation(func, leaves, spec, sources, edges, outputs) if sources and seen else None
-        if operation is not None and not self.derives(place, operation):
-            result = tree_map(partial(_with_own_node, several=len(outputs) > 1), result)
-            operation = replace(operation, outputs=outputs_of(result))
+        if operation is not None and not self.is_derived(place, operation):
+            result = tree_map(partial(_with_separate_node, several=len(outputs) > 1), result)
+            operation = replace(operation, outputs=output_tensors(result))
         if write is not None:
             write.apply(result)
         if operation is not None:
@@ -218,25 +218,25 @@ class OperationTracer(TorchFunctionMode):
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.inside = True
         try:
-            return self.instead.get(func, func)(*args, **kwargs)
+            return self.substitutes.get(func, func)(*args, **kwargs)
         finally:
             self.inside = False
 
     def _record(self, place: int, operation: Operation, written: list[Tensor]) -> None:
         self.seen[place] = operation
-        self.noticed(place, operation)
-        if self.derives(place, operation):
+        self.on_operation(place, operation)
+        if self.is_derived(place, operation):
             self._derive(place, operation, written)
         else:
             for tensor in written:
                 self._known.pop(id(tensor), None)
-            self.passed(operation.function, operation.leaves, [*operation.outputs, *written])
+            self.on_result(operation.function, operation.leaves, [*operation.outputs, *written])
 
-    def derives(self, place: int, operation: Operation) -> bool:
+    def is_derived(self, place: int, operation: Operation) -> bool:
         """Whether the outputs are computed from parameters alone."""
         return place in self.derived
 
-    def passed(self, func: Any, leaves: Any, results: Any) -> None:
+    def on_result(self, func: Any, leaves: Any, results: Any) -> None:
         """Do something with an operation whose results are not derived from parameters."""
 
     def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
@@ -259,7 +259,7 @@ class OperationTracer(TorchFunctionMode):
         if func is torch.Tensor.__setitem__:
             target, index, value = args
             if id(target) in self._known:
-                return _with_item, args, Write(target)
+                return _set_item, args, Write(target)
             with torch.no_grad():
                 shape = target[index].shape
             return torch.Tensor.expand, (value, *shape), Write(target, index)
@@ -271,15 +271,15 @@ class OperationTracer(TorchFunctionMode):
             return func, args, None
         return plain, args, Write(args[0])
 
-    def _touched(self, value: Any) -> bool:
+    def _uses_parameters(self, value: Any) -> bool:
         """Whether a parameter is among the arguments: a quick look, since most operations have none."""
         if isinstance(value, tuple | list):
-            return any(map(self._touched, value))
+            return any(map(self._uses_parameters, value))
         if isinstance(value, dict):
-            return any(map(self._touched, value.values()))
+            return any(map(self._uses_parameters, value.values()))
         return id(value) in self._known
 
-    def noticed(self, place: int, operation: Operation) -> None:
+    def on_operation(self, place: int, operation: Operation) -> None:
         """Do something with an operation as it happens."""
 
 
@@ -291,14 +291,14 @@ class PassRecorder(OperationTracer):
         net: Network,
         trace: Layouts,
         parameters: Parameters | None = None,
-        instead: Substitutes | None = None,
+        substitutes: Substitutes | None = None,
     ) -> None:
         derived = {place for place, layout in trace.items() if not layout.outputs}
         super().__init__(net, derived, parameters)
-        self.instead = instead or {}
+        self.substitutes = substitutes or {}
         self._trace, self.steps, self._n = trace, list[Step](), 1
 
-    def noticed(self, place: int, operation: Operation) -> None:
+    def on_operation(self, place: int, operation: Operation) -> None:
         """Record it, if it is the one that the trace has here."""
         layout = self._trace.get(place)
         if layout is None or layout.signature != operation.signature:
@@ -309,7 +309,7 @@ class PassRecorder(OperationTracer):
             edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
             self.steps.append(Step(operation, layout, edges, _versions(operation)))
 
-    def recorded(self, net: Network, samples: Samples) -> Tensor:
+    def record_pass(self, net: Network, samples: Samples) -> Tensor:
         """Return the outputs of the samples, with the operations in `steps`."""
         self._n = len(samples)
         self.run(net, samples)
@@ -324,7 +324,7 @@ class PassRecorder(OperationTracer):
         sizes += [operation.leaves[place] for place in layout.counts]
         for size in sizes:
             if size % self._n:
-                raise Regrouped(f"{operation.name} is called on {size} rows of {self._n} samples")
+                raise RegroupedError(f"{operation.name} is called on {size} rows of {self._n} samples")
 
 
 # In place, and yet nothing that depends on a parameter is written.
@@ -333,13 +333,13 @@ _NO_WRITES = ("requires_grad_", "detach_", "zero_", "fill_", "copy_")
 _VALUE_FREE = (torch.Tensor.add, torch.Tensor.sub)
 
 
-def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
+def _set_item(target: Tensor, index: Any, value: Any) -> Tensor:
     result = target.clone()
     result[index] = value
     return result
 
 
-def _with_own_node(value: Any, several: bool) -> Any:
+def _with_separate_node(value: Any, several: bool) -> Any:
     """Return an output whose gradient is of what is done with it later, and of all of that.
 
     A write to a view of a view's base would go around its gradient, and one of several outputs may be
@@ -353,7 +353,7 @@ def _names(source: Source) -> frozenset[str]:
 
 
 @contextmanager
-def _custom_functions_seen_by(watch: OperationTracer) -> Iterator[None]:
+def _intercept_custom_functions(watch: OperationTracer) -> Iterator[None]:
     """Show calls of an autograd.Function, which a TorchFunctionMode does not see."""
     original = torch.autograd.Function.__dict__["apply"]
 
@@ -382,7 +382,7 @@ def repeat_samples(samples: Samples, n: int) -> Samples:
     return Samples(tree_map(lambda t: t[places], samples.inputs), labels, samples.ids[places])
 
 
-def _compared(fewer: Operation, larger: Operation, n: int) -> Layout:
+def _compare_calls(fewer: Operation, larger: Operation, n: int) -> Layout:
     if fewer.signature != larger.signature:
         raise UntraceableError(f"{fewer.name} became {larger.name} with one sample more")
     batched: dict[int, int] = {}
@@ -415,5 +415,5 @@ def _batch_dimension(fewer: Tensor, larger: Tensor, n: int) -> int | None:
     if len(grown) > 1:
         raise UntraceableError(problem)
     if fewer.shape[dim] * (n + 1) != larger.shape[dim] * n:
-        raise Regrouped(problem)
+        raise RegroupedError(problem)
     return dim

@@ -19,20 +19,20 @@ from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.reference import (
     FLOAT64_TOLERANCE,
     find_mismatch,
-    first_apart,
+    first_mismatch,
     full_float32,
     in_float64,
-    is_slope,
+    matches_finite_difference,
     network_outputs,
     rounding_tolerance,
     weighted_gradient,
 )
 from likewise.engines.tracer import (
-    Regrouped,
+    RegroupedError,
     RowTrace,
     Trace,
+    TraceFunction,
     UntraceableError,
-    Way,
     repeat_samples,
     trace_model,
 )
@@ -58,7 +58,7 @@ class Fault(NamedTuple):
 
 
 def find_fault(
-    net: Network, samples: Samples, later: Samples | None = None, way: Way = trace_model
+    net: Network, samples: Samples, later: Samples | None = None, trace_function: TraceFunction = trace_model
 ) -> Fault | None:
     """Return what is wrong with the traced gradients of a model, None if they are autograd's.
 
@@ -72,20 +72,20 @@ def find_fault(
     """
     samples = repeat_samples(samples, max(2, len(samples)))
     with full_float32():
-        trace = way(net, samples)
+        trace = trace_function(net, samples)
         fault = find_fault_of_batch(net, trace, samples, explicit=True)
         fault = fault or find_fault_of_batch(net, trace, samples[torch.arange(len(samples)).flip(0)])
         if fault is None and later is not None:
-            fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), way)
-        return fault or _find_fault_in_invented(net, trace, samples)
+            fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), trace_function)
+        return fault or _find_fault_in_synthetic(net, trace, samples)
 
 
-def _find_fault_later(net: Network, samples: Samples, way: Way) -> Fault | None:
+def _find_fault_later(net: Network, samples: Samples, trace_function: TraceFunction) -> Fault | None:
     """Return what is wrong on samples on which the model may take another branch."""
     try:
-        fault = find_fault_of_batch(net, way(net, samples), samples)
+        fault = find_fault_of_batch(net, trace_function(net, samples), samples)
         return None if fault is not None and not _have_finite_gradients(net, samples) else fault
-    except Regrouped as problem:
+    except RegroupedError as problem:
         return regrouping_fault(problem)
     except UntraceableError:  # such batches are differentiated one by one, when they come
         return None
@@ -97,8 +97,8 @@ def _have_finite_gradients(net: Network, samples: Samples) -> bool:
     return bool(weighted_gradient(net, samples, weights).isfinite().all())
 
 
-def _find_fault_in_invented(net: Network, trace: Trace, samples: Samples) -> Fault | None:
-    batch = _invented(samples)
+def _find_fault_in_synthetic(net: Network, trace: Trace, samples: Samples) -> Fault | None:
+    batch = _synthesize_samples(samples)
     try:
         outputs = network_outputs(net, batch)
     except Exception as error:  # what was invented may be nothing that the model accepts
@@ -120,7 +120,7 @@ def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: 
     """
     try:
         known = compute_gradients(net, trace, samples)
-    except Regrouped as problem:
+    except RegroupedError as problem:
         return regrouping_fault(problem)
     except UntraceableError:
         if isinstance(trace, RowTrace):  # which has no branches
@@ -136,7 +136,7 @@ def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: 
     def mismatch(weights: Tensor) -> str | None:
         return find_mismatch(net, lambda other: _sum(chunk(other), other, weights), samples, weights)
 
-    weights = _drawn((len(samples), known.d), seed=0)
+    weights = _draw_weights((len(samples), known.d), seed=0)
     wrong = mismatch(weights)
     if wrong is None and explicit:
         part = slice(0, 2)
@@ -154,7 +154,7 @@ def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: 
     )
 
 
-def regrouping_fault(problem: Regrouped) -> Fault:
+def regrouping_fault(problem: RegroupedError) -> Fault:
     """Return the fault of a model whose operations have rows that cannot be shared out among samples."""
     return Fault(f"{REGROUPED.format('an operation')}: {problem}", KEEP_ORDER)
 
@@ -198,8 +198,8 @@ class SpotCheck:
             order = torch.randperm(len(samples), generator=self._generator)
             few = torch.cat([torch.tensor([place]), order[order != place][: OUTPUTS_CHECKED - 1]])
             u = torch.randn(d, generator=self._generator)
-            kept = None if outputs is None else outputs[few.to(outputs.device)].clone()
-            return _Candidate(samples, place, u, gradient(place, u), few, kept)
+            compared = None if outputs is None else outputs[few.to(outputs.device)].clone()
+            return _Candidate(samples, place, u, gradient(place, u), few, compared)
 
         if self._seen == 0:  # a pass may turn out to be shorter than the last one
             self._start = time.perf_counter()
@@ -273,14 +273,14 @@ def _check_outputs(net: Network, candidate: _Candidate) -> None:
 
 def _agree_in_float64(net: Network, candidate: _Candidate) -> bool:
     """Whether outputs of the batch and of some of its samples agree once rounding decides nothing."""
-    wide = in_float64(net, candidate.sample)
-    if wide is None:
+    double_net = in_float64(net, candidate.sample)
+    if double_net is None:
         return False
     few = candidate.samples[candidate.few]
-    together = network_outputs(wide, candidate.samples)[
-        candidate.few.to(next(wide.model.parameters()).device)
+    together = network_outputs(double_net, candidate.samples)[
+        candidate.few.to(next(double_net.model.parameters()).device)
     ]
-    alone = network_outputs(wide, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
+    alone = network_outputs(double_net, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
     return bool((together - alone).abs().max() <= FLOAT64_TOLERANCE * alone.abs().max())
 
 
@@ -291,17 +291,19 @@ def _check_gradient(net: Network, candidate: _Candidate) -> None:
     ours, theirs = candidate.gradient, weighted_gradient(net, pair, weights)
     if not ours.isfinite().all() and not theirs.isfinite().all():
         return  # the pass itself names all samples whose gradient is not finite
-    name = first_apart(net, ours, theirs, rounding_tolerance(net))
+    name = first_mismatch(net, ours, theirs, rounding_tolerance(net))
     if name is None:
         return
     if len(candidate.samples) > 1:  # a ReLU may fall on the other side in another batch: look at the same one
         inside = torch.zeros(len(candidate.samples), len(candidate.u))
         inside[candidate.place] = candidate.u
         same = weighted_gradient(net, candidate.samples, inside)
-        if first_apart(net, ours, same, rounding_tolerance(net)) is None:
+        if first_mismatch(net, ours, same, rounding_tolerance(net)) is None:
             return
-    wide = in_float64(net, pair)
-    if wide is not None and is_slope(wide, pair, weights, name, ours.double(), theirs.double()):
+    double_net = in_float64(net, pair)
+    if double_net is not None and matches_finite_difference(
+        double_net, pair, weights, name, ours.double(), theirs.double()
+    ):
         return
     number = int(candidate.sample.ids[0])
     raise GradientMismatchError(
@@ -322,19 +324,19 @@ def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
     weights = weights.to(next(net.model.parameters()).device, net.dtype)
     return torch.cat(
         [
-            torch.einsum("nd,ndp->p", weights, chunk.pieces[name].rows().to(weights))
-            if name in chunk.pieces
+            torch.einsum("nd,ndp->p", weights, chunk.by_parameter[name].rows().to(weights))
+            if name in chunk.by_parameter
             else weights.new_zeros(size)
             for name, size in net.numels.items()
         ]
     )
 
 
-def _invented(samples: Samples) -> Samples:
+def _synthesize_samples(samples: Samples) -> Samples:
     """Return as many samples of mixed values, each but the first cut off at another length."""
     generator = torch.Generator().manual_seed(0)
     n = len(samples)
-    kept = 1 - torch.arange(n) * 0.618 % 1  # neither growing nor shrinking: nothing is sorted by length
+    lengths = 1 - torch.arange(n) * 0.618 % 1  # neither growing nor shrinking: nothing is sorted by length
 
     def mixed(value: Tensor) -> Tensor:
         sources = torch.randint(0, n, value.shape, generator=generator).to(value.device)
@@ -342,13 +344,13 @@ def _invented(samples: Samples) -> Samples:
         if value.dim() < 2:
             return value
         length = value.shape[1]
-        inside = torch.arange(length) < (kept * length).ceil().clamp(min=1)[:, None]
+        inside = torch.arange(length) < (lengths * length).ceil().clamp(min=1)[:, None]
         return value * inside.to(value).view(n, length, *[1] * (value.dim() - 2))
 
     return Samples(tree_map(mixed, samples.inputs), samples.labels, samples.ids)
 
 
-def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
+def _draw_weights(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -64,7 +64,7 @@ class _DryRun:
 
     n: int
     m: int
-    formations: int
+    gradient_evaluations: int
     seconds: list[Pass]
     flops: list[Pass]
     peak: int
@@ -83,19 +83,19 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
         trial = enough
         few = _dry_run(gram, statistic, options, trial)
     more = _dry_run(gram, statistic, options, 2 * trial)
-    formations = _formations(gram) if visits else 0
+    gradient_evaluations = _gradient_evaluations(gram) if visits else 0
     seconds, flops = (
         sum(
-            _extrapolated(a, b, few, more, n, m, formations)
+            _extrapolate(a, b, few, more, n, m, gradient_evaluations)
             for a, b in zip(getattr(few, kind), getattr(more, kind), strict=True)
         )
         for kind in ("seconds", "flops")
     )
     growth = max(0, more.peak - few.peak) / max(1, more.n - few.n)
-    reach = n if visits else min(batch, gram.engine.at_once or batch)
-    rest, each = gram.engine.room
-    at_once = rest + each * min(batch, gram.engine.at_once or 0)
-    peak = max(few.peak + growth * (reach - few.n), at_once) + more.result * n / more.n
+    reach = n if visits else min(batch, gram.engine.batch_size or batch)
+    memory = gram.engine.memory
+    batch_bytes = memory.fixed_bytes + memory.bytes_per_sample * min(batch, gram.engine.batch_size or 0)
+    peak = max(few.peak + growth * (reach - few.n), batch_bytes) + more.result * n / more.n
     return Plan(
         method=f"engine {type(gram.engine).__name__.lower()}",
         passes=sum(p.what != "pairs" for p in more.seconds),
@@ -112,14 +112,14 @@ def _dry_run(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any
     cut = {name: _cut(value, gram, part) for name, value in options.items()}
     counter = FlopCounterMode(display=False)
     with counter, MemoryMeter() as meter, record_passes(counter.get_total_flops) as flops:
-        kept = statistic(part, **cut)
+        returned = statistic(part, **cut)
         result = meter.now
-    del kept
+    del returned
     with record_passes(_clock(gram.net)) as seconds:
         statistic(gram.take(n), **cut)  # a new part, which has nothing computed yet
     any_pairs = any(p.what == "pairs" for p in seconds)
-    formations = _formations(part) if any_pairs else 0
-    return _DryRun(part.data.n, part.columns.n, formations, seconds, flops, meter.peak, result)
+    gradient_evaluations = _gradient_evaluations(part) if any_pairs else 0
+    return _DryRun(part.data.n, part.columns.n, gradient_evaluations, seconds, flops, meter.peak, result)
 
 
 def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
@@ -131,9 +131,9 @@ def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
     return value
 
 
-def _formations(gram: Matrix) -> int:
+def _gradient_evaluations(gram: Matrix) -> int:
     with gram.net.evaluation_mode():
-        return gram.tiles().formations
+        return gram.tiles().gradient_evaluations
 
 
 def _clock(net: Network) -> Clock:
@@ -149,8 +149,8 @@ def _clock(net: Network) -> Clock:
     return now
 
 
-def _extrapolated(
-    few: Pass, more: Pass, small: _DryRun, large: _DryRun, n: int, m: int, formations: int
+def _extrapolate(
+    few: Pass, more: Pass, small: _DryRun, large: _DryRun, n: int, m: int, gradient_evaluations: int
 ) -> float:
     """Return what a pass takes of all samples, given what it took of fewer and of more."""
     if more.what == "summing gradients":
@@ -160,11 +160,14 @@ def _extrapolated(
     if large.n == small.n:
         return more.cost * (n * m) / (large.n * large.m)
     # cost = formed · formations + met · pairs, from two trials
-    (a, b), (c, d) = (small.formations, small.n * small.m), (large.formations, large.n * large.m)
+    (a, b), (c, d) = (
+        (small.gradient_evaluations, small.n * small.m),
+        (large.gradient_evaluations, large.n * large.m),
+    )
     det = a * d - b * c
     met = max(0.0, (a * more.cost - c * few.cost) / det) if det else 0.0
     formed = max(0.0, (more.cost - met * d) / c)
-    return formed * formations + met * n * m
+    return formed * gradient_evaluations + met * n * m
 
 
 def _duration(seconds: float) -> str:

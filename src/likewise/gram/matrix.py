@@ -201,7 +201,7 @@ class GramMatrix:
                 f"{tuple(given.shape)}."
             )
         part = lambda where: given[where.start : where.stop]  # noqa: E731
-        return self._narrowed(self.products().product(part, given.shape[2]))
+        return self._to_result_dtype(self.products().product(part, given.shape[2]))
 
     def row_sums(self, weights: Any = None) -> Tensor:
         """Return Σ_x' k(x, x') w(x').
@@ -216,7 +216,7 @@ class GramMatrix:
 
         """
         given = None if weights is None else check_tensor("weights", weights)
-        sums = self._narrowed(self.exact_row_sums(given))
+        sums = self._to_result_dtype(self.exact_row_sums(given))
         return sums[:, 0] if given is None or given.dim() == 1 else sums
 
     def exact_row_sums(self, weights: Tensor | None = None) -> Tensor:
@@ -290,7 +290,7 @@ class GramMatrix:
 
     def diagonal(self) -> Tensor:
         """Return k(x, x) of the rows, (n,), or (n, d, d) of whole blocks."""
-        return self._narrowed(self.exact_diagonal())
+        return self._to_result_dtype(self.exact_diagonal())
 
     def mean_similarities(self) -> Tensor:
         """Return the mean plain k(x, x') of each row over the reference set, (n,), in float64.
@@ -325,7 +325,7 @@ class GramMatrix:
             ValueError: An output is NaN or infinite; the samples are named.
 
         """
-        return outputs_of(self.net, self.data)
+        return dataset_outputs(self.net, self.data)
 
     @property
     def engine(self) -> Engine:
@@ -358,7 +358,7 @@ class GramMatrix:
             d=self.d,
             dtype=dtype or self.dtype,
             max_memory=self.max_memory,
-            vanished=ZeroGradientLog(),
+            zero_gradient_log=ZeroGradientLog(),
         )
 
     def _map_strips(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
@@ -376,11 +376,11 @@ class GramMatrix:
         # Centering leaves little where all similarities are large: it begins before they are rounded.
         tiles = self.tiles(None if center is None else center.rows.means.dtype)
         with self.net.evaluation_mode():
-            again = tiles.formations / (self.data.n + self.columns.n)
+            again = tiles.gradient_evaluations / (self.data.n + self.columns.n)
         if again > 8:
             warnings.warn(
                 f"max_memory={self.max_memory:_} has room for the gradients of few samples, so that each is "
-                f"formed {again:.0f} times: with max_memory={tiles.memory_to_keep:_} once would do.",
+                f"formed {again:.0f} times: with max_memory={tiles.cache_bytes:_} once would do.",
                 stacklevel=5,
             )
 
@@ -398,34 +398,34 @@ class GramMatrix:
 
         with self.net.evaluation_mode():
             joined = join_results(show, tiles.strips, "pairs", self, tiles.gradients.finish_checks)
-        tiles.vanished.warn()
+        tiles.zero_gradient_log.warn()
         return joined
 
     def _centering(self) -> CenteredPair:
         """Return means and scales of rows and columns, recomputed if the model has changed since."""
         plain = self.with_centering(False)
         state = _model_state(self.net.model)
-        own = self._centerings.get("reference", self._reference, self.kernel, state)
-        if own is None:
+        reference_centering = self._centerings.get("reference", self._reference, self.kernel, state)
+        if reference_centering is None:
             reference = copy.copy(plain)
             reference.data = reference.columns = self._reference
             sums, diagonal = reference.exact_row_sums()[:, 0], reference.exact_diagonal()
-            own = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype)
-            warn_of_cancellation(own, self.dtype)
-            self._centerings.put("reference", self._reference, self.kernel, state, own)
-        grand_mean = own.means.mean()
+            reference_centering = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype)
+            warn_of_cancellation(reference_centering, self.dtype)
+            self._centerings.put("reference", self._reference, self.kernel, state, reference_centering)
+        grand_mean = reference_centering.means.mean()
 
         def of(data: Batches) -> Centering:
             if data is self._reference:
-                return own
-            found = self._centerings.get("other", data, self.kernel, state)
-            if found is None:
+                return reference_centering
+            centering = self._centerings.get("other", data, self.kernel, state)
+            if centering is None:
                 part = copy.copy(plain)
                 part.data, part.columns = data, self._reference
                 sums, diagonal = part.exact_row_sums()[:, 0], part.exact_diagonal()
-                found = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype, grand_mean)
-                self._centerings.put("other", data, self.kernel, state, found)
-            return found
+                centering = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype, grand_mean)
+                self._centerings.put("other", data, self.kernel, state, centering)
+            return centering
 
         return CenteredPair(of(self.data), of(self.columns), grand_mean)
 
@@ -439,12 +439,12 @@ class GramMatrix:
                 f"INNER_PRODUCT; found {kernel}. Use centered=False with it."
             )
 
-    def _narrowed(self, values: Tensor) -> Tensor:
+    def _to_result_dtype(self, values: Tensor) -> Tensor:
         """Return what was found of the rows, (n, ...), in the type of results; raise if it does not fit."""
-        found = values.to(self.dtype)
-        if not found.sum().isfinite():
-            refuse_out_of_range(found, self.data.ids, self.kernel)
-        return found
+        converted = values.to(self.dtype)
+        if not converted.sum().isfinite():
+            refuse_out_of_range(converted, self.data.ids, self.kernel)
+        return converted
 
     def _map_rows(self, function: Callable[[Samples], Tensor]) -> Tensor:
         engine = self.engine
@@ -463,7 +463,7 @@ class GramMatrix:
         return weights.reshape(m, -1).to(accumulation_dtype(weights))
 
 
-def outputs_of(net: Network, data: Batches, *, masked: bool = False) -> Tensor:
+def dataset_outputs(net: Network, data: Batches, *, masked: bool = False) -> Tensor:
     """Return the network's outputs f(x) of all samples, (n, d); one forward pass, no gradients.
 
     Args:

@@ -36,16 +36,16 @@ class Products:
     max_memory: int
 
     @property
-    def vectors_at_once(self) -> int:
+    def vectors_per_pass(self) -> int:
         """How many parameter vectors in float64, twice, fit into a quarter of the memory allowed."""
         return max(1, self.max_memory // 8 // (8 * self.p))
 
     def spans(self, data: Batches) -> list[range]:
         """Return the batches to read: the user's, or what fits at once, not too few or many samples."""
-        at_once = self.gradients.at_once
-        if data.given or at_once is None:
+        batch_size = self.gradients.batch_size
+        if data.given or batch_size is None:
             return data.spans()
-        return data.spans(at_once * (256 // at_once) if at_once < 256 else min(at_once, 2048))
+        return data.spans(batch_size * (256 // batch_size) if batch_size < 256 else min(batch_size, 2048))
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
         """Add what ranks that share a pass must have in common."""
@@ -55,47 +55,47 @@ class Products:
         fingerprint.add("exponents", (self.left_power, self.right_power))
         fingerprint.add("engine", type(self.gradients).__name__)
 
-    def vjp(self, weights: Weights, kept: SelfKernelCache | None = None) -> Tensor:
+    def vjp(self, weights: Weights, cache: SelfKernelCache | None = None) -> Tensor:
         """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
-        vanished = ZeroGradientLog()
+        zero_gradients = ZeroGradientLog()
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
-            pulled = self.gradients.vjp(samples, weights(where), self.right_power)
-            if pulled.own is not None:
-                vanished.note(samples, pulled.own.rank)
-                if kept is not None:
-                    kept.put(where, pulled.own)
-            return pulled.total
+            result = self.gradients.vjp(samples, weights(where), self.right_power)
+            if result.self_kernel is not None:
+                zero_gradients.note(samples, result.self_kernel.rank)
+                if cache is not None:
+                    cache.put(where, result.self_kernel)
+            return result.total
 
         with self.net.evaluation_mode():
             settle = self.gradients.finish_checks
             total = sum_results(term, self.spans(self.columns), "summing gradients", self, settle)
         if self.rows is not self.columns:  # else the second pass names them
-            vanished.warn()
+            zero_gradients.warn()
         return total
 
-    def jvp(self, directions: Tensor, read: Read, kept: SelfKernelCache | None = None) -> Tensor:
+    def jvp(self, directions: Tensor, read: Read, cache: SelfKernelCache | None = None) -> Tensor:
         """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
-        vanished = ZeroGradientLog()
+        zero_gradients = ZeroGradientLog()
 
-        def answer(where: range) -> Tensor:
+        def project(where: range) -> Tensor:
             samples = self.rows.samples(where)
-            own = None if kept is None else kept.get(where)
-            pushed = self.gradients.jvp(samples, directions, self.left_power, own)
-            vanished.note(samples, pushed.ranks)
-            return read(where, pushed.outputs)
+            self_kernel = None if cache is None else cache.get(where)
+            result = self.gradients.jvp(samples, directions, self.left_power, self_kernel)
+            zero_gradients.note(samples, result.ranks)
+            return read(where, result.outputs)
 
         with self.net.evaluation_mode():
-            answers = join_results(
-                answer, self.spans(self.rows), "reading off", self, self.gradients.finish_checks
+            outputs = join_results(
+                project, self.spans(self.rows), "reading off", self, self.gradients.finish_checks
             )
-        vanished.warn()
-        return answers
+        zero_gradients.warn()
+        return outputs
 
     def product(self, weights: Weights, c: int, read: Read = lambda _, outputs: outputs) -> Tensor:
         """Return read(places, S(x) Σ S(x')ᵀ w(x')) in float64, in as many rounds as vectors need to fit."""
-        group = self.vectors_at_once
+        group = self.vectors_per_pass
         if c > group:
             rounds = [
                 self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
@@ -104,8 +104,8 @@ class Products:
             return read(range(self.rows.n), torch.cat(rounds, 2))
         same = self.rows is self.columns and self.left_power == self.right_power
         fits = 8 * self.rows.n * self.d**2 <= self.max_memory // 8
-        kept = SelfKernelCache(self.rows.n) if same and fits else None
-        return self.jvp(self.vjp(weights, kept), read, kept)
+        cache = SelfKernelCache(self.rows.n) if same and fits else None
+        return self.jvp(self.vjp(weights, cache), read, cache)
 
     def reduced(self, weights: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_x' reduce(S(x) S(x')ᵀ) w(x') for weights (m, c), (n, c), in float64.
@@ -116,11 +116,11 @@ class Products:
 
         """
         used = [i for i in range(self.d) if coefficients[i].any()]
-        outputs_at_once = max(1, min(len(used), self.vectors_at_once))
-        columns_at_once = max(1, self.vectors_at_once // outputs_at_once)
+        outputs_per_pass = max(1, min(len(used), self.vectors_per_pass))
+        columns_per_pass = max(1, self.vectors_per_pass // outputs_per_pass)
         sums = []
-        for some in weights.split(columns_at_once, dim=1):
-            groups = (used[i : i + outputs_at_once] for i in range(0, len(used), outputs_at_once))
+        for some in weights.split(columns_per_pass, dim=1):
+            groups = (used[i : i + outputs_per_pass] for i in range(0, len(used), outputs_per_pass))
             parts = [self._reduced_part(some, coefficients, group) for group in groups]
             sums.append(torch.stack(parts).sum(0))
         return torch.cat(sums, 1)
@@ -128,10 +128,10 @@ class Products:
     def _reduced_part(self, weights: Tensor, coefficients: Tensor, outputs: list[int]) -> Tensor:
         """Return the part of the sums that some outputs of the rows contribute."""
         c, some = weights.shape[1], len(outputs)
-        chosen = coefficients[outputs].to(weights)  # (some, d)
+        selected = coefficients[outputs].to(weights)  # (some, d)
 
         def blocks(where: range) -> Tensor:
-            return torch.einsum("nc,ed->ndec", weights[where.start : where.stop], chosen).flatten(2)
+            return torch.einsum("nc,ed->ndec", weights[where.start : where.stop], selected).flatten(2)
 
         def read(_: range, products: Tensor) -> Tensor:
             mine = products[:, outputs].unflatten(2, (some, c))

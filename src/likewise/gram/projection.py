@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.engines import Engine, Parts
+from likewise.engines import Engine, GradientParts
 from likewise.linalg import matrix_power, rank_floor
 
 
@@ -35,21 +35,21 @@ class Sketch:
 
     def __call__(self, gradients: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluating`."""
-        found = [self._mapped(parts) for parts in gradients.parts(samples)]
-        return found[0] if len(found) == 1 else Sketched(*map(torch.cat, zip(*found, strict=True)))
+        sketches = [self._project(parts) for parts in gradients.parts(samples)]
+        return sketches[0] if len(sketches) == 1 else Sketched(*map(torch.cat, zip(*sketches, strict=True)))
 
     def parts(self, gradients: Engine, samples: Samples) -> str:
         """Return in what parts gradients come: sketches of other parts are no match."""
         shapes = [tuple(part.shape[1:]) for part in gradients.features(samples, 0).tensors]
         return hashlib.sha256(str((self.q, self._seed, shapes)).encode()).hexdigest()[:8]
 
-    def _mapped(self, parts: Parts) -> Sketched:
-        square, total = parts.own, None
-        for start, rows, own in parts.explicit:
+    def _project(self, parts: GradientParts) -> Sketched:
+        square, total = parts.factors_gram, None
+        for start, rows, gram in parts.explicit:
             signs = self._drawn(parts, rows)[0][start : start + rows.shape[2]]
-            term = _folded(rows, signs, start % self.q, self.q)
+            term = _fold_buckets(rows, signs, start % self.q, self.q)
             total = term if total is None else total.add_(term)
-            square = square + own
+            square = square + gram
         for (a, delta), (left, right) in zip(parts.factors, self._sides(parts), strict=True):
             term = (a @ left)[:, None] * (delta @ right)
             total = term if total is None else total.add_(term)
@@ -59,13 +59,13 @@ class Sketch:
         squares = square.diagonal(dim1=1, dim2=2).sum(1)
         return Sketched(total, white.matrix.to(total), squares, white.rank)
 
-    def _sides(self, parts: Parts) -> list[tuple[Tensor, Tensor]]:
+    def _sides(self, parts: GradientParts) -> list[tuple[Tensor, Tensor]]:
         if not parts.factors:
             return []
         rest = self._drawn(parts, parts.factors[0][0])[1:]
         return list(zip(rest[::2], rest[1::2], strict=True))
 
-    def _drawn(self, parts: Parts, like: Tensor) -> list[Tensor]:
+    def _drawn(self, parts: GradientParts, like: Tensor) -> list[Tensor]:
         if self._maps is None:
             chance = torch.Generator().manual_seed(self._seed)
             self._maps = [(torch.randint(0, 2, (max(parts.width, 1),), generator=chance) * 2.0 - 1).to(like)]
@@ -76,24 +76,24 @@ class Sketch:
         return self._maps
 
 
-def _folded(rows: Tensor, signs: Tensor, first: int, q: int) -> Tensor:
+def _fold_buckets(rows: Tensor, signs: Tensor, first: int, q: int) -> Tensor:
     """Return rows (n, d, p) times signs, added up in q buckets in turn, beginning with the `first`."""
     p = rows.shape[2]
-    room = rows.new_zeros(*rows.shape[:2], -(-(first + p) // q) * q)
-    torch.mul(rows, signs, out=room[:, :, first : first + p])
-    return room.unflatten(2, (-1, q)).sum(2)
+    padded = rows.new_zeros(*rows.shape[:2], -(-(first + p) // q) * q)
+    torch.mul(rows, signs, out=padded[:, :, first : first + p])
+    return padded.unflatten(2, (-1, q)).sum(2)
 
 
 def sketch_bytes(gradients: Engine, samples: Samples) -> int:
     """Return what sketching takes per sample beside the gradients' own work: three times the largest part."""
-    return 3 * 4 * gradients.widest(samples)
+    return 3 * 4 * gradients.largest_part(samples)
 
 
 def whiten_sketches(sketched: Sketched) -> Tensor:
     """Return whitened sketches as vectors (n, d·q), with inner products k(x, x'); k(x, x) is rank/d."""
     flat = (sketched.whitening @ sketched.rows).flatten(1)
-    own = sketched.ranks.to(flat) / sketched.rows.shape[1]
-    return torch.nn.functional.normalize(flat, dim=1) * own.sqrt()[:, None]
+    squared_norms = sketched.ranks.to(flat) / sketched.rows.shape[1]
+    return torch.nn.functional.normalize(flat, dim=1) * squared_norms.sqrt()[:, None]
 
 
 def bucket_count(numbers: int, d: int) -> int:

@@ -91,10 +91,10 @@ class _Directions(NamedTuple):
     @classmethod
     def from_sketches(cls, sketches: Tensor, mean: Tensor) -> "_Directions":
         left = sketches - mean
-        own = sketches.square().sum(1)
-        left[(own == 0) | (left.square().sum(1) <= rounding_floor(sketches.dtype) * own)] = 0
+        squares = sketches.square().sum(1)
+        left[(squares == 0) | (left.square().sum(1) <= rounding_floor(sketches.dtype) * squares)] = 0
         vectors = torch.nn.functional.normalize(left, dim=1)
-        return cls(vectors, left.norm(dim=1), sketches @ mean, (own > 0).to(sketches))
+        return cls(vectors, left.norm(dim=1), sketches @ mean, (squares > 0).to(sketches))
 
 
 def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:
@@ -120,7 +120,7 @@ def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) ->
     engine = gram.engine
     with gram.net.evaluation_mode():
         size = max(1, sketch_bytes(engine, data.samples(range(1))))
-        height = max(1, min(data.size, gram.max_memory // 2 // size, engine.at_once or data.size))
+        height = max(1, min(data.size, gram.max_memory // 2 // size, engine.batch_size or data.size))
         joined = join_results(
             lambda w: tuple(sketch(engine, data.samples(w))),
             data.spans(height),

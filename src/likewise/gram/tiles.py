@@ -28,7 +28,7 @@ class Tiles:
     d: int
     dtype: torch.dtype
     max_memory: int
-    vanished: ZeroGradientLog
+    zero_gradient_log: ZeroGradientLog
 
     @property
     def strips(self) -> list[range]:
@@ -36,10 +36,10 @@ class Tiles:
         cell = 8 if self.kernel.reduce is mean_diagonal else 8 * self.d**2
         by_result = self.max_memory // 8 // (cell * self.columns.n)
         share = -(-self.rows.n // world_size())
-        return self.rows.spans(max(1, min(self._samples_at_once, by_result, share)))
+        return self.rows.spans(max(1, min(self._rows_per_strip, by_result, share)))
 
     @property
-    def formations(self) -> int:
+    def gradient_evaluations(self) -> int:
         """How many times the gradients of a sample are formed, in all strips."""
         if self._fits:
             return self.columns.n + (0 if self._symmetric else self.rows.n)
@@ -47,17 +47,17 @@ class Tiles:
 
     def strip(self, where: range) -> Tensor:
         """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
-        if self._kept is not None and self._symmetric:
-            left = _part(self._kept, where)
+        if self._column_cache is not None and self._symmetric:
+            left = _part(self._column_cache, where)
         else:
-            left = self._formed(self.rows, where, self.kernel.left_power)
-        if self._mirrors and len(where) == self.columns.n:
-            return self._mirrored(left)
+            left = self._compute_features(self.rows, where, self.kernel.left_power)
+        if self._is_mirrored and len(where) == self.columns.n:
+            return self._compute_symmetric(left)
         tiles = [self._tile(left, right, where) for right in self._column_features(len(where))]
         return torch.cat(tiles, 1)
 
     @property
-    def memory_to_keep(self) -> int:
+    def cache_bytes(self) -> int:
         """The memory at which the features of all columns fit."""
         return 4 * self.columns.n * self._bytes_per_sample
 
@@ -66,11 +66,11 @@ class Tiles:
         return self.rows is self.columns and self.kernel.left_power == self.kernel.right_power
 
     @property
-    def _mirrors(self) -> bool:
+    def _is_mirrored(self) -> bool:
         """Whether k(x', x) follows from k(x, x')."""
         return self._symmetric and self.kernel.symmetric
 
-    def _mirrored(self, features: Features) -> Tensor:
+    def _compute_symmetric(self, features: Features) -> Tensor:
         """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
         n, side = len(features.rows), max(64, -(-len(features.rows) // 8))
         whole: Tensor | None = None
@@ -91,7 +91,7 @@ class Tiles:
         return sum(part.numel() * part.element_size() for part in first.tensors)
 
     @property
-    def _samples_at_once(self) -> int:
+    def _rows_per_strip(self) -> int:
         """How many rows' features fit: where those of all columns do not, their share is free too."""
         share = 8 if self._fits else 3
         return max(1, self.max_memory // share // self._bytes_per_sample)
@@ -99,55 +99,55 @@ class Tiles:
     @property
     def _fits(self) -> bool:
         """Whether the features of all columns fit into a quarter of the memory."""
-        return self.memory_to_keep <= self.max_memory
+        return self.cache_bytes <= self.max_memory
 
     @cached_property
-    def _kept(self) -> Features | None:
+    def _column_cache(self) -> Features | None:
         """The features of all columns, if they fit."""
         if not self._fits:
             return None
-        return self._formed(self.columns, range(self.columns.n), self.kernel.right_power)
+        return self._compute_features(self.columns, range(self.columns.n), self.kernel.right_power)
 
     def _column_features(self, strip: int) -> Iterator[Features]:
         blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
-        at_once = max(1, self.max_memory // 16 // self._bytes_per_sample)
-        for where in self.columns.spans(min(at_once, blocks)):
-            if self._kept is not None:
-                yield _part(self._kept, where)
+        samples_per_tile = max(1, self.max_memory // 16 // self._bytes_per_sample)
+        for where in self.columns.spans(min(samples_per_tile, blocks)):
+            if self._column_cache is not None:
+                yield _part(self._column_cache, where)
             else:
-                yield self._formed(self.columns, where, self.kernel.right_power)
+                yield self._compute_features(self.columns, where, self.kernel.right_power)
 
-    def _formed(self, data: Batches, where: range, exponent: float) -> Features:
+    def _compute_features(self, data: Batches, where: range, exponent: float) -> Features:
         """Return the features at these places, a batch at a time: activations are the user's to bound."""
         whole: Features | None = None
         for start in range(where.start, where.stop, data.size):
             part = range(start, min(start + data.size, where.stop))
             samples = data.samples(part)
-            formed = self.gradients.features(samples, exponent)
-            self.vanished.note(samples, formed.ranks)
+            features = self.gradients.features(samples, exponent)
+            self.zero_gradient_log.note(samples, features.ranks)
             if part == where:
-                return formed
+                return features
             if whole is None:
-                whole = formed.over([t.new_empty(len(where), *t.shape[1:]) for t in formed.tensors])
-            for room, tensor in zip(whole.tensors, formed.tensors, strict=True):
-                room[start - where.start : part.stop - where.start] = tensor
+                whole = features.over([t.new_empty(len(where), *t.shape[1:]) for t in features.tensors])
+            for target, tensor in zip(whole.tensors, features.tensors, strict=True):
+                target[start - where.start : part.stop - where.start] = tensor
         assert whole is not None
         return whole
 
     def _tile(self, left: Features, right: Features, where: range) -> Tensor:
         """Return reduce( S(x) S(x')ᵀ ) for all pairs, `where` the places of the left samples."""
         if self.kernel.reduce is mean_diagonal:
-            return self._narrowed(left.traces(right) / self.d, where)
-        reduced = self.kernel.reduce(self._narrowed(left.blocks(right), where))
-        return self._narrowed(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
+            return self._to_result_dtype(left.traces(right) / self.d, where)
+        reduced = self.kernel.reduce(self._to_result_dtype(left.blocks(right), where))
+        return self._to_result_dtype(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
 
-    def _narrowed(self, values: Tensor, where: range) -> Tensor:
+    def _to_result_dtype(self, values: Tensor, where: range) -> Tensor:
         """Return values (b, m, ...) in the type of results, or raise if they are out of its range."""
-        found = values.to(self.dtype)
-        if not found.sum().isfinite():
+        converted = values.to(self.dtype)
+        if not converted.sum().isfinite():
             self.gradients.finish_checks()  # gradients that are not finite are named first
-            refuse_out_of_range(found, self.rows.samples(where).ids, self.kernel)
-        return found
+            refuse_out_of_range(converted, self.rows.samples(where).ids, self.kernel)
+        return converted
 
 
 def _part(features: Features, where: range) -> Features:

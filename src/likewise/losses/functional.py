@@ -29,7 +29,7 @@ from likewise.checks import (
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines import (
-    TWICE,
+    SECOND_ORDER,
     FunctionSubstitution,
     gradient_tangents,
     live_parameters,
@@ -440,12 +440,12 @@ def density(
     mean = None if isinstance(total, RunningTotal) else _mean_of_total(total, samples, p)
     gradients = batch_gradients(net, x, labels)
     if isinstance(total, RunningTotal):
-        counted = len(gradients.own) if gradients.finite is None else int(gradients.finite.sum())
+        counted = len(gradients.self_kernel) if gradients.finite is None else int(gradients.finite.sum())
         mean = total.update(gradients.total(net.numels), counted)
     share, expected = cast(Tensor, mean), (gradients.d, p)
     if share.shape != expected:
         raise ValueError(f"total must be (d, p) = {expected}, found {tuple(share.shape)}.")
-    products = gradients.along(share.to(gradients.own), net.numels)
+    products = gradients.along(share.to(gradients.self_kernel), net.numels)
     shares = products.diagonal(dim1=1, dim2=2).sum(1) / gradients.d  # N_S / N
     shares = shares if gradients.finite is None else shares[gradients.finite]
     return weight * (shares - q).square().sum().to(gradients.dtype)
@@ -503,7 +503,7 @@ def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tens
     """Return the mean over a batch of each output's gradient, joined, and what the model returned."""
     parameters, ids = live_parameters(net), sample_numbers(x)
     with describing_call(net, x, labels, ids):
-        with FunctionSubstitution(TWICE):
+        with FunctionSubstitution(SECOND_ORDER):
             returned = net.called(parameters, x)
         outputs = net.chosen(returned, x, labels, ids)
     if not outputs.requires_grad:

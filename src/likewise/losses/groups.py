@@ -9,7 +9,7 @@ from likewise.engines import DifferentiableGradients
 
 def similarity_inside(found: DifferentiableGradients, groups: Tensor | None) -> Tensor:
     """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
-    n, device = len(found.own), found.own.device
+    n, device = len(found.self_kernel), found.self_kernel.device
     if groups is None and not is_recording():
         return _mean_similarity(found, _counted(found, [torch.arange(n, device=device)]))
     groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
@@ -37,7 +37,7 @@ def _counted(found: DifferentiableGradients, groups: list[Tensor]) -> list[Tenso
 def _mean_similarity(found: DifferentiableGradients, groups: list[Tensor]) -> Tensor:
     """Return the mean over groups of the mean k^C of different samples in each."""
     if not groups:
-        return found.own.sum() * 0
+        return found.self_kernel.sum() * 0
     ranks = found.root.rank
     own = torch.stack([ranks[at].sum() for at in groups])
     pairs = torch.tensor([len(at) * (len(at) - 1) for at in groups], device=own.device)
@@ -51,8 +51,8 @@ def _recorded_similarity(found: DifferentiableGradients, groups: Tensor) -> Tens
     leads = ~same.tril(-1).any(1)  # the first sample of each group stands for it
     sizes, order = torch.where(leads, sizes, 0).sort(descending=True, stable=True)
     most = max(1, min(len(groups) // 2, most_groups()))  # no more than half as many groups have a pair
-    members, sizes = same[order[:most]].to(found.own), sizes[:most].to(found.own)
+    members, sizes = same[order[:most]].to(found.self_kernel), sizes[:most].to(found.self_kernel)
     several = sizes > 1
     weights = several / (sizes * (sizes - 1)).clamp(min=1) / several.sum().clamp(min=1)
-    own = members @ found.root.rank.to(found.own)
+    own = members @ found.root.rank.to(found.self_kernel)
     return (found.weighted_sums(members, weights) - (weights * own).sum()) / found.d

@@ -38,7 +38,7 @@ def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan
         return RunPlan(data.n, d, p, 0, seconds, max(part.peak_bytes for part in parts))
     q = bucket_count(width, d)
     gradients, sketch = gram.engine, Sketch(q, 0)
-    few = min(data.n, gradients.at_once or 32, 64)
+    few = min(data.n, gradients.batch_size or 32, 64)
     with net.evaluation_mode():
         samples = data.samples(range(few))
         size = sketch_bytes(gradients, samples)

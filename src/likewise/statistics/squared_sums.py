@@ -30,7 +30,7 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
     if draws < 4:
         raise ValueError(f"At least 4 draws are needed for an error bar, found {draws}.")
     products = gram.products()
-    leading = min(draws // 4, 32, max(1, products.vectors_at_once // 3))
+    leading = min(draws // 4, 32, max(1, products.vectors_per_pass // 3))
     signs = _Signs(products.d, draws, seed)
     basis = torch.linalg.qr(products.vjp(signs.columns(0, leading)).T).Q.T
     exact = _exact_part(products, left, basis)
@@ -40,8 +40,8 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
         return torch.stack([size.sum(1), size.square().sum(1)], 1)
 
     count, moments = draws - leading, exact.new_zeros(len(exact), 2)
-    for start in range(leading, draws, products.vectors_at_once):
-        probes = products.vjp(signs.columns(start, min(start + products.vectors_at_once, draws)))
+    for start in range(leading, draws, products.vectors_per_pass):
+        probes = products.vjp(signs.columns(start, min(start + products.vectors_per_pass, draws)))
         probes -= (probes @ basis.T) @ basis
         moments += products.jvp(probes, squares) / count
     rest, second = moments.unbind(1)

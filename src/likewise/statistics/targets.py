@@ -8,7 +8,7 @@ from torch import Tensor
 from likewise.checks import describe
 from likewise.data import Batches, column
 from likewise.gram import GramMatrix
-from likewise.gram.matrix import outputs_of
+from likewise.gram.matrix import dataset_outputs
 from likewise.model import Network
 from likewise.readouts import all_outputs
 
@@ -101,14 +101,14 @@ def model_outputs(gram: GramMatrix) -> Tensor:
     """
     net = gram.net
     if net.readout is all_outputs:
-        return outputs_of(net, gram.data, masked=True).cpu()
+        return dataset_outputs(net, gram.data, masked=True).cpu()
     whole = Network(net.model, all_outputs, net.names, net.autocast)
     try:
-        return outputs_of(whole, gram.data, masked=True).cpu()
+        return dataset_outputs(whole, gram.data, masked=True).cpu()
     except TypeError:
         if readout_looks_at_label(gram):
             raise
-        return outputs_of(net, gram.data, masked=True).cpu()
+        return dataset_outputs(net, gram.data, masked=True).cpu()
 
 
 def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
