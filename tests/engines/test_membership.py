@@ -68,7 +68,7 @@ class TimeMajor(nn.Module):
 def test_many_samples_of_single_precision():
     model, x = TimeMajor().eval(), torch.randn(150, 5, 3)
     gram = lw.GramMatrix(model, lw.batches(x, 150), kernel=lw.INNER_PRODUCT)
-    assert isinstance(gram.gradients, TracedEngine)
+    assert isinstance(gram.engine, TracedEngine)
     rows = oracle.jacobians(model, x)[:, 0]
     torch.testing.assert_close(gram.dense(), rows @ rows.T, rtol=1e-4, atol=1e-4, check_dtype=False)
 
