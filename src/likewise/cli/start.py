@@ -118,7 +118,9 @@ def _tried(settings: Any) -> dict[str, Any]:
         "labels": "none" if data.take([0]).labels() is None else "yes",
         "outputs": gram.d,
         "parameters": sum(net.numels.values()),
-        "engine": "layers, the fast one" if gradients == "TracedEngine" else f"{gradients}, the slow and sure one",
+        "engine": "layers, the fast one"
+        if gradients == "TracedEngine"
+        else f"{gradients}, the slow and sure one",
         "room of a sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
         "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it "
         "works",
