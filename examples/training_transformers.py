@@ -85,7 +85,7 @@ def main() -> None:
     test = Sequences(200, 1)
     with torch.no_grad():
         accuracy = (model.eval()(test.tokens).logits.argmax(1) == test.labels).float().mean()
-    net = lw.Network(model, lw.label_against_rest, SimilarityTrainer.term.keywords["parameters"])
+    net = lw.Network(model, lw.label_against_rest, parameters=SimilarityTrainer.term.keywords["parameters"])
     k = lw.class_similarity(lw.GramMatrix(net, {"input_ids": test.tokens, "labels": test.labels})).mean
     print(f"accuracy {accuracy:.3f}, similarity within classes {k.diagonal().mean():.3f}")
 

@@ -124,3 +124,27 @@ def test_wrong_arguments_are_said():
         lw.batches(Items(), labels=torch.zeros(9))
     with pytest.raises(ValueError, match="no column 'kind'"):
         lw.batches(Items(), labels="kind")
+
+
+def test_a_table_and_a_column_are_x_and_y():
+    pandas = pytest.importorskip("pandas")
+    table, column = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy())
+    for pair in ((table, column), (table, Y), (table, Y.tolist()), (X.numpy(), column)):
+        data = lw.batches(pair, 4)
+        assert data.n == 10
+        assert torch.equal(torch.cat([batch.inputs for batch in data]), X)
+        assert torch.equal(data.labels(), Y)
+
+
+def test_labels_beside_batches_are_refused_and_options_are_keywords(tmp_path):
+    data = lw.batches((X, Y))
+    with pytest.raises(ValueError, match="give labels when they are made"):
+        lw.analyze(torch.nn.Linear(3, 4), data, Y, out=tmp_path / "run")
+    for positional in (
+        lambda: lw.batches(X, 4, Y),
+        lambda: lw.GramMatrix(torch.nn.Linear(3, 4), X, None, lw.INNER_PRODUCT),
+        lambda: lw.similarity(torch.nn.Linear(3, 4), X, None, lw.predicted_class),
+        lambda: lw.Network(torch.nn.Linear(3, 4), lw.all_outputs, "weight"),
+    ):
+        with pytest.raises(TypeError, match="positional"):
+            positional()

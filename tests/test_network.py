@@ -93,7 +93,9 @@ def test_a_tied_parameter_is_taken_once_by_either_name():
 def test_gradients_in_a_subset_of_the_parameters():
     model, x, _ = mlp()
     activity = torch.tanh(model[0](x)).detach()
-    k = lw.GramMatrix(lw.Network(model, lw.one_output(1), ["2.*"]), x, kernel=lw.INNER_PRODUCT).dense()
+    k = lw.GramMatrix(
+        lw.Network(model, lw.one_output(1), parameters=["2.*"]), x, kernel=lw.INNER_PRODUCT
+    ).dense()
     assert torch.allclose(k, activity @ activity.T + 1)
 
 
@@ -244,3 +246,14 @@ def test_a_bfloat16_body_with_a_float32_head(d):
     centered = lw.GramMatrix(model, x, centered=True)
     assert torch.allclose(lw.soft_neighbors(centered), centered.dense().sum(1), atol=1e-4)
     assert lw.losses.pair(model, x[:4], x[4:]).isfinite()
+
+
+def test_a_readout_beside_a_network_is_refused(tmp_path):
+    net, x = lw.Network(nn.Linear(3, 2)), torch.randn(6, 3)
+    with pytest.raises(ValueError, match="has its own readout"):
+        lw.similarity(net, x, readout=lw.predicted_class)
+    with pytest.raises(ValueError, match="has its own readout"):
+        lw.analyze(net, x, out=tmp_path / "run", readout=lw.predicted_class)
+    with pytest.raises(ValueError, match="found parameters"):
+        lw.analyze(net, x, out=tmp_path / "run", parameters="weight")
+    assert not (tmp_path / "run").exists()

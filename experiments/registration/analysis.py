@@ -29,14 +29,14 @@ def drawn_sample(of: Sites, n: int, seed: int = 0) -> tuple[Tensor, Poses]:
 
 
 def matrix(
-    model: nn.Module, patches: Patches, others: Patches | None = None, *kernel: lw.Kernel, **options: Any
+    model: nn.Module, patches: Patches, others: Patches | None = None, **options: Any
 ) -> lw.GramMatrix:
     """Return the kernel between patches, or of patches with others; their labels travel along."""
     device, room = patches.label.device, 2**33
     if device.type == "cuda":  # a third of what is free: its allocator keeps more than is asked for
         room = torch.cuda.mem_get_info(device)[0] // 3
     columns = None if others is None else others.labeled
-    return lw.GramMatrix(model, patches.labeled, columns, *kernel, max_memory=room, **options)
+    return lw.GramMatrix(model, patches.labeled, columns, max_memory=room, **options)
 
 
 def density(model: nn.Module, patches: Patches) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def rotations(model: nn.Module, patches: Patches, n: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for centered in (False, True):
         for name, kernel in kinds.items():
-            k = matrix(model, upright, other, kernel, centered=centered).dense().double().cpu()
+            k = matrix(model, upright, other, kernel=kernel, centered=centered).dense().double().cpu()
             own, rest = k.diagonal(), k[~torch.eye(len(k), dtype=torch.bool)]
             found[name + (", centered" if centered else "")] = {
                 "own": float(own.mean()),

@@ -129,7 +129,7 @@ def _predicted(model: Alignment, patches: Patches, other: Patches, case: Case) -
     """Return what the factor and the hat matrix say is left, on the upright patches and beside."""
     label, truth = patches.label.double(), patches.truth.double()
     blocks = matrix(model, patches).with_kernel(BLOCKS).dense().to(label)
-    across = matrix(model, other, patches, BLOCKS).dense().to(label)
+    across = matrix(model, other, patches, kernel=BLOCKS).dense().to(label)
     outputs = _outputs(model, patches)
     gap = outputs - label
     hat = hat_matrix(blocks, torch.cat([blocks, across]), label, float(gap.square().sum()))

@@ -79,17 +79,22 @@ def _whole(dataset: Any) -> Any:
     """Return the data set as a tree of tensors if it holds all samples at once, else None."""
     if isinstance(dataset, Tensor | np.ndarray):
         return to_tensor("data", dataset, "give numbers of one shape for every sample")
-    if hasattr(dataset, "to_numpy"):  # pandas, polars
+    if _is_table(dataset):
         return column("table", np.array(dataset.to_numpy()))
     _refuse_list_of_columns(dataset)
     if isinstance(dataset, Mapping):
         return {str(name): column(str(name), values) for name, values in dataset.items()}
     arrays = isinstance(dataset, tuple) and len(dataset) > 0
-    if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) for v in dataset):
+    if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) or _is_table(v) for v in dataset):
         return tuple(_whole(v) for v in dataset)
-    if arrays and isinstance(dataset[0], Tensor | np.ndarray | Mapping):
+    if arrays and (isinstance(dataset[0], Tensor | np.ndarray | Mapping) or _is_table(dataset[0])):
         return (_whole(dataset[0]), *(column("labels", v) for v in dataset[1:]))
     return None
+
+
+def _is_table(values: Any) -> bool:
+    """Whether this is a table or a column of one, as pandas and polars have them."""
+    return hasattr(values, "to_numpy") and not isinstance(values, type)
 
 
 class _Whole:
@@ -556,10 +561,12 @@ class Batches(Sequence[Samples]):
         return torch.cat(known) if known and len(known) == len(parts) else None
 
 
-def batches(dataset: Any, size: int | None = None, labels: Any = None, limit: int | None = None) -> Batches:
+def batches(
+    dataset: Any, size: int | None = None, *, labels: Any = None, limit: int | None = None
+) -> Batches:
     """Return the data set as batches of `size` (the loader's, or what fits into memory) in a fixed order.
 
-    `dataset`: a tensor or array; a tuple (X, y); a dict of tensors; a torch Dataset or sequence; an
+    `dataset`: a tensor, array or table; a tuple (X, y) of such; a dict of tensors; a torch Dataset or sequence; an
     un-shuffled DataLoader; a Hugging Face dataset. Items that are pairs are (input, label), dicts
     keep their label under "labels" or "label". `labels`: given apart, or the name of a column, or
     False where all that an item holds is input. `limit`: use the first so many samples only.

@@ -49,6 +49,7 @@ class Network:
         self,
         model: nn.Module,
         readout: Readout = all_outputs,
+        *,
         parameters: str | Sequence[str] | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
@@ -97,11 +98,11 @@ class Network:
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters chosen."""
-        return Network(self.model, self.readout, parameters, self.autocast)
+        return Network(self.model, self.readout, parameters=parameters, autocast=self.autocast)
 
     def exact(self, readout: Readout | None = None) -> "Network":
         """Return the same in full precision, to check by; with another readout if one is given."""
-        return Network(self.model, readout or self.readout, self.names)
+        return Network(self.model, readout or self.readout, parameters=self.names)
 
     def in_float64(self) -> "Network":
         """Return the same in float64: parameters, buffers and inputs are cast at each call.
@@ -231,6 +232,33 @@ class Network:
             return _outside_inference(value).to(device, dtype)
 
         return tree_map(place, inputs)
+
+
+def to_network(
+    model: nn.Module | Network,
+    readout: Readout | None = None,
+    parameters: str | Sequence[str] | None = None,
+) -> Network:
+    """Return a model with its readout and parameters, or a Network, which has its own, as it is.
+
+    Args:
+        model: A model, or a Network.
+        readout: Whose gradients are compared; all outputs if None.
+        parameters: Names or patterns; all that require grad if None.
+
+    Raises:
+        ValueError: A Network was given, and a readout or parameters beside it.
+
+    """
+    if not isinstance(model, Network):
+        return Network(model, all_outputs if readout is None else readout, parameters=parameters)
+    given = [name for name, value in (("readout", readout), ("parameters", parameters)) if value is not None]
+    if given:
+        raise ValueError(
+            f"A Network has its own readout and parameters, found {' and '.join(given)} beside {model}: choose them in "
+            "Network(model, readout, parameters=...), or give the bare model."
+        )
+    return model
 
 
 def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:

@@ -338,3 +338,12 @@ def test_classes_can_be_put_in_the_order_of_the_outputs(made, tmp_path, capsys):
     assert any("classes numbered as they were then" in line for line in caveats)
     assert exit_code([*given[:-1], "A,B", "--out", str(tmp_path / "other")]) == 2
     assert "missing: C" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("readout", ["torch.nn:Linear", "net.py:model", "math:pi", "json:loads", "softmax"])
+def test_what_is_no_readout_is_refused(tmp_path, monkeypatch, capsys, readout):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("import torch\nmodel = torch.nn.Linear(3, 2)\n")
+    np.savez("x.npz", x=np.zeros((4, 3), dtype=np.float32))
+    assert exit_code(["plan", "net.py:model", "x.npz", "--readout", readout]) == 2
+    assert "readout" in capsys.readouterr().err.splitlines()[-1]

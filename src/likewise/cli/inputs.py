@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 def open_inputs(settings: "Settings") -> tuple[Any, Any]:
     """Return the network and the data that settings name."""
-    from likewise import loading, readouts
+    from likewise import loading
     from likewise.model import Network
 
     model = loading.model(settings.model, settings.weights).to(settings.device).eval()
@@ -25,22 +25,37 @@ def open_inputs(settings: "Settings") -> tuple[Any, Any]:
         follow_links=settings.follow_links,
         max_memory=settings.max_memory,
     )
-    named = (
-        readouts.NAMED.get(settings.readout)
-        if ":" not in settings.readout
-        else loading.import_object(settings.readout)
-    )
-    if not callable(named):
-        raise ValueError(
-            f"There is no readout {settings.readout!r}: use {', '.join(readouts.NAMED)}, or an import "
-            "string such as mine.py:readout."
-        )
+    readout = _load_readout(settings.readout)
     if settings.classes is not None:
         read = _renumbered(read, settings.classes)
     parameters = None if settings.parameters is None else list(settings.parameters)
-    net = Network(model, named, parameters)
+    net = Network(model, readout, parameters=parameters)
     _refuse_misfit(net, read, settings)
     return net, read
+
+
+def _load_readout(text: str) -> Any:
+    """Return the readout of a name or an import string; a model, a class or a number is none."""
+    from torch import nn
+
+    from likewise import loading, readouts
+    from likewise.checks import describe
+
+    if ":" not in text:
+        if text not in readouts.NAMED:
+            raise ValueError(
+                f"There is no readout {text!r}: use {', '.join(readouts.NAMED)}, or an import string such as "
+                "mine.py:readout."
+            )
+        return readouts.NAMED[text]
+    found = loading.import_object(text)
+    if not callable(found) or isinstance(found, type | nn.Module):
+        raise ValueError(
+            f"--readout {text} is {describe(found)}: a function (outputs, labels) -> (n, d) is needed, or one of "
+            f"{', '.join(readouts.NAMED)}."
+        )
+    readouts.check_readout(found)
+    return found
 
 
 def _refuse_misfit(net: Any, read: Any, settings: "Settings") -> None:

@@ -71,6 +71,7 @@ class GramMatrix:
         net: Network | nn.Module,
         data: Any,
         columns: Any = None,
+        *,
         kernel: Kernel = CORRELATION,
         engine: EngineName | Engine = "auto",
         centered: bool = False,
@@ -105,7 +106,7 @@ class GramMatrix:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model; results of pairs come back on it."""
+        """The device of the model: what a GramMatrix returns (products, sums, strips, the diagonal) is on it."""
         return next(self.net.model.parameters()).device
 
     @property
@@ -441,7 +442,7 @@ class GramMatrix:
 
     def _to_result_dtype(self, values: Tensor) -> Tensor:
         """Return what was found of the rows, (n, ...), in the type of results; raise if it does not fit."""
-        converted = values.to(self.dtype)
+        converted = values.to(self.device, self.dtype)
         if not converted.sum().isfinite():
             refuse_out_of_range(converted, self.data.ids, self.kernel)
         return converted

@@ -57,7 +57,7 @@ def build_network(
     if not shares_forward:
         _warn_of_running_statistics(module)
     if not isinstance(model, Network):
-        return Network(model, all_outputs if readout is None else readout, parameters)
+        return Network(model, all_outputs if readout is None else readout, parameters=parameters)
     if readout is not None or parameters is not None:
         raise ValueError(
             "A Network has its readout and parameters: choose them there, or give the bare model."

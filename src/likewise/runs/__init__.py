@@ -31,8 +31,8 @@ from likewise.distributed import world_size
 from likewise.engines.base import MemoryLimitError
 from likewise.gram import GramMatrix
 from likewise.manifest import NAME as MANIFEST
-from likewise.model import Network
-from likewise.readouts import Readout, all_outputs
+from likewise.model import Network, to_network
+from likewise.readouts import Readout
 from likewise.report import write_report
 from likewise.runs import identity, tables
 from likewise.runs.result import Analysis
@@ -53,7 +53,7 @@ def analyze(
     labels: Any = None,
     *,
     out: str | Path = "run",
-    readout: Readout = all_outputs,
+    readout: Readout | None = None,
     parameters: Any = None,
     neighbors: int = 10,
     threshold: float = 0.5,
@@ -86,7 +86,7 @@ def analyze(
     """
     if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
-    net = model if isinstance(model, Network) else Network(model, readout, parameters)
+    net = to_network(model, readout, parameters)
     gram = _gram_of_decoded(net, batches(dataset, labels=labels), max_memory)
     data = gram.data
     neighbors = check_integer("neighbors", neighbors, 1)

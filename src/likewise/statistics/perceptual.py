@@ -17,6 +17,7 @@ def perceptual(
     layers: str | Sequence[str],
     data: Any,
     columns: Any = None,
+    *,
     weights: Sequence[float] | None = None,
     kernel: Kernel = CORRELATION,
     centered: bool = False,
@@ -35,4 +36,6 @@ def perceptual(
         weights = check_tensor("weights", weights).reshape(-1).tolist()
     source = Activations(net, names, [1.0] * len(names) if weights is None else weights)
     engine = DenseEngine(source, max_memory // 2)
-    return GramMatrix(net, data, columns, kernel, engine, centered, max_memory)
+    return GramMatrix(
+        net, data, columns, kernel=kernel, engine=engine, centered=centered, max_memory=max_memory
+    )

@@ -102,7 +102,7 @@ def model_outputs(gram: GramMatrix) -> Tensor:
     net = gram.net
     if net.readout is all_outputs:
         return dataset_outputs(net, gram.data, masked=True).cpu()
-    whole = Network(net.model, all_outputs, net.names, net.autocast)
+    whole = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
     try:
         return dataset_outputs(whole, gram.data, masked=True).cpu()
     except TypeError:
