@@ -19,6 +19,7 @@ from spread import interval
 
 PAGE = Path(__file__).parent.parent / "docs" / "uses.md"
 Rows = list[dict[str, Any]]
+STAGES = {"early": "early", "by heart": "memorized"}  # as recorded, as shown
 SHORT = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
@@ -60,12 +61,12 @@ def best(values: list[float], largest: bool, digits: str, of: int | None = None)
 
 
 def labels(rows: Rows) -> str:
-    cases = [(row["setting"], stage, row[stage]["scores"]) for row in rows for stage in ("early", "by heart")]
-    order = {"early": 0, "by heart": 1}
+    cases = [(row["setting"], stage, row[stage]["scores"]) for row in rows for stage in STAGES]
+    order = list(STAGES)
     body = []
     groups = grouped(cases, lambda c: (c[1], c[0]["noise"], c[0]["data"]))
-    for (stage, noise, data), found in sorted(groups.items(), key=lambda g: (order[g[0][0]], g[0][1:])):
-        body.append([stage, noise, SHORT[data], str(len(found)), *_scores(found)])
+    for (stage, noise, data), found in sorted(groups.items(), key=lambda g: (order.index(g[0][0]), g[0][1:])):
+        body.append([STAGES[stage], noise, SHORT[data], str(len(found)), *_scores(found)])
     body.append(["**all**", "", "", str(len(cases)), *_scores(cases)])
     return table(["network", "noise", "data", "runs", *LABELS, "likewise − CV"], body)
 
@@ -79,7 +80,7 @@ def _scores(found: list[Any]) -> list[str]:
 
 def areas_of_labels(rows: Rows) -> str:
     body = []
-    for stage in ("early", "by heart"):
+    for stage in STAGES:
         for share in (0.05, 0.1, 0.2, 0.4):
             here = [
                 r[stage]["scores"]
@@ -88,7 +89,7 @@ def areas_of_labels(rows: Rows) -> str:
                 == ("cifar10", "uniform", share)
             ]
             means = [statistics.mean(s[name][1] for s in here) for name in LABELS]
-            body.append([stage, f"{share:.0%}", str(len(here)), *best(means, True, ".3f")])
+            body.append([STAGES[stage], f"{share:.0%}", str(len(here)), *best(means, True, ".3f")])
     return table(["network", "noise", "runs", *LABELS], body)
 
 
