@@ -175,11 +175,11 @@ def test_embeddings(width, length, padding, seed):
     agrees(net.double().eval(), torch.randint(0, 9, (4, length)))
 
 
-@pytest.mark.parametrize("forms", [True, False], ids=["formed", "by positions"])
-@pytest.mark.parametrize("way", ["each", "shifts", "windows"])
+@pytest.mark.parametrize("forms", [True, False], ids=["dense", "by positions"])
+@pytest.mark.parametrize("way", ["per_sample", "shifts", "windows"])
 @FEW
 @given(drawn=convolutions(), d=st.integers(1, 2), seed=st.integers(0, 10**6))
-def test_all_ways_of_a_convolution_agree(way, forms, drawn, d, seed):
+def test_all_strategies_of_a_convolution_agree(way, forms, drawn, d, seed):
     layer, shape = drawn
     plain = layer.groups == 1 and not layer.transposed
     if way == "shifts" and not (plain and set(layer.stride) == {1}):

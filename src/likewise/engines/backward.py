@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, SlicedGradient
+from likewise.engines.factors import DenseGradient, ParameterGradient, SlicedGradient
 from likewise.engines.tracer import Operation, Step
 from likewise.model import Parameters
 
@@ -14,7 +14,7 @@ from likewise.model import Parameters
 def output_gradients(
     outputs: Tensor, steps: list[Step], live: bool, keep_graph: bool = False
 ) -> list[dict[int, Tensor]]:
-    """Return the gradients of the summed outputs in each operation's outputs, (d, ...) each."""
+    """Return the gradients of the summed outputs with respect to each operation's outputs, (d, ...) each."""
     edges = [edge for step in steps for edge in step.edges.values()]
     if not edges or not outputs.requires_grad:
         return [{} for _ in steps]
@@ -47,7 +47,7 @@ def _stack_deltas(column: tuple[Tensor | None, ...]) -> Tensor | None:
 def chain(
     operation: Operation, place: int, gradient: ParameterGradient, parameters: Parameters, live: bool
 ) -> dict[str, ParameterGradient]:
-    """Return the pieces of the parameters that the tensor at this place was computed from."""
+    """Return the gradients of the parameters that the argument at this place was computed from."""
     source = operation.sources[place]
     if isinstance(source, str):
         return {source: gradient}
@@ -77,14 +77,14 @@ def chain(
 
 
 class View(NamedTuple):
-    """A tensor that shows consecutive numbers of a parameter, its dimensions in some order."""
+    """A view of contiguous entries of a parameter, with its dimensions in any order."""
 
     start: int
-    order: tuple[int, ...]  # of its dimensions, the slowest first
+    order: tuple[int, ...]  # of its dimensions, largest stride first
 
 
 def find_view(tensor: Tensor, parameter: Tensor) -> View | None:
-    """Return how a tensor shows a part of a parameter, each number once, or None if it does not."""
+    """Return the view of a parameter that a tensor is, None if it is no view or shows entries twice."""
     if tensor._base is not parameter or tensor.dtype != parameter.dtype or not parameter.is_contiguous():
         return None
     if tensor.is_conj() or tensor.is_neg():
@@ -102,18 +102,11 @@ def find_view(tensor: Tensor, parameter: Tensor) -> View | None:
 def _gradient_of_base(
     gradient: ParameterGradient, tensor: Tensor, parameter: Tensor, view: View, live: bool
 ) -> ParameterGradient:
-    """Return the piece of a parameter of which a piece of a view is known."""
+    """Return the gradient of a parameter, given that of a view of it."""
     moves = [i for i in view.order if tensor.shape[i] > 1]
     is_column = tensor.dim() == 2 and len(moves) < 2 and tensor.shape != parameter.shape == tensor.T.shape
     if moves != sorted(moves) or is_column:
-        if isinstance(gradient, FactoredGradient) and tensor.dim() == 2:
-            gradient = FactoredGradient(gradient.inputs, gradient.deltas, not gradient.inputs_first)
-        elif isinstance(gradient, SlicedGradient) and view.order == (0, 2, 1):
-            gradient = gradient.transposed()
-        else:
-            rows = gradient.rows()
-            shown = rows.reshape(*rows.shape[:2], *tensor.shape)
-            gradient = DenseGradient(shown.permute(0, 1, *(i + 2 for i in view.order)).flatten(2))
+        gradient = gradient.permute(tensor.shape, view.order)
     if tensor.numel() == parameter.numel():
         return gradient
     whole = SlicedGradient({view.start: gradient}, {view.start: tensor.numel()}, parameter.numel())

@@ -1,9 +1,8 @@
-"""The gradient of a convolution's kernel for a batch.
+"""The gradients of a convolution's kernel for a batch.
 
-G of a sample is a product of two sides: what the kernel meets at each position (a window of the inputs)
-and the output gradient there. For a transposed convolution the two change places: windows of the output
-gradient meet the inputs. Which way takes least depends on the shapes alone, never on a clock, so that a
-run can be repeated bit for bit.
+G of a sample is a product over positions of a window of the inputs and the output gradient there. For a transposed
+convolution the roles swap: windows of the output gradient, and the inputs. The fastest strategy is selected from
+shapes alone, never from timings, so that runs are reproducible bit for bit.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from likewise.linalg import product
 
 
 class ConvolutionOptions(NamedTuple):
-    """How a kernel is applied: what torch's convolution needs beside inputs and kernel."""
+    """The arguments of torch's convolution beside inputs, kernel and bias."""
 
     stride: list[int]
     padding: list[int]
@@ -39,7 +38,7 @@ class ConvolutionOptions(NamedTuple):
     groups: int
 
     def forward(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        """Return the outputs."""
+        """Return the outputs of the convolution."""
         return torch.ops.aten.convolution(inputs, kernel, None, *self)
 
     def kernel_gradient(self, inputs: Tensor, deltas: Tensor, kernel: Tensor) -> Tensor:
@@ -48,11 +47,11 @@ class ConvolutionOptions(NamedTuple):
         return torch.ops.aten.convolution_backward(deltas, inputs, kernel, None, *self, only_kernel)[1]
 
     def pad(self, images: Tensor) -> Tensor:
-        """Return images with the zeros around them that the kernel meets."""
+        """Return zero-padded images."""
         return F.pad(images, [p for p in reversed(self.padding) for _ in range(2)])
 
     def windows(self, images: Tensor, sides: torch.Size) -> Tensor:
-        """Return what a kernel with these sides meets at each position, (n, t, i)."""
+        """Return the window of the images at each position, for a kernel with these sides, (n, t, i)."""
         if len(sides) == 2 and images.device.type == "cpu":  # on a GPU, unfold loops over samples
             options = (sides, self.dilation, self.padding, self.stride)
             return F.unfold(images, *map(tuple, options)).mT
@@ -65,7 +64,7 @@ class ConvolutionOptions(NamedTuple):
         return images.permute(order).flatten(1 + dims).flatten(1, dims)
 
     def window_products(self, images: Tensor, sides: torch.Size, positions: torch.Size) -> Tensor:
-        """Return the inner products of windows, (n, t, t): sums of those of pixels, where these are fewer."""
+        """Return the inner products of windows, (n, t, t), from those of pixels where these are fewer."""
         pixels = self.pad(images)
         if prod(pixels.shape[2:]) ** 2 >= prod(positions) ** 2 * prod(sides):
             windows = self.windows(images, sides)
@@ -83,7 +82,7 @@ class ConvolutionOptions(NamedTuple):
 
 
 def convolution_arguments(transposed: bool) -> list[str]:
-    """Return what torch's functions for it are called with, in order."""
+    """Return the names of the positional arguments of torch's convolution functions."""
     rest = ["output_padding", "groups", "dilation"] if transposed else ["dilation", "groups"]
     return ["input", "weight", "bias", "stride", "padding", *rest]
 
@@ -91,7 +90,7 @@ def convolution_arguments(transposed: bool) -> list[str]:
 def bind_convolution(
     x: Tensor, weight: Tensor, a: dict[str, Any], dims: int, transposed: bool
 ) -> tuple[Tensor, ConvolutionOptions]:
-    """Return the inputs, padded where the padding is lopsided, and how the kernel is applied."""
+    """Return the inputs, padded where the padding is asymmetric, and the options of the convolution."""
 
     def each(name: str, default: int) -> list[int]:
         value = a.get(name, default)
@@ -114,15 +113,20 @@ def bind_convolution(
 @final
 @dataclass(frozen=True)
 class ConvolutionGradient(ParameterGradient):
-    """G of a kernel that was convolved with `inputs`."""
+    """G of a kernel that is convolved with `inputs`."""
 
     inputs: Tensor  # (n, channels, ...)
     deltas: Tensor  # (n, d, outputs, ...)
     kernel: Tensor
     options: ConvolutionOptions
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return self.deltas.dtype
+
     def self_gram(self) -> Tensor:
-        """Return G Gᵀ, from the products of positions where these are fewer than the numbers of G."""
+        """Return G Gᵀ, from products of positions where these are fewer than the entries of G."""
         if self._dense_is_cheaper:
             return torch.stack([gram_from_rows(part) for part in self._dense]).sum(0)
         products = self.options.window_products(self.inputs, self.kernel.shape[2:], self.deltas.shape[3:])
@@ -140,11 +144,11 @@ class ConvolutionGradient(ParameterGradient):
         sides = prod(self.kernel.shape[2:])
         pixels = prod(s + 2 * p for s, p in zip(self.inputs.shape[2:], self.options.padding, strict=True))
         products = min(pixels**2 * self.inputs.shape[1], t * t * i) + t * t * d * d * o
-        shifting = 40 * t * t * (sides + 4 * d * d)  # sums of moved products: memory, not arithmetic
+        shifting = 40 * t * t * (sides + 4 * d * d)  # shifted sums: bound by memory, not arithmetic
         return d * t * i * o + d * d * i * o <= products + shifting
 
     def differentiable(self) -> ParameterGradient:
-        """Return the same by operations that can be differentiated: G, or its positions."""
+        """Return the same gradients by differentiable operations: dense, or factored by positions."""
         if not self._dense_is_cheaper:
             windows = self.options.windows(self.inputs, self.kernel.shape[2:])
             return FactoredGradient(windows, self.deltas.flatten(3).mT)
@@ -161,17 +165,17 @@ class ConvolutionGradient(ParameterGradient):
         return out
 
     def write(self, out: Tensor) -> None:
-        """Put G in its place."""
-        if "_dense" not in self.__dict__ and self._strategy == "each":
+        """Write G to `out`."""
+        if "_dense" not in self.__dict__ and self._strategy == "per_sample":
             self._per_sample(out)
-        elif "_dense" not in self.__dict__ and out.device.type != "cpu":  # in order; moving would be slow
+        elif "_dense" not in self.__dict__ and out.device.type != "cpu":  # in order; permuting would be slow
             out.copy_(self._from_windows())
         else:
             k, *_, r = self._dense.shape
             out.unflatten(2, (r, k)).copy_(self._dense.permute(1, 2, 3, 0))
 
     def vjp(self, weights: Tensor) -> Tensor:
-        """Return Σ Gᵀ w: of G if it was formed, or by the kernel's backward on weighted gradients."""
+        """Return Σ Gᵀ w, from G if it is dense already, else by the kernel's backward on weighted output gradients."""
         if "_dense" in self.__dict__:
             sums = weights.flatten(0, 1).T @ self._dense.flatten(1, 2)
             return sums.permute(1, 2, 0).flatten(1)
@@ -205,11 +209,11 @@ class ConvolutionGradient(ParameterGradient):
 
     @property
     def _strategy(self) -> str:
-        """How to form G: each sample by torch's backward, products with moved inputs, or of windows."""
+        """How to compute G: sample by sample with torch's backward, from shifted inputs, or from windows."""
         d, o, t = self.deltas.shape[1], len(self.kernel), self._positions
         on_cpu = self.inputs.device.type == "cpu"
         if on_cpu and d == 1 and t * self.kernel[0].numel() * o >= 2_000_000:
-            return "each"
+            return "per_sample"
         if self.options.transposed or self.options.groups > 1 or set(self.options.stride) != {1}:
             return "windows"
         if on_cpu:
@@ -218,7 +222,7 @@ class ConvolutionGradient(ParameterGradient):
 
     @cached_property
     def _dense(self) -> Tensor:
-        """G as (k, n, d, numel / k): k = 1, or the numbers of a kernel side by side."""
+        """G as (k, n, d, numel / k): k = 1, or the number of offsets of the kernel."""
         if self._strategy == "shifts":
             return self._from_shifts()
         if self._strategy == "windows":
@@ -228,14 +232,14 @@ class ConvolutionGradient(ParameterGradient):
         return out
 
     def _per_sample(self, out: Tensor) -> None:
-        """Sample after sample: a CPU's own backward is faster than unfolding where there is much to do."""
+        """Compute G sample by sample: on a CPU, torch's backward is faster than unfolding for large images."""
         for i in range(out.shape[0]):
             for j in range(out.shape[1]):
                 inputs, deltas = self.inputs[i : i + 1], self.deltas[i : i + 1, j]
                 out[i, j] = self.options.kernel_gradient(inputs, deltas, self.kernel).flatten()
 
     def _from_windows(self) -> Tensor:
-        """Form G by a product of one side with windows of the other, group by group of channels."""
+        """Compute G as a product of one factor with windows of the other, for each group of channels."""
         n, d = self.deltas.shape[:2]
         inputs, sides, g = self.inputs.unsqueeze(1), self.kernel.shape[2:], self.options.groups
         met, other = (self.deltas, inputs) if self.options.transposed else (inputs, self.deltas)
@@ -246,13 +250,13 @@ class ConvolutionGradient(ParameterGradient):
             return (left @ windows).reshape(n, d, -1)
         rows = (
             left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]
-        )  # all outputs in one product: windows meet once
+        )  # all outputs in one product: windows are read once
         return rows.unflatten(2, (d, -1)).transpose(1, 2).reshape(n, d, -1)
 
     def _from_shifts(self) -> Tensor:
-        """Form G by a product for each place of the kernel, with moved inputs: no window is copied.
+        """Compute G by a product for each offset of the kernel, with shifted inputs: no window is copied.
 
-        With both sides as long as padded rows, moving along all dimensions is moving along one.
+        With rows as long as the padded ones in both factors, a shift along any dimension is a shift of the flat tensor.
         """
         pixels, sides = self.options.pad(self.inputs), self.kernel.shape[2:]
         n, d, o = self.deltas.shape[:3]
@@ -273,7 +277,7 @@ class ConvolutionGradient(ParameterGradient):
 
 
 class _DenseInGraph(torch.autograd.Function):
-    """G by whatever is fastest; backwards, each sample meets its own row, all as groups of one call."""
+    """G by the fastest strategy; its backward is one convolution with a group for each sample."""
 
     @staticmethod
     def forward(
@@ -288,7 +292,7 @@ class _DenseInGraph(torch.autograd.Function):
         inputs, deltas = ctx.saved_tensors
         n, d, o = deltas.shape[:3]
         kernels = grad_outputs[0].reshape(n * d * o, *ctx.sides)
-        each = ctx.options._replace(groups=n)  # samples side by side as groups of channels
+        each = ctx.options._replace(groups=n)  # samples as groups of channels
         images = inputs.reshape(1, -1, *inputs.shape[2:])
         for_deltas = each.forward(images, kernels).view_as(deltas)
         grouped = deltas.reshape(1, -1, *deltas.shape[3:])

@@ -1,8 +1,8 @@
-"""Gradients of a batch that can be differentiated in turn, for training terms.
+"""Differentiable gradients of a batch, for training terms.
 
-The model's own parameters are used, and the inputs and output gradients of its operations stay in the
-graph. Inner products, norms and sums of the samples' gradients follow from those factors; a gradient is
-formed only where that takes less.
+The model is called on its own parameters, and the inputs and output gradients of its operations stay in the graph.
+Inner products, norms and sums of per-sample gradients follow from those factors; a dense gradient is formed only
+where that is cheaper.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution, Substitutes
-from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, SharedGradient
+from likewise.engines.factors import DenseGradient, ParameterGradient
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.group_sums import group_sums, weighted_sums
 from likewise.engines.reference import full_float32
@@ -36,7 +36,7 @@ class DifferentiableGradients:
     """J(x) of a batch, in parts, differentiable; and S(x) = K(x, x)^-½ J(x)."""
 
     chunk: GradientBatch
-    parts: list[ParameterGradient]  # its pieces, small ones side by side
+    parts: list[ParameterGradient]  # by parameter, small ones concatenated
     self_kernel: Tensor  # (n, d, d) K(x, x), float64
     dtype: torch.dtype  # of the model
     finite: Tensor | None = None  # (n,) which samples have a finite gradient, if not all do
@@ -67,22 +67,22 @@ class DifferentiableGradients:
         roots = self.root.matrix
         blocks = torch.zeros_like(roots[:n])
         for gradient in self.parts:
-            blocks = blocks + _matched(gradient, n)
+            blocks = blocks + gradient.paired_gram(n)
         return torch.einsum("nde,nef,nfd->n", roots[:n], blocks, roots[n:]) / self.d
 
     def sums(self, groups: list[Tensor]) -> Tensor:
-        """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places, by size."""
+        """Return ‖Σ S(x)‖² over the samples of each group, (groups,), given their places, small groups first."""
         return group_sums(self.parts, self.root.matrix, groups)
 
     def weighted_sums(self, members: Tensor, weights: Tensor) -> Tensor:
-        """Return Σ_g w_g ‖Σ S(x)‖² over the samples of each group, given who is in which, (groups, n)."""
+        """Return Σ_g w_g ‖Σ S(x)‖² over groups g, given the membership matrix (groups, n) and weights (groups,)."""
         return weighted_sums(self.parts, self.root.matrix, members, weights)
 
     def along(self, directions: Tensor, numels: dict[str, int]) -> Tensor:
         """Return S(x) u for each of the directions u (c, p), (n, d, c)."""
         named = dict(zip(numels, directions.split(list(numels.values()), dim=1), strict=True))
         moved = sum(
-            gradient.jvp(named[name].to(_dtype(gradient))).to(self.self_kernel)
+            gradient.jvp(named[name].to(gradient.dtype)).to(self.self_kernel)
             for name, gradient in self.chunk.by_parameter.items()
         )
         return self.root.matrix @ moved
@@ -91,7 +91,7 @@ class DifferentiableGradients:
         """Return Σ S(x), (d, p), in float64, without a graph."""
         weights, gradients = self.root.matrix.detach(), self.chunk.by_parameter
         parts = [
-            gradients[name].vjp(weights.to(_dtype(gradients[name]))).detach().to(weights)
+            gradients[name].vjp(weights.to(gradients[name].dtype)).detach().to(weights)
             if name in gradients
             else weights.new_zeros(self.d, numel)
             for name, numel in numels.items()
@@ -105,7 +105,7 @@ def differentiable_gradients(
     """Return the gradients of a batch, differentiable in the model's own parameters.
 
     The model is called in evaluation mode and in full precision; a sample whose gradient is not finite
-    is left out, its place taken by zeros.
+    is left out: its gradient is zero.
     """
     finite = None if is_recording() else _finite_inputs(samples)
     with net.evaluation_mode(), torch.enable_grad():
@@ -135,7 +135,7 @@ def live_parameters(net: Network) -> Parameters:
 
 
 def refuse_dependent_samples_once(net: Network, samples: Samples) -> None:
-    """Raise if outputs depend on chance or on the batch; look once at a model and shape of batch."""
+    """Raise if outputs are random or depend on the batch; checked once for each model and batch shape."""
     key = (_readout_key(net.readout), _signature(samples))
     known = _independent.setdefault(net.model, set())
     if key not in known:
@@ -157,7 +157,7 @@ def _finite_inputs(samples: Samples) -> Tensor:
 def _leave_out(
     net: Network, samples: Samples, finite: Tensor, substitutes: Substitutes
 ) -> DifferentiableGradients:
-    """Return those of the finite samples; the others have no gradient, and are not to be counted."""
+    """Return the gradients of the finite samples; those of the others are zero and flagged in `finite`."""
     wrong = samples.ids.cpu()[~finite.cpu()].tolist()
     shown = f"{', '.join(map(str, wrong[:10]))}{', ...' if len(wrong) > 10 else ''}"
     warnings.warn(
@@ -191,7 +191,7 @@ def _leave_out(
 
 
 def _compute_gradients(net: Network, samples: Samples, substitutes: Substitutes) -> GradientBatch:
-    """Return the batch's gradients by operations, or by plain autograd where these cannot be had."""
+    """Return the batch's gradients from traced operations, or from plain autograd if it cannot be traced."""
     parameters = live_parameters(net)
     if len(samples) == 1:  # PyTorch is wrong about some batches of one
         alone = _compute_gradients(net, repeat_samples(samples, 2), substitutes).part(slice(0, 1))
@@ -215,7 +215,7 @@ def _compute_gradients(net: Network, samples: Samples, substitutes: Substitutes)
 
 
 def _readout_key(readout: Any) -> Any:
-    """Return what tells readouts apart without keeping them, or the model in them, alive."""
+    """Return a key for a readout that keeps neither it nor a model in its closure alive."""
     return getattr(readout, "__code__", None) or getattr(readout, "__func__", repr(readout))
 
 
@@ -226,7 +226,7 @@ def _signature(samples: Samples) -> Any:
 
 
 def _checked_trace(net: Network, samples: Samples) -> Trace | None:
-    """Return the operations of the model if their gradients are autograd's, else None, with a warning."""
+    """Return a trace whose gradients agree with autograd, else None, with a warning."""
     check_independent_samples(net, samples[:3])
     with torch.no_grad(), full_float32():
         for trace_function in TRACE_FUNCTIONS:
@@ -273,24 +273,8 @@ def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Gradi
     return GradientBatch(samples, rows[0].shape[0], named, net.called(parameters, samples.inputs))
 
 
-def _matched(gradient: ParameterGradient, n: int) -> Tensor:
-    """Return J(x) J(x')ᵀ in one parameter, of the first n samples with the next n, (n, d, d)."""
-    if isinstance(gradient, FactoredGradient):
-        a, b, delta, other = (
-            gradient.inputs[:n],
-            gradient.inputs[n:],
-            gradient.deltas[:n],
-            gradient.deltas[n:],
-        )
-        _, d, t, o = delta.shape
-        if t * t * (a.shape[2] + d * d * o) < d * a.shape[2] * o * (2 * t + d):
-            return torch.einsum("nts,ndto,neso->nde", a @ b.mT, delta, other)
-    rows = gradient.rows()
-    return rows[:n] @ rows[n:].mT
-
-
 def _merge_small(gradients: list[ParameterGradient]) -> list[ParameterGradient]:
-    """Return the pieces with small explicit ones joined: many small operations take longer than one."""
+    """Return gradients with small dense ones concatenated: one large operation is faster than many small ones."""
     small = [
         gradient.gradients
         for gradient in gradients
@@ -308,9 +292,3 @@ def _merge_small(gradients: list[ParameterGradient]) -> list[ParameterGradient]:
 
 def _is_small(gradient: DenseGradient) -> bool:
     return gradient.gradients.shape[2] <= 4096
-
-
-def _dtype(gradient: ParameterGradient) -> torch.dtype:
-    while isinstance(gradient, SharedGradient):
-        gradient = gradient.matrix
-    return gradient.gradients.dtype if isinstance(gradient, DenseGradient) else gradient.deltas.dtype  # type: ignore[attr-defined]

@@ -1,12 +1,13 @@
-"""The gradient of one parameter for a batch, in the form in which it is cheapest.
+"""The gradients of one parameter for a batch, in the form in which they are cheapest.
 
-Each piece stands for G, (n, d, numel), the gradients of d outputs of n samples, and answers about it
-without forming it where that saves work: G Gᵀ of each sample, Σ Gᵀ w, G u, and G itself.
+A ParameterGradient stands for G, (n, d, numel), the gradients of d outputs of n samples. It computes G Gᵀ of each
+sample, Σ Gᵀ w, G u and G itself, from factors where that is cheaper than from the dense tensor.
 """
 
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, final
@@ -18,14 +19,33 @@ from likewise.linalg import accumulation_dtype, product, split_product
 
 
 class ParameterGradient(ABC):
-    """Gradients of one parameter."""
+    """Gradients of one parameter, G, (n, d, numel)."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The floating tensors that G is computed from, in the order in which `tangent` takes their derivatives."""
+        return [self.rows()]
+
+    def tangent(self, derivatives: Iterator[Tensor]) -> "ParameterGradient":
+        """Return the derivative of G, given those of `tensors`, by the product rule."""
+        return DenseGradient(next(derivatives))
+
+    @property
+    def kind(self) -> Any:
+        """Gradients of the same kind can be concatenated along positions."""
+        return type(self)
 
     @abstractmethod
     def self_gram(self) -> Tensor:
         """Return G Gᵀ of each sample, (n, d, d)."""
 
     def to(self, dtype: torch.dtype) -> "ParameterGradient":
-        """Return the same in another floating type."""
+        """Return the same gradients in another floating type."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         cast = {name: value.to(dtype) for name, value in values.items() if _is_floating(value)}
         if all(values[name] is value for name, value in cast.items()):
@@ -37,7 +57,7 @@ class ParameterGradient(ABC):
         """Return G, (n, d, numel)."""
 
     def write(self, out: Tensor) -> None:
-        """Put G in its place, (n, d, numel)."""
+        """Write G to `out`, (n, d, numel)."""
         out.copy_(self.rows())
 
     @abstractmethod
@@ -49,16 +69,60 @@ class ParameterGradient(ABC):
         """Return G u for directions (c, numel), (n, d, c)."""
 
     def part(self, where: slice) -> "ParameterGradient":
-        """Return the gradients of some of the samples."""
+        """Return the gradients of a slice of the samples."""
         return DenseGradient(self.rows()[where])
+
+    def permute(self, shape: Sequence[int], order: Sequence[int]) -> "ParameterGradient":
+        """Return the gradients of a permuted view of the parameter.
+
+        Args:
+            shape: Of the parameter.
+            order: Of its dimensions in the view, the slowest first.
+
+        """
+        rows = self.rows()
+        shaped = rows.reshape(*rows.shape[:2], *shape)
+        return DenseGradient(shaped.permute(0, 1, *(i + 2 for i in order)).flatten(2))
+
+    def paired_gram(self, n: int) -> Tensor:
+        """Return J(x) J(x')ᵀ of the first n samples with the next n, (n, d, d)."""
+        rows = self.rows()
+        return rows[:n] @ rows[n:].mT
+
+
+class StructuredGradient(ParameterGradient):
+    """G as factors over positions, whose sums over samples are factors over more positions."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether G was computed already, so that using it costs nothing."""
+        return False
+
+    @property
+    def rows_are_cheaper(self) -> bool:
+        """Whether ‖G‖² costs less from G than from pairs of positions."""
+        return False
+
+    @abstractmethod
+    def whiten(self, roots: Tensor) -> "StructuredGradient":
+        """Return K(x, x)^-½ G, given the roots K(x, x)^-½, (n, d, d)."""
+
+    @abstractmethod
+    def group(self, places: Tensor) -> "StructuredGradient":
+        """Return Σ G over the samples of each group, given their places (groups, size); samples are the groups."""
 
 
 @final
 @dataclass(frozen=True)
 class DenseGradient(ParameterGradient):
-    """G itself."""
+    """G as a dense tensor."""
 
     gradients: Tensor  # (n, d, numel)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return self.gradients.dtype
 
     def self_gram(self) -> Tensor:
         """Return G Gᵀ of each sample."""
@@ -77,21 +141,47 @@ class DenseGradient(ParameterGradient):
         return product(self.gradients.flatten(0, 1), directions).unflatten(0, self.gradients.shape[:2])
 
     def part(self, where: slice) -> "DenseGradient":
-        """Return the gradients of some of the samples."""
+        """Return the gradients of a slice of the samples."""
         return DenseGradient(self.gradients[where])
 
 
 @final
 @dataclass(frozen=True)
-class FactoredGradient(ParameterGradient):
+class FactoredGradient(StructuredGradient):
     """G = Σ_t δ_t a_tᵀ over positions t: a matrix that multiplies inputs a."""
 
     inputs: Tensor  # (n, t, i)
     deltas: Tensor  # (n, d, t, o)
     inputs_first: bool = False  # the parameter is (i, o) instead of (o, i)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return self.deltas.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Inputs and output gradients."""
+        return [self.inputs, self.deltas]
+
+    def tangent(self, derivatives: Iterator[Tensor]) -> "FactoredGradient":
+        """Return Σ_t δ_t a'_tᵀ + δ'_t a_tᵀ: twice as many positions."""
+        inputs, deltas = next(derivatives), next(derivatives)
+        both = torch.cat([self.inputs, inputs], 1), torch.cat([deltas, self.deltas], 2)
+        return FactoredGradient(*both, self.inputs_first)
+
+    @property
+    def kind(self) -> Any:
+        """Gradients of the same kind can be concatenated along positions."""
+        return type(self), self.inputs_first
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether G was computed already."""
+        return "_dense" in self.__dict__
+
     def self_gram(self) -> Tensor:
-        """Return G Gᵀ, from G or from the Gram matrices of positions, whichever takes less."""
+        """Return G Gᵀ, from G or from the Gram matrices of positions, whichever is cheaper."""
         if self.deltas.shape[2] == 1:
             deltas = self.deltas[:, :, 0].to(accumulation_dtype(self.deltas))
             return deltas @ deltas.mT * _norms(self.inputs)
@@ -122,8 +212,8 @@ class FactoredGradient(ParameterGradient):
         return product.flatten(2)
 
     def vjp(self, weights: Tensor) -> Tensor:
-        """Return Σ Gᵀ w: of G if it was formed, or one matrix product over samples and positions."""
-        if "_dense" in self.__dict__:
+        """Return Σ Gᵀ w, from G if it is dense already, else by one matrix product over samples and positions."""
+        if self.is_dense:
             return DenseGradient(self._dense).vjp(weights)
         inputs, parts = self.inputs.flatten(0, 1), []
         for some in weights.split(columns_per_product(self.deltas[:, 0].numel()), dim=2):
@@ -144,21 +234,68 @@ class FactoredGradient(ParameterGradient):
         return concatenate(parts, 2)
 
     def part(self, where: slice) -> "FactoredGradient":
-        """Return the gradients of some of the samples."""
+        """Return the gradients of a slice of the samples."""
         return FactoredGradient(self.inputs[where], self.deltas[where], self.inputs_first)
+
+    def permute(self, shape: Sequence[int], order: Sequence[int]) -> ParameterGradient:
+        """Return the gradients of the transposed matrix; any other view is dense."""
+        if len(shape) == 2:
+            return FactoredGradient(self.inputs, self.deltas, not self.inputs_first)
+        return super().permute(shape, order)
+
+    def paired_gram(self, n: int) -> Tensor:
+        """Return J(x) J(x')ᵀ of the first n samples with the next n, from positions where that is cheaper."""
+        a, b, delta, other = self.inputs[:n], self.inputs[n:], self.deltas[:n], self.deltas[n:]
+        _, d, t, o = delta.shape
+        if t * t * (a.shape[2] + d * d * o) < d * a.shape[2] * o * (2 * t + d):
+            return torch.einsum("nts,ndto,neso->nde", a @ b.mT, delta, other)
+        return super().paired_gram(n)
+
+    def whiten(self, roots: Tensor) -> "FactoredGradient":
+        """Return K(x, x)^-½ G; inputs are scaled too: large ones meet small roots, neither may overflow."""
+        scale = self.inputs.detach().abs().amax((1, 2), keepdim=True).to(roots)
+        scale = torch.where(scale > 0, scale, 1)
+        weights = (roots * scale).to(self.deltas.dtype)
+        deltas = (weights @ self.deltas.flatten(2)).view_as(self.deltas)
+        return FactoredGradient(self.inputs / scale.to(self.inputs.dtype), deltas, self.inputs_first)
+
+    def group(self, places: Tensor) -> "FactoredGradient":
+        """Return Σ G over the samples of each group."""
+        inputs = self.inputs[places].flatten(1, 2)
+        return FactoredGradient(inputs, _group_deltas(self.deltas, places), self.inputs_first)
 
 
 @final
 @dataclass(frozen=True)
-class EmbeddingGradient(ParameterGradient):
-    """G of a table of which position t takes row index_t: an embedding."""
+class EmbeddingGradient(StructuredGradient):
+    """G of an embedding table: position t looks up row index_t."""
 
     indices: Tensor  # (n, t), -1 where no gradient flows
     deltas: Tensor  # (n, d, t, o)
     size: int  # rows of the table
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return self.deltas.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The output gradients; indices have no derivative."""
+        return [self.deltas]
+
+    def tangent(self, derivatives: Iterator[Tensor]) -> "EmbeddingGradient":
+        """Return the derivative of G."""
+        return EmbeddingGradient(self.indices, next(derivatives), self.size)
+
+    @property
+    def rows_are_cheaper(self) -> bool:
+        """Whether the table has fewer entries than there are pairs of positions."""
+        t, o = self.deltas.shape[2:]
+        return t * t > self.size * o
+
     def self_gram(self) -> Tensor:
-        """Return G Gᵀ: positions that take the same row meet."""
+        """Return G Gᵀ, a sum over pairs of positions that look up the same row."""
         same = (self.indices[:, :, None] == self.indices[:, None, :]) & (self.indices >= 0)[:, :, None]
         return gram_from_positions(same.to(self.deltas), self.deltas)
 
@@ -179,7 +316,7 @@ class EmbeddingGradient(ParameterGradient):
         return torch.cat(parts)
 
     def jvp(self, directions: Tensor) -> Tensor:
-        """Return G u: the rows taken from u."""
+        """Return G u, from the rows of u that are looked up."""
         table = directions.view(len(directions), self.size, -1)
         known, parts = (self.indices >= 0)[None, :, :, None], []
         for some in table.split(columns_per_product(self.deltas[:, 0].numel())):
@@ -188,21 +325,37 @@ class EmbeddingGradient(ParameterGradient):
         return concatenate(parts, 2)
 
     def part(self, where: slice) -> "EmbeddingGradient":
-        """Return the gradients of some of the samples."""
+        """Return the gradients of a slice of the samples."""
         return EmbeddingGradient(self.indices[where], self.deltas[where], self.size)
+
+    def whiten(self, roots: Tensor) -> "EmbeddingGradient":
+        """Return K(x, x)^-½ G."""
+        deltas = (roots.to(self.deltas.dtype) @ self.deltas.flatten(2)).view_as(self.deltas)
+        return EmbeddingGradient(self.indices, deltas, self.size)
+
+    def group(self, places: Tensor) -> "EmbeddingGradient":
+        """Return Σ G over the samples of each group."""
+        return EmbeddingGradient(
+            self.indices[places].flatten(1), _group_deltas(self.deltas, places), self.size
+        )
 
 
 @final
 @dataclass(frozen=True)
 class SlicedGradient(ParameterGradient):
-    """G of which some consecutive numbers are pieces of their own, and the rest is 0."""
+    """G that is 0 outside of some contiguous slices of the parameter, each with its own gradient."""
 
-    parts: dict[int, ParameterGradient]  # by where they start; no two overlap
+    parts: dict[int, ParameterGradient]  # by first entry; slices do not overlap
     sizes: dict[int, int]
     numel: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return next(iter(self.parts.values())).dtype
+
     def to(self, dtype: torch.dtype) -> "SlicedGradient":
-        """Return the same in another floating type."""
+        """Return the same gradients in another floating type."""
         return SlicedGradient(
             {start: part.to(dtype) for start, part in self.parts.items()}, self.sizes, self.numel
         )
@@ -236,20 +389,27 @@ class SlicedGradient(ParameterGradient):
         ]
         return torch.stack(transformed).sum(0)
 
-    def transposed(self) -> "SlicedGradient":
-        """Return the same of a stack of matrices, one in each part, that are transposed."""
-        parts = {start: _transposed(part) for start, part in self.parts.items()}
-        return SlicedGradient(parts, self.sizes, self.numel)
+    def permute(self, shape: Sequence[int], order: Sequence[int]) -> ParameterGradient:
+        """Return the gradients of a stack of transposed matrices, one a slice; any other view is dense."""
+        if tuple(order) == (0, 2, 1):
+            parts = {start: part.permute(shape[1:], (1, 0)) for start, part in self.parts.items()}
+            return SlicedGradient(parts, self.sizes, self.numel)
+        return super().permute(shape, order)
 
 
 @final
 @dataclass(frozen=True)
 class SubsetGradient(ParameterGradient):
-    """G of which only some samples are not 0."""
+    """G that is 0 for all but some samples."""
 
-    samples: Tensor  # (m,) their places
-    gradient: ParameterGradient  # of these
+    samples: Tensor  # (m,) places of these samples
+    gradient: ParameterGradient  # of the m samples
     n: int  # samples in all
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return self.gradient.dtype
 
     def self_gram(self) -> Tensor:
         """Return G Gᵀ."""
@@ -267,16 +427,18 @@ class SubsetGradient(ParameterGradient):
         """Return G u."""
         return self._spread(self.gradient.jvp(directions))
 
+    def permute(self, shape: Sequence[int], order: Sequence[int]) -> "SubsetGradient":
+        """Return the gradients of a permuted view of the parameter."""
+        return SubsetGradient(self.samples, self.gradient.permute(shape, order), self.n)
+
     def _spread(self, value: Tensor) -> Tensor:
         empty = value.new_zeros(self.n, *value.shape[1:])
         return empty.index_copy(0, self.samples.to(value.device), value)
 
 
-def _transposed(gradient: ParameterGradient) -> ParameterGradient:
-    if isinstance(gradient, SubsetGradient):
-        return SubsetGradient(gradient.samples, _transposed(gradient.gradient), gradient.n)
-    assert isinstance(gradient, FactoredGradient)
-    return FactoredGradient(gradient.inputs, gradient.deltas, not gradient.inputs_first)
+def _group_deltas(deltas: Tensor, places: Tensor) -> Tensor:
+    """Return output gradients (groups, d, size · t, o) of samples (groups, size) with t positions each."""
+    return deltas[places].transpose(1, 2).flatten(2, 3)
 
 
 def _is_floating(value: Any) -> bool:
@@ -284,19 +446,19 @@ def _is_floating(value: Any) -> bool:
 
 
 def dense_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
-    """Whether G Gᵀ takes less from G than from Gram matrices of its t positions."""
+    """Whether G Gᵀ is cheaper from G than from Gram matrices of its t positions."""
     by_positions = t * t * (i + d * d * o)
-    by_forming = d * t * i * o + d * d * i * o
-    return by_forming <= by_positions
+    by_rows = d * t * i * o + d * d * i * o
+    return by_rows <= by_positions
 
 
 def concatenate(parts: list[Tensor], dim: int) -> Tensor:
-    """Return parts as one, without a copy where there is but one."""
+    """Return torch.cat(parts, dim), without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def columns_per_product(numel: int) -> int:
-    """Return how many columns of weights to take together, at so many numbers each: about 64 MiB."""
+    """Return how many columns of `numel` entries each go into one product: about 64 MiB."""
     return max(1, 2**24 // max(1, numel))
 
 
@@ -309,7 +471,7 @@ def gram_from_rows(gradients: Tensor) -> Tensor:
 
 
 def _norms(tensor: Tensor) -> Tensor:
-    """Return the squared norm of each sample, (n, 1, 1): short runs as they are, their sum in float64."""
+    """Return the squared norm of each sample, (n, 1, 1): of short runs in the compute dtype, summed in float64."""
     run = math.gcd(tensor[0].numel(), 4096)
     if run >= 32 and tensor.is_contiguous():
         parts = torch.linalg.vector_norm(tensor.view(len(tensor), -1, run), dim=2, keepdim=True)
@@ -331,7 +493,7 @@ def gram_from_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
 
 
 def sum_gradients(uses: list[ParameterGradient]) -> ParameterGradient:
-    """Return the sum of the pieces of one parameter."""
+    """Return the sum of the gradients of several uses of one parameter."""
     if len(uses) == 1:
         return uses[0]
     sliced = [use for use in uses if isinstance(use, SlicedGradient)]
@@ -358,7 +520,7 @@ def _sum_dense(uses: list[ParameterGradient]) -> ParameterGradient:
 
 
 def _concatenate_slices(uses: list[SlicedGradient]) -> ParameterGradient:
-    """Return the sum of slices, in slices where these are the same or do not overlap."""
+    """Return the sum of sliced gradients, in slices where these are equal or disjoint."""
     parts: dict[int, list[ParameterGradient]] = {}
     sizes: dict[int, int] = {}
     for use in uses:
@@ -384,19 +546,38 @@ def _concatenate_indices(uses: list[EmbeddingGradient]) -> EmbeddingGradient:
 
 @final
 @dataclass(frozen=True)
-class SharedGradient(ParameterGradient):
-    """G of a matrix (o, i) that inputs are multiplied by, and whose rows are looked up elsewhere."""
+class SharedGradient(StructuredGradient):
+    """G of a matrix (o, i) that is also an embedding table: tied weights."""
 
     matrix: FactoredGradient
     table: EmbeddingGradient
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of G."""
+        return self.matrix.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of both uses."""
+        return self.matrix.tensors + self.table.tensors
+
+    def tangent(self, derivatives: Iterator[Tensor]) -> "SharedGradient":
+        """Return the derivative of G."""
+        return SharedGradient(self.matrix.tangent(derivatives), self.table.tangent(derivatives))
+
+    @property
+    def rows_are_cheaper(self) -> bool:
+        """Whether ‖G‖² costs less from G than from pairs of positions."""
+        return self.table.rows_are_cheaper
+
     def self_gram(self) -> Tensor:
-        """Return G Gᵀ: those of the parts, and twice what they have in common."""
+        """Return G Gᵀ: that of both uses, and their cross terms."""
         cross = self._cross()
         return self.matrix.self_gram() + self.table.self_gram() + cross + cross.mT
 
     def _cross(self) -> Tensor:
-        """Return the inner products of the two parts, Σ_ts δ_t[row_s] (a_t · ε_s), (n, d, d)."""
+        """Return the inner products of the two uses, Σ_ts δ_t[row_s] (a_t · ε_s), (n, d, d)."""
         inputs, deltas = self.matrix.inputs, self.matrix.deltas
         if self.matrix.inputs_first:
             inputs, deltas = deltas, inputs.unsqueeze(1)  # rows of the table are those of the inputs
@@ -411,7 +592,7 @@ class SharedGradient(ParameterGradient):
         )
 
     def _gather_rows(self, values: Tensor) -> Tensor:
-        """Return the entries of (n, d, t, rows) at the rows looked up, (n, d, t, s), 0 for none."""
+        """Return the entries of (n, d, t, rows) at the rows looked up, (n, d, t, s), 0 for index -1."""
         where = self.table.indices[:, None, None, :].expand(*values.shape[:3], -1)
         return values.gather(3, where.clamp(min=0)) * (where >= 0)
 
@@ -428,5 +609,13 @@ class SharedGradient(ParameterGradient):
         return self.matrix.jvp(directions) + self.table.jvp(directions)
 
     def part(self, where: slice) -> "SharedGradient":
-        """Return the gradients of some of the samples."""
+        """Return the gradients of a slice of the samples."""
         return SharedGradient(self.matrix.part(where), self.table.part(where))
+
+    def whiten(self, roots: Tensor) -> "SharedGradient":
+        """Return K(x, x)^-½ G."""
+        return SharedGradient(self.matrix.whiten(roots), self.table.whiten(roots))
+
+    def group(self, places: Tensor) -> "SharedGradient":
+        """Return Σ G over the samples of each group."""
+        return SharedGradient(self.matrix.group(places), self.table.group(places))

@@ -1,9 +1,14 @@
-"""‖Σ S(x)‖² of the samples of a group, from the pieces of their gradients: all pairs at once."""
+"""‖Σ S(x)‖² over groups of samples, from their parameter gradients: a sum over all pairs of a group."""
 
 import torch
 from torch import Tensor
 
-from likewise.engines.factors import EmbeddingGradient, FactoredGradient, ParameterGradient, SharedGradient
+from likewise.engines.factors import (
+    EmbeddingGradient,
+    FactoredGradient,
+    ParameterGradient,
+    StructuredGradient,
+)
 
 
 def group_sums(parts: list[ParameterGradient], roots: Tensor, groups: list[Tensor]) -> Tensor:
@@ -14,27 +19,32 @@ def group_sums(parts: list[ParameterGradient], roots: Tensor, groups: list[Tenso
     places = torch.cat(groups)
     sums = []
     for gradient in parts:
-        if _is_formed(gradient):
-            sums.append(_sums_of_rows(gradient.rows(), roots, places, which, len(groups)))
-        else:
+        if isinstance(gradient, StructuredGradient) and not gradient.is_dense:
             sums.append(torch.cat([_sums_of_factors(gradient, roots, at) for at in stacked]))
+        else:
+            sums.append(_sums_of_rows(gradient.rows(), roots, places, which, len(groups)))
     return torch.stack(sums).sum(0)
 
 
 def weighted_sums(parts: list[ParameterGradient], roots: Tensor, members: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_g w_g ‖Σ S(x)‖² by operations that do not depend on who is in which group.
+    """Return Σ_g w_g ‖Σ S(x)‖² by operations whose shapes do not depend on the groups.
 
-    members: 1 for each sample of a group, (groups, n); roots as (n, d, d), weights (groups,).
+    Args:
+        parts: The gradients by parameter.
+        roots: (n, d, d) K(x, x)^-½.
+        members: (groups, n) 1 where a sample is in a group, else 0.
+        weights: (groups,) w_g.
+
     """
-    pairs = members.T @ (weights[:, None] * members)  # what each pair of samples counts
+    pairs = members.T @ (weights[:, None] * members)  # the weight of each pair of samples
     sums = []
     for gradient in parts:
         if (
             isinstance(gradient, FactoredGradient | EmbeddingGradient)
-            and not _is_formed(gradient)
-            and _meets(gradient, len(members))
+            and not gradient.is_dense
+            and _pairs_are_cheaper(gradient, len(members))
         ):
-            sums.append((pairs * _met(gradient, roots)).sum())
+            sums.append((pairs * _pair_traces(gradient, roots)).sum())
         else:
             rows = gradient.rows()
             summing = torch.einsum("gn,nde->gdne", members, roots).to(rows.dtype)
@@ -43,15 +53,8 @@ def weighted_sums(parts: list[ParameterGradient], roots: Tensor, members: Tensor
     return torch.stack(sums).sum()
 
 
-def _is_formed(gradient: ParameterGradient) -> bool:
-    return (
-        not isinstance(gradient, FactoredGradient | EmbeddingGradient | SharedGradient)
-        or "_dense" in gradient.__dict__
-    )
-
-
-def _meets(gradient: FactoredGradient | EmbeddingGradient, groups: int) -> bool:
-    """Whether all positions meeting all takes less than gradients, formed and added up by group."""
+def _pairs_are_cheaper(gradient: FactoredGradient | EmbeddingGradient, groups: int) -> bool:
+    """Whether products of all pairs of positions cost less than dense gradients, summed by group."""
     n, d, t, o = gradient.deltas.shape
     i = gradient.inputs.shape[2] if isinstance(gradient, FactoredGradient) else gradient.size
     return (n * t) ** 2 * (d * o + (i if isinstance(gradient, FactoredGradient) else 1)) <= n * d * o * i * (
@@ -59,18 +62,19 @@ def _meets(gradient: FactoredGradient | EmbeddingGradient, groups: int) -> bool:
     )
 
 
-def _met(gradient: FactoredGradient | EmbeddingGradient, roots: Tensor) -> Tensor:
+def _pair_traces(gradient: FactoredGradient | EmbeddingGradient, roots: Tensor) -> Tensor:
     """Return tr S(x) S(x')ᵀ in one parameter of all pairs of samples, (n, n)."""
     n, d, t, o = gradient.deltas.shape
-    inputs, deltas = _normalized(gradient, roots)
-    if isinstance(gradient, FactoredGradient):
-        flat = inputs.flatten(0, 1)
+    whitened = gradient.whiten(roots)
+    deltas = whitened.deltas
+    if isinstance(whitened, FactoredGradient):
+        flat = whitened.inputs.flatten(0, 1)
         same = flat @ flat.T
     else:
-        index = gradient.indices.flatten()
+        index = whitened.indices.flatten()
         same = ((index[:, None] == index) & (index >= 0)).to(deltas)
-    turned = deltas.transpose(0, 1).reshape(d, n * t, o)
-    products = (turned @ turned.mT).sum(0) * same
+    by_output = deltas.transpose(0, 1).reshape(d, n * t, o)
+    products = (by_output @ by_output.mT).sum(0) * same
     return products.view(n, t, n, t).sum((1, 3), dtype=roots.dtype)
 
 
@@ -90,40 +94,9 @@ def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, gr
     return total.square().sum(1).to(roots)
 
 
-def _sums_of_factors(gradient: ParameterGradient, roots: Tensor, at: Tensor) -> Tensor:
-    """Return ‖Σ S‖² of groups of one size, (groups,): a group's positions are those of its samples."""
-    together = _together(gradient, roots, at)
-    table = together.table if isinstance(together, SharedGradient) else together
-    if isinstance(table, EmbeddingGradient):  # positions meet all positions, or the table is formed
-        t, o = table.deltas.shape[2:]
-        if t * t > table.size * o:
-            return together.rows().flatten(1).square().sum(1).to(roots)
-    return together.self_gram().diagonal(dim1=1, dim2=2).sum(1)
-
-
-def _together(gradient: ParameterGradient, roots: Tensor, at: Tensor) -> ParameterGradient:
-    """Return Σ S over the samples of each group as a piece whose samples are the groups."""
-    if isinstance(gradient, SharedGradient):
-        matrix, table = _together(gradient.matrix, roots, at), _together(gradient.table, roots, at)
-        assert isinstance(matrix, FactoredGradient) and isinstance(table, EmbeddingGradient)
-        return SharedGradient(matrix, table)
-    assert isinstance(gradient, FactoredGradient | EmbeddingGradient)
-    inputs, deltas = _normalized(gradient, roots)
-    concatenated = deltas[at].transpose(1, 2).flatten(2, 3)  # of (groups, size, d, t, o)
-    if isinstance(gradient, FactoredGradient):
-        return FactoredGradient(inputs[at].flatten(1, 2), concatenated, gradient.inputs_first)
-    return EmbeddingGradient(inputs[at].flatten(1), concatenated, gradient.size)
-
-
-def _normalized(gradient: FactoredGradient | EmbeddingGradient, roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs, or indices, and output gradients of which S(x) is made as J(x) is of the piece's."""
-    if isinstance(gradient, EmbeddingGradient):
-        return gradient.indices, (roots.to(gradient.deltas.dtype) @ gradient.deltas.flatten(2)).view_as(
-            gradient.deltas
-        )
-    # large inputs meet small output gradients: neither may overflow alone
-    scale = gradient.inputs.detach().abs().amax((1, 2), keepdim=True).to(roots)
-    scale = torch.where(scale > 0, scale, 1)
-    weights = (roots * scale).to(gradient.deltas.dtype)
-    deltas = (weights @ gradient.deltas.flatten(2)).view_as(gradient.deltas)
-    return gradient.inputs / scale.to(gradient.inputs.dtype), deltas
+def _sums_of_factors(gradient: StructuredGradient, roots: Tensor, at: Tensor) -> Tensor:
+    """Return ‖Σ S‖² of groups of one size, (groups,): a group has the positions of all its samples."""
+    sums = gradient.whiten(roots).group(at)
+    if sums.rows_are_cheaper:
+        return sums.rows().flatten(1).square().sum(1).to(roots)
+    return sums.self_gram().diagonal(dim1=1, dim2=2).sum(1)

@@ -347,14 +347,8 @@ def _merge_uses(uses: list[Use], n: int) -> ParameterGradient:
         )
     kinds: dict[Any, list[Use]] = {}
     for use in uses:
-        kinds.setdefault(_kind(use.gradient), []).append(use)
+        kinds.setdefault(use.gradient.kind, []).append(use)
     return sum_gradients([_concatenate_uses(same, n) for same in kinds.values()])
-
-
-def _kind(gradient: ParameterGradient) -> Any:
-    return (
-        (type(gradient), gradient.inputs_first) if isinstance(gradient, FactoredGradient) else type(gradient)
-    )
 
 
 def _differ(uses: list[Use]) -> bool:
