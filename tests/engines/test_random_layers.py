@@ -93,7 +93,7 @@ def agrees(model, x):
     samples, gradients = gram.data.samples(range(len(x))), gram.engine
     weights = torch.randn(*expected.shape[:2], 2, dtype=torch.float64)
     directions = torch.randn(3, expected.shape[2], dtype=torch.float64)
-    assert type(gradients).__name__ == "Layers"
+    assert type(gradients).__name__ == "TracedEngine"
     with gram.net.evaluation_mode():
         pairs = gradients.features(samples, 0)
         for found, right in [
