@@ -49,7 +49,7 @@ def naive_group(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None]]:
+def build_steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None]]:
     """Training steps by name; classes are five, so that each has several samples."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     half = len(x) // 2
@@ -83,6 +83,8 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
         "plain": step(lambda: F.cross_entropy(model(x), y)),
         "group": step(lambda: with_group(model, x, y)),
         "group, forward of its own": step(apart(lambda: losses.group(model, x, y, y, **chosen))),
+        "group, no readout": step(apart(lambda: losses.group(model, x, y))),
+        "group, all outputs": step(apart(lambda: losses.group(model, x, y, readout=lw.all_outputs))),
         "naive group": step(apart(lambda: naive_group(model, x, y))),
         "two_batches": step(lambda: with_two_batches(model, x, y)),
         "pair": step(apart(lambda: losses.pair(model, x[:half], x[half:], y[:half], y[half:], **chosen))),
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nets", nargs="+", default=["paper", "resnet18"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[16, 64, 256])
+    parser.add_argument("--terms", nargs="+", help="only these; default: all")
     parser.add_argument("--repeats", type=int, default=5)
     a = parser.parse_args()
     torch.set_num_threads(1)
@@ -134,7 +137,9 @@ def main() -> None:
             shape = (1, 28, 28) if net == "paper" else (3, 32, 32)
             x, y = torch.randn(n, *shape, device=a.device), (torch.arange(n) % 5).to(a.device)
             unit, cells = 1.0, []
-            for what, step in steps(model, x, y).items():
+            for what, step in build_steps(model, x, y).items():
+                if a.terms and what not in ("plain", *a.terms):
+                    continue
                 try:
                     step()
                     seconds, spread = clock(step, a.repeats, cuda)

@@ -124,10 +124,29 @@ def test_a_loss_and_its_term_are_recorded_as_one():
 def test_a_recorded_term_of_several_outputs_is_refused():
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).cuda(), torch.randn(4, 3).cuda()
     with pytest.raises(ValueError, match="readout of one output"):
-        losses.captured(losses.group, model, x)
+        losses.captured(losses.group, model, x, readout=lw.all_outputs)
     for term, batch in ((losses.along, (x, torch.sin)), (losses.two_batches, (x[:2], x[2:]))):
         found = losses.captured(term, model, *batch)(*batch)
         assert (found - term(model, *batch)).abs() < 1e-5
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_recorded_term_reads_a_new_combination_of_outputs_at_each_play(explicit):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 5)).cuda()
+    x, y = torch.randn(8, 3).cuda(), torch.arange(8).cuda() % 2
+    mine, theirs = (torch.Generator() if explicit else None for _ in range(2))
+    recorded = losses.captured(losses.group, model, x, y, generator=mine)
+    assert "not recorded" not in repr(recorded)
+
+    def values(term, generator):
+        torch.manual_seed(3) if generator is None else generator.manual_seed(3)
+        return torch.stack([term().detach() for _ in range(4)])
+
+    found = values(lambda: recorded(x, y), mine)
+    wanted = values(lambda: losses.group(model, x, y, generator=theirs), theirs)
+    assert found.unique().numel() == 4
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def played(recorded, *batch):

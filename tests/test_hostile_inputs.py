@@ -70,6 +70,17 @@ def flipped(x: Any) -> Any:
     return tree_map(flip, x)
 
 
+def drawn(model: Any, readout: Any = None) -> dict[str, Any]:
+    """The option by which a term draws its combination of outputs, the same at each call."""
+    own = readout is not None or isinstance(model, lw.Network)
+    return {} if own else {"generator": torch.Generator().manual_seed(0)}
+
+
+def every_output(model: Any) -> dict[str, Any]:
+    """The option by which a term reads what a Network reads by itself."""
+    return {} if isinstance(model, lw.Network) else {"readout": lw.all_outputs}
+
+
 def density_term(case: Case) -> torch.Tensor:
     p = 26
     if isinstance(case.module, nn.Module) and not hostile.is_lazy(case.module):
@@ -219,16 +230,23 @@ FUNCTIONS: dict[str, Function] = {
         lambda c: read(c, lw.label_against_random(3)), "classes", overrides=NOT_LOOKED_AT, nan=True
     ),
     "losses.pair": Function(
-        lambda c: lw.losses.pair(c.model, c.data, flipped(c.data), labels=c.given), term=True
+        lambda c: lw.losses.pair(c.model, c.data, flipped(c.data), labels=c.given, **every_output(c.model)),
+        term=True,
     ),
-    "losses.group": Function(lambda c: lw.losses.group(c.model, c.data, labels=c.given), term=True),
+    "losses.group": Function(
+        lambda c: lw.losses.group(c.model, c.data, labels=c.given, **every_output(c.model)), term=True
+    ),
     "losses.group by labels": Function(
-        lambda c: lw.losses.group(c.model, c.data, c.given), term=True, overrides=GROUPS
+        lambda c: lw.losses.group(c.model, c.data, c.given, **every_output(c.model)),
+        term=True,
+        overrides=GROUPS,
     ),
     "losses.two_batches": Function(
         lambda c: lw.losses.two_batches(c.model, c.data, c.data, c.given, c.given), term=True
     ),
-    "losses.orbit": Function(lambda c: lw.losses.orbit(c.model, c.data, moved, labels=c.given), term=True),
+    "losses.orbit": Function(
+        lambda c: lw.losses.orbit(c.model, c.data, moved, labels=c.given, **every_output(c.model)), term=True
+    ),
     "losses.along": Function(
         lambda c: lw.losses.along(c.model, c.data, torch.ones_like, labels=c.given),
         term=True,
@@ -388,7 +406,7 @@ def on_gram(function: Callable[..., Any], name: str, accepted: dict[str, Any], p
 
 def on_term(function: Callable[..., Any], name: str, accepted: dict[str, Any], pattern: str = "") -> Argument:
     def call(value: Any) -> Any:
-        given = {"x": clean().data, **{name: value}}
+        given = {"x": clean().data, **drawn(clean().model), **{name: value}}
         return function(clean().model, **given)
 
     return Argument(call, accepted, pattern or name)
@@ -413,7 +431,8 @@ def reliable() -> lw.Reliability:
 
 def pairs(**options: Any) -> torch.Tensor:
     x = clean().data
-    return lw.losses.pair(clean().model, **{"x": x, "other": x.flip(0), **options})
+    draw = drawn(clean().model, options.get("readout"))
+    return lw.losses.pair(clean().model, **{"x": x, "other": x.flip(0), **draw, **options})
 
 
 def two(**options: Any) -> torch.Tensor:
@@ -422,7 +441,9 @@ def two(**options: Any) -> torch.Tensor:
 
 
 def orbits(**options: Any) -> torch.Tensor:
-    return lw.losses.orbit(clean().model, clean().data, **{"transforms": moved, **options})
+    return lw.losses.orbit(
+        clean().model, clean().data, **{"transforms": moved, **drawn(clean().model), **options}
+    )
 
 
 def along(**options: Any) -> torch.Tensor:
@@ -585,7 +606,7 @@ ARGUMENTS: dict[str, Argument] = {
     "losses.pair readout": keyword(pairs, "readout", DEFAULT),
     "losses.pair parameters": keyword(pairs, "parameters", DEFAULT, "parameter"),
     "losses.group model": Argument(
-        lambda v: lw.losses.group(v, clean().data), NOTHING, "model|happened when"
+        lambda v: lw.losses.group(v, clean().data, **drawn(v)), NOTHING, "model|happened when"
     ),
     "losses.group x": on_term(lw.losses.group, "x", NOTHING, ANY),
     "losses.group groups": on_term(lw.losses.group, "groups", DEFAULT),

@@ -159,7 +159,7 @@ def test_threads_on_different_models_and_on_shared_modules_leave_every_switch_as
             lw.similarity(model, x),
             lw.label_suspicion(lw.GramMatrix(model, (x, y))).suspicion,
             lw.novelty(lw.GramMatrix(model, x), sketch=64),
-            float(lw.losses.group(model, x, y)),
+            float(lw.losses.group(model, x, y, readout=lw.all_outputs)),
         )
 
     with warnings.catch_warnings():

@@ -18,12 +18,16 @@ import likewise as lw
 from likewise import losses
 
 TERMS = {
-    "pair": (losses.pair, lambda x: (x[:3], x[3:]), {}),
-    "group": (losses.group, lambda x: (x, torch.tensor([0, 0, 1, 1, 1, 2])), {"weight": 0.3}),
-    "one group": (losses.group, lambda x: (x,), {}),
+    "pair": (losses.pair, lambda x: (x[:3], x[3:]), {"readout": lw.all_outputs}),
+    "group": (
+        losses.group,
+        lambda x: (x, torch.tensor([0, 0, 1, 1, 1, 2])),
+        {"weight": 0.3, "readout": lw.all_outputs},
+    ),
+    "one group": (losses.group, lambda x: (x,), {"readout": lw.all_outputs}),
     "two_batches": (losses.two_batches, lambda x: (x[:3], x[3:]), {}),
     "cosine": (losses.two_batches, lambda x: (x[:3], x[3:]), {"form": "cosine"}),
-    "orbit": (losses.orbit, lambda x: (x[:3], [torch.neg, torch.sin]), {}),
+    "orbit": (losses.orbit, lambda x: (x[:3], [torch.neg, torch.sin]), {"readout": lw.all_outputs}),
     "along": (losses.along, lambda x: (x, torch.sin), {}),
 }
 
@@ -100,6 +104,27 @@ def test_a_sample_that_is_not_finite_makes_the_term_zero():
         assert recorded.once(*tree_flatten((batch(x), {})))[1].any(), name
         value, gradient, _ = recorded.once(*tree_flatten((batch(spoiled), {})))
         assert value == 0 and not gradient.any(), name
+
+
+def test_a_recording_reads_its_combinations_of_outputs_from_where_they_are_redrawn():
+    model, x = example("mlp", 3)
+
+    def two_terms(model, x):
+        return losses.group(model, x) + losses.pair(model, x[:3], x[3:])
+
+    recorded = losses.captured(two_terms, model, x)
+    batch = tree_flatten(((x,), {}))
+    torch.manual_seed(1)
+    expected = [recorded(x) for _ in range(2)]
+    torch.manual_seed(1)
+    assert torch.allclose(recorded.once(*batch)[0], expected[0])
+    columns = [c for one in recorded._combinations._combinations for c in one._columns.values()]
+    places = [column.data_ptr() for column in columns]
+    assert len(recorded._combinations._combinations) == 2
+    assert torch.allclose(recorded.once(*batch)[0], expected[0])  # the same until they are redrawn
+    recorded._combinations.redraw()
+    assert torch.allclose(recorded.once(*batch)[0], expected[1])
+    assert places == [column.data_ptr() for column in columns]
 
 
 def test_what_cannot_be_recorded_is_refused():

@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -221,17 +222,18 @@ def test_soft_labels_go_through_an_orbit():
 
 def test_samples_that_are_left_out_do_not_count():
     model, x = mlp(), points(8)
+    group, pair = (partial(term, readout=lw.all_outputs) for term in (losses.group, losses.pair))
     bad = x.clone()
     bad[[1, 5], 0] = torch.nan
     groups, kept = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), torch.tensor([0, 2, 3, 4, 6, 7])
-    expected = losses.group(model, x[kept], groups[kept]), losses.group(model, x[kept])
+    expected = group(model, x[kept], groups[kept]), group(model, x[kept])
     with pytest.warns(UserWarning, match="leaves them out"):
-        found = losses.group(model, bad, groups), losses.group(model, bad)
-        pairs = losses.pair(model, bad[:4], x[4:])
+        found = group(model, bad, groups), group(model, bad)
+        pairs = pair(model, bad[:4], x[4:])
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(pairs, losses.pair(model, x[[0, 2, 3]], x[[4, 6, 7]]))
+    torch.testing.assert_close(pairs, pair(model, x[[0, 2, 3]], x[[4, 6, 7]]))
     with pytest.warns(UserWarning, match="leaves them out"):
-        assert losses.pair(model, bad[1:2], x[:1]) == 0  # no pair is left
+        assert pair(model, bad[1:2], x[:1]) == 0  # no pair is left
 
 
 def test_labels_may_be_an_array_and_are_asked_for_by_their_name_here():

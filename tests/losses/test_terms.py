@@ -56,11 +56,15 @@ def instance(d):
 
 NETS = {make.__name__: make for make in (mlp, conv, norm, attention, instance)}
 TERMS = {
-    "pair": lambda model, x: losses.pair(model, x[:3], x[3:]),
-    "group": lambda model, x: losses.group(model, x, torch.tensor([0, 0, 1, 1, 1, 2])),
+    "pair": lambda model, x: losses.pair(model, x[:3], x[3:], readout=lw.all_outputs),
+    "group": lambda model, x: losses.group(
+        model, x, torch.tensor([0, 0, 1, 1, 1, 2]), readout=lw.all_outputs
+    ),
     "two_batches": lambda model, x: losses.two_batches(model, x[:3], x[3:]),
     "cosine": lambda model, x: losses.two_batches(model, x[:3], x[3:], form="cosine"),
-    "orbit": lambda model, x: losses.orbit(model, x[:3], [lambda x: x * 1.1, lambda x: -x]),
+    "orbit": lambda model, x: losses.orbit(
+        model, x[:3], [lambda x: x * 1.1, lambda x: -x], readout=lw.all_outputs
+    ),
     "along": lambda model, x: losses.along(model, x, lambda x: x.sin()),
     "density": lambda model, x: losses.density(model, x, _total(model), q=0.3, samples=10),
 }
@@ -112,12 +116,14 @@ def test_gradients_are_those_of_finite_differences(term, name, d):
     assert value.dim() == 0 and value.requires_grad
 
 
-def test_gradcheck_of_the_set_term():
+@pytest.mark.parametrize("readout", [lw.all_outputs, lw.projected_outputs(1, seed=3)])
+def test_gradcheck_of_the_set_term(readout):
     model, x = example("mlp", 2, n=4)
     names = list(dict(model.named_parameters()))
 
     def term(*values):
-        return losses.group(_with(model, dict(zip(names, values, strict=True))), x)
+        other = _with(model, dict(zip(names, values, strict=True)))
+        return losses.group(other, x, readout=readout)
 
     assert torch.autograd.gradcheck(term, tuple(model.parameters()), atol=1e-6, fast_mode=True)
 
@@ -144,13 +150,15 @@ def test_values_are_those_of_explicit_similarities(name, d):
     groups = torch.tensor([0, 0, 1, 1, 1, 2])
     inside = [k[0, 1], (k[2, 3] + k[2, 4] + k[3, 4]) / 3]
     close = torch.testing.assert_close
-    close(losses.group(model, x, groups), 1 - sum(inside) / 2, rtol=0, atol=1e-10)
+    close(losses.group(model, x, groups, readout=lw.all_outputs), 1 - sum(inside) / 2, rtol=0, atol=1e-10)
     off = (k.sum() - k.diagonal().sum()) / 30
-    close(losses.group(model, x), 1 - off, rtol=0, atol=1e-10)
-    close(losses.pair(model, x[:3], x[3:]), -k[[0, 1, 2], [3, 4, 5]].mean(), rtol=0, atol=1e-10)
+    close(losses.group(model, x, readout=lw.all_outputs), 1 - off, rtol=0, atol=1e-10)
+    pairs = losses.pair(model, x[:3], x[3:], readout=lw.all_outputs)
+    close(pairs, -k[[0, 1, 2], [3, 4, 5]].mean(), rtol=0, atol=1e-10)
     every = torch.cat([x[:3], 2 * x[:3]])
     doubled = similarities(model, every)[[0, 1, 2], [3, 4, 5]].mean()
-    close(losses.orbit(model, x[:3], [lambda x: 2 * x]), 1 - doubled, rtol=0, atol=1e-10)
+    found = losses.orbit(model, x[:3], [lambda x: 2 * x], readout=lw.all_outputs)
+    close(found, 1 - doubled, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("d", [1, 3])
@@ -201,7 +209,7 @@ def test_readouts_and_parameters_are_chosen():
     torch.testing.assert_close(found, 1 - off, rtol=0, atol=1e-10)
     net = lw.Network(model, parameters=["8.*"])
     part = 1 - (lw.similarity(net, x).sum() - 6) / 30
-    for found in (losses.group(model, x, parameters=["8.*"]), losses.group(net, x)):
+    for found in (losses.group(model, x, parameters=["8.*"], readout=lw.all_outputs), losses.group(net, x)):
         torch.testing.assert_close(found, part.double(), rtol=0, atol=1e-9)
     found.backward()
     assert model[0].weight.grad.abs().sum() > 0  # the similarity in the head depends on all below it
@@ -303,7 +311,7 @@ def test_models_that_cannot_be_followed_are_exact_too():
     k = similarities(model, x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = losses.group(model, x)
+        found = losses.group(model, x, readout=lw.all_outputs)
     torch.testing.assert_close(found, 1 - (k.sum() - 5) / 20, rtol=0, atol=1e-10)
 
 
@@ -459,7 +467,101 @@ def test_two_batches_sees_frozen_parameters_and_leaves_buffers_alone():
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["functional", "samplers"])
+@pytest.mark.parametrize("name", ["functional", "samplers", "cuda_graph"])
 def test_examples_in_docstrings_run(name):
     found = doctest.testmod(importlib.import_module(f"likewise.losses.{name}"))
     assert found.attempted and not found.failed
+
+
+GROUPS = torch.tensor([0, 0, 1, 1, 1, 2])
+
+
+def combined(jacobians, v):
+    """The set term of vᵀf from explicit gradients."""
+    rows = torch.einsum("ndp,d->np", jacobians, v)
+    k = torch.cosine_similarity(rows[:, None], rows, dim=2)
+    return 1 - (k[0, 1] + (k[2, 3] + k[2, 4] + k[3, 4]) / 3) / 2
+
+
+def directions_on_the_sphere(draws, d):
+    v = torch.randn(draws, d, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
+    return v / v.norm(dim=1, keepdim=True)
+
+
+def test_the_mean_over_draws_is_the_mean_over_all_combinations_of_outputs():
+    model, x = example("mlp", 3)
+    generator = torch.Generator().manual_seed(0)
+    found = torch.stack([losses.group(model, x, GROUPS, generator=generator).detach() for _ in range(200)])
+    jacobians = oracle.jacobians(model, x)
+    wanted = torch.stack([combined(jacobians, v) for v in directions_on_the_sphere(3000, 3)])
+    error = (found.var() / len(found) + wanted.var() / len(wanted)).sqrt()
+    assert found.std() > 10 * error  # which tells apart what differs by a tenth of the spread
+    assert (found.mean() - wanted.mean()).abs() < 4 * error
+
+
+def test_the_mean_over_draws_is_that_of_all_outputs_where_these_are_orthogonal_and_alike():
+    class Heads(nn.Module):  # outputs with parameters of their own, of equal gradients
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(1, 4, dtype=DOUBLE).repeat(3, 1))
+            self.scale = nn.Parameter(torch.ones(3, dtype=DOUBLE))
+
+        def forward(self, x):
+            return (x @ self.weight.T).tanh() * self.scale
+
+    torch.manual_seed(0)
+    model, x = Heads(), torch.randn(6, 4, dtype=DOUBLE)
+    every = losses.group(model, x, GROUPS, readout=lw.all_outputs)
+    for _ in range(3):  # K is a multiple of the identity for all pairs: each draw is exact
+        torch.testing.assert_close(losses.group(model, x, GROUPS), every)
+
+
+@pytest.mark.parametrize("name", ["pair", "group", "orbit"])
+def test_combinations_are_new_at_each_call_and_follow_the_seed(name):
+    model, x = example("mlp", 3)
+    term = {
+        "pair": lambda **options: losses.pair(model, x[:3], x[3:], **options),
+        "group": lambda **options: losses.group(model, x, GROUPS, **options),
+        "orbit": lambda **options: losses.orbit(model, x, torch.sin, **options),
+    }[name]
+    torch.manual_seed(7)
+    first, second = term(), term()
+    assert first != second
+    torch.manual_seed(7)
+    assert term() == first and term() == second
+    state = torch.get_rng_state()
+    one, two = (torch.Generator().manual_seed(3) for _ in range(2))
+    assert term(generator=one) == term(generator=two) != term(generator=one)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_one_output_needs_no_choice_and_a_fixed_combination_is_a_readout():
+    model, x = example("conv", 1)
+    every = losses.group(model, x, GROUPS, readout=lw.all_outputs)
+    torch.testing.assert_close(losses.group(model, x, GROUPS), every, rtol=0, atol=1e-14)
+    model, x = example("conv", 3)
+    v = lw.projected_outputs(1, seed=2)(torch.eye(3, dtype=DOUBLE))[:, 0]
+    found = losses.group(model, x, GROUPS, readout=lw.projected_outputs(1, seed=2))
+    torch.testing.assert_close(found, combined(oracle.jacobians(model, x), v))
+
+
+def test_draws_do_not_pile_up_traces():
+    model, x = example("mlp", 3)
+    traces = importlib.import_module("likewise.engines.differentiable")._traces
+    for _ in range(3):
+        losses.group(model, x, GROUPS)
+    assert len(traces[model]) == 1
+
+
+def test_a_generator_beside_a_readout_is_refused():
+    model, x = example("mlp", 3)
+    for call in (
+        lambda: losses.group(model, x, readout=lw.all_outputs, generator=torch.Generator()),
+        lambda: losses.group(lw.Network(model), x, generator=torch.Generator()),
+    ):
+        with pytest.raises(ValueError, match="leave out the generator"):
+            call()
+    with pytest.raises(TypeError, match=r"torch\.Generator"):
+        losses.group(model, x, generator=3)
+    with pytest.raises(ValueError, match="A Network has its"):
+        losses.group(lw.Network(model), x, readout=lw.all_outputs)

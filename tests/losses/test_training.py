@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import likewise as lw
 from likewise import losses
 from test_parallel import torchrun
 
+group = partial(losses.group, readout=lw.all_outputs)  # which draws nothing
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -33,10 +35,10 @@ def gradients(net, loss):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_around_a_term_changes_nothing(dtype):
     net, x, y = example()
-    plain = losses.group(net, x, y)
+    plain = group(net, x, y)
     with torch.autocast("cpu", dtype=dtype):
         logits = net(x)
-        inside = losses.group(net, x, y)
+        inside = group(net, x, y)
         two = losses.two_batches(net, x[:4], x[4:])
         loss = nn.functional.cross_entropy(logits, y) + inside + two
     assert logits.dtype == dtype and inside.dtype == torch.float32
@@ -47,18 +49,18 @@ def test_autocast_around_a_term_changes_nothing(dtype):
 
 def test_a_loss_scaled_for_half_precision_scales_the_gradients():
     net, x, y = example()
-    plain = gradients(net, losses.group(net, x, y))
-    scaled = gradients(net, losses.group(net, x, y) * 2.0**10)
+    plain = gradients(net, group(net, x, y))
+    scaled = gradients(net, group(net, x, y) * 2.0**10)
     for a, b in zip(plain, scaled, strict=True):
         torch.testing.assert_close(a * 2**10, b)
 
 
 def test_accumulation_and_clipping():
     net, x, _ = example()
-    sum_of_two = gradients(net, losses.group(net, x[:4]) + losses.group(net, x[4:]))
+    sum_of_two = gradients(net, group(net, x[:4]) + group(net, x[4:]))
     net.zero_grad()
-    losses.group(net, x[:4]).backward()
-    losses.group(net, x[4:]).backward()
+    group(net, x[:4]).backward()
+    group(net, x[4:]).backward()
     for p, g in zip(net.parameters(), sum_of_two, strict=True):
         torch.testing.assert_close(torch.zeros_like(p) if p.grad is None else p.grad, g)
     before = nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
@@ -68,7 +70,7 @@ def test_accumulation_and_clipping():
 
 def test_a_compiled_model_is_differentiated_uncompiled():
     net, x, y = example()
-    assert torch.equal(losses.group(torch.compile(net, backend="eager"), x, y), losses.group(net, x, y))
+    assert torch.equal(group(torch.compile(net, backend="eager"), x, y), group(net, x, y))
 
 
 def test_train_mode_is_evaluated_with_running_statistics():
@@ -76,8 +78,8 @@ def test_train_mode_is_evaluated_with_running_statistics():
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 1))
     x = torch.randn(8, 4)
     net[1].running_mean.normal_()
-    value = losses.group(net.train(), x)
-    assert torch.equal(value, losses.group(net.eval(), x))
+    value = group(net.train(), x)
+    assert torch.equal(value, group(net.eval(), x))
     k = lw.similarity(net, x)
     torch.testing.assert_close(value, 1 - (k.sum() - 8) / 56, rtol=0, atol=1e-5)
 
@@ -95,7 +97,7 @@ def test_two_processes_average_their_gradients(tmp_path):
     expected = []
     for rank in range(2):
         net, x, y = term_of_a_process(rank)
-        term = losses.group(net, x) + losses.two_batches(net, x[:2], x[2:])
+        term = group(net, x) + losses.two_batches(net, x[:2], x[2:])
         expected.append(gradients(net, nn.functional.cross_entropy(net(x), y) + term))
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

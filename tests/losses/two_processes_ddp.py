@@ -12,13 +12,13 @@ from torch import nn
 from likewise import losses
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_training import term_of_a_process
+from test_training import group, term_of_a_process
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 net, x, y = term_of_a_process(dist.get_rank())
 model = nn.parallel.DistributedDataParallel(net)
-term = losses.group(model, x) + losses.two_batches(model, x[:2], x[2:])
+term = group(model, x) + losses.two_batches(model, x[:2], x[2:])
 (nn.functional.cross_entropy(model(x), y) + term).backward()
 found = [p.grad.tolist() for p in net.parameters()]
 (Path(sys.argv[1]) / f"{dist.get_rank()}.json").write_text(json.dumps(found))

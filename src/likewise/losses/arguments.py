@@ -15,6 +15,7 @@ from likewise.checks import describe, refuse_unreadable, to_tensor
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines import DifferentiableGradients, differentiable_gradients
+from likewise.losses.combinations import draw_combination
 from likewise.model import Inputs, Network, check_model
 from likewise.readouts import Readout, all_outputs
 
@@ -63,6 +64,20 @@ def build_network(
             "A Network has its readout and parameters: choose them there, or give the bare model."
         )
     return model.exact()
+
+
+def choose_readout(
+    model: nn.Module | Network, readout: Readout | None, generator: torch.Generator | None
+) -> Readout | None:
+    """Return the readout of a term that compares samples: a random combination of all outputs if none is given."""
+    if readout is None and not isinstance(model, Network):
+        return draw_combination(generator)
+    if generator is not None:
+        raise ValueError(
+            "generator draws the combination of outputs where no readout is given: leave out the generator, or "
+            "the readout (a Network has one)."
+        )
+    return readout
 
 
 def batch_gradients(

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.cuda_graphs import recording
+from likewise.losses.combinations import RecordedCombinations
 from likewise.losses.functional import group_with_outputs, two_batches_with_outputs
 from likewise.losses.samplers import RunningTotal
 from likewise.model import Network
@@ -39,10 +40,31 @@ def captured(
 
     `captured(group, model, x, y, labels=y, weight=0.1)` is called as `(x, y, labels=y)`: with all that was
     given by place and with all tensors given by name; other options are kept. Batches of other shapes go the
-    usual way, and so does everything where the model is not on a GPU. Needs a readout of one output, but for
-    `two_batches` and `along`. A batch that has a sample without a finite gradient adds nothing: the term and
-    its gradient are 0. `most_groups`: room for so many groups with a pair in a batch, where fewer than half
-    as many as samples are known to come; of more, the largest count.
+    usual way, and so does everything where the model is not on a GPU.
+
+    Needs a readout of one output, but for `two_batches` and `along`. Without a readout, `group`, `pair` and `orbit`
+    read one random combination of outputs, and so do their recordings: it is drawn before each play from the same
+    generator. A batch that has a sample without a finite gradient adds nothing: the term and its gradient are 0.
+
+    Args:
+        term: A training term, one with options fixed by functools.partial, or a function of your own from model and
+            batch to one number.
+        model: The model that is trained.
+        example: A batch, as the term takes it after the model.
+        most_groups: Room for so many groups with a pair in a batch, where fewer than half as many as samples are
+            known to come; of more, the largest count.
+        options: Of the term; tensors among them belong to the batch.
+
+    Returns:
+        The term as a function of batches.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> x, y = torch.randn(6, 3), torch.arange(6) % 2
+        >>> term = lw.losses.captured(lw.losses.group, model, x, y, weight=0.1)
+        >>> term(x, y).backward()
+
     """
     if not isinstance(model, nn.Module | Network):
         raise TypeError(f"A torch.nn.Module or a Network is needed, found {type(model).__name__}.")
@@ -80,6 +102,7 @@ class _Recorded:
     parameters: list[Tensor]  # those that have a gradient
     value: Tensor
     gradient: Tensor  # in these, joined
+    combinations: RecordedCombinations  # of outputs that the graph reads, drawn again before each play
 
     def reads(self, state: list[Tensor]) -> bool:
         """Whether these are the parameters and buffers, where they were."""
@@ -107,6 +130,7 @@ class Captured:
         self._example = _flattened(example[0], named)
         self._recorded: _Recorded | None = None
         self._recordings = 0
+        self._combinations = RecordedCombinations()
         with exclusive:
             self._ready()
 
@@ -132,7 +156,11 @@ class Captured:
         return f"Captured({name}, {'recorded' if self._recorded else 'not recorded'})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_recorded": None}  # a graph cannot be copied
+        return {
+            **vars(self),
+            "_recorded": None,
+            "_combinations": RecordedCombinations(),
+        }  # a graph cannot be copied
 
     def _ready(self) -> _Recorded | None:
         """Return a recording that reads the model where it is now; None where there can be none."""
@@ -177,6 +205,7 @@ class Captured:
             yield
 
     def _record(self, leaves: list[Any], spec: TreeSpec, state: list[Tensor]) -> _Recorded:
+        self._combinations = RecordedCombinations()
         device = next(p.device for p in self._module.parameters() if p.requires_grad)
         own = [leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
@@ -198,7 +227,7 @@ class Captured:
             graph.replay()
             _refuse_difference(expected, value, gradient)
         places = [_Place(tensor, tensor.detach(), tensor.requires_grad) for tensor in state]
-        return _Recorded(graph, own, spec, places, parameters, value, gradient)
+        return _Recorded(graph, own, spec, places, parameters, value, gradient, self._combinations)
 
     def once(
         self, leaves: list[Any], spec: TreeSpec, recordable: bool = True
@@ -206,7 +235,7 @@ class Captured:
         """Return the term, its gradient in the parameters that it depends on, joined, and these."""
         n = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
         trained: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
-        with self._recordable(n) if recordable else nullcontext():
+        with self._combinations.in_use(), self._recordable(n) if recordable else nullcontext():
             value = self._called(leaves, spec)
             fresh = [p for p in self._module.parameters() if p.requires_grad]
             found = torch.autograd.grad(value, fresh, allow_unused=True)
@@ -224,6 +253,7 @@ class _Played(torch.autograd.Function):
         for mine, given in zip(recorded.leaves, leaves, strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(given)
+        recorded.combinations.redraw()
         recorded.graph.replay()
         ctx.save_for_backward(recorded.gradient.clone())  # the next play writes over it
         ctx.parameters = [(p.shape, p.dtype) for p in parameters]

@@ -7,7 +7,7 @@ and the autocast around the call. `group_with_outputs` and `two_batches_with_out
 returned, so that the main loss need not call it again.
 
 The similarity is k^C of the readout's outputs in the chosen parameters; of several outputs the mean of the
-diagonal of K^C. A sample with a zero gradient is similar to nothing; one whose gradient is not finite is left
+diagonal of K^C. `pair`, `group` and `orbit` read one random combination of all outputs unless told otherwise. A sample with a zero gradient is similar to nothing; one whose gradient is not finite is left
 out. `functools.partial` fixes options: `partial(losses.group, weight=0.1)`.
 """
 
@@ -45,6 +45,7 @@ from likewise.losses.arguments import (
     check_groups,
     check_labels,
     check_per_sample,
+    choose_readout,
     concatenate,
     count_samples,
     find_nonfinite,
@@ -76,18 +77,20 @@ def pair(
     readout: Readout | None = None,
     parameters: ParameterNames = None,
     weight: float = 1,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match.
 
     Args:
-        model: The model that is trained, or a Network, which has its readout and parameters.
+        model: The model that is trained, or a Network, which keeps its own readout and parameters.
         x: Inputs, a tensor or a tuple or dict of tensors, samples first.
         other: As many, of the same form: the match of each.
         labels: Labels of x, for readouts that use them.
         other_labels: Labels of `other`; None: those of x.
-        readout: Which outputs are compared; None: all.
+        readout: Which outputs are compared; None: one random combination of all, new at each call (see `group`).
         parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
+        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         A scalar tensor.
@@ -109,7 +112,7 @@ def pair(
         every = torch.cat([every, cast(Tensor, second)])
     elif other_labels is not None:
         raise ValueError("other_labels are given without labels: both are needed, or neither.")
-    net = build_network(model, readout, parameters)
+    net = build_network(model, choose_readout(model, readout, generator), parameters)
     gradients = batch_gradients(net, both, every, sample_numbers(x).repeat(2))
     similarity = gradients.pairs()
     if gradients.finite is not None:  # pairs of which none is left out
@@ -128,21 +131,34 @@ def group(
     parameters: ParameterNames = None,
     weight: float = 1,
     ids: Tensor | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return 1 − the mean k^C of pairs inside a group, the mean over groups: 0 if each group is alike.
 
     By Σ k^C = ‖Σ ĝ‖² − n, exact for each sample, at the cost of one more backward pass rather than of all
     pairs. A group of one sample has no pair and does not count; the term is 1 if there is no pair at all.
 
+    Without a readout, one output is compared: vᵀf of all d outputs, with v uniform on the sphere, one for the
+    batch and a new one at each call. That costs as much as one output, where all take d times as much and more.
+    The term and its gradient are then unbiased estimates of their means over v, that is of the term with the
+    similarity E_v[vᵀKv / √(vᵀK₁v · vᵀK₂v)] in place of k^C, where K = J(x)J(x')ᵀ, K₁ and K₂ = J(x)J(x)ᵀ and
+    J(x')J(x')ᵀ. This is k^C for one output, and for several wherever K₁ and K₂ are multiples of the identity;
+    elsewhere it differs, since it is normalized for each v rather than by K₁^-½ and K₂^-½, for which all outputs
+    are needed. It is 1 only for J(x') = c J(x), c > 0, and then k^C is 1 too (if J has full rank). The mean over
+    calls, not a single one, is what training follows: `readout=lw.label_against_rest` costs the same, draws
+    nothing and asks about the class, so take it where there are labels. `readout=lw.all_outputs` is k^C of all
+    outputs at once, `readout=lw.projected_outputs(1, seed)` one fixed combination.
+
     Args:
-        model: The model that is trained, or a Network, which has its readout and parameters.
+        model: The model that is trained, or a Network, which keeps its own readout and parameters.
         x: Inputs, a tensor or a tuple or dict of tensors, samples first.
         groups: (n,) the number of each sample's group, such as its class; None: all are one group.
         labels: Labels of the samples, for readouts that use them.
-        readout: Which outputs are compared; None: all.
+        readout: Which outputs are compared; None: one random combination of all, new at each call (see `group`).
         parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
         ids: (n,) the samples' numbers, for readouts that use them; None: 0, 1, ...
+        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         A scalar tensor, from 0 to 2 times the weight.
@@ -151,10 +167,11 @@ def group(
         >>> import torch, likewise as lw
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
         >>> x, y = torch.randn(6, 3), torch.arange(6) % 2
+        >>> lw.losses.group(model, x, y, weight=0.1).backward()
         >>> lw.losses.group(model, x, y, labels=y, readout=lw.label_against_rest, weight=0.1).backward()
 
     """
-    net = build_network(model, readout, parameters)
+    net = build_network(model, choose_readout(model, readout, generator), parameters)
     return _group(net, x, groups, labels, weight, ids).term
 
 
@@ -169,6 +186,7 @@ def group_with_outputs(
     parameters: ParameterNames = None,
     weight: float = 1,
     ids: Tensor | None = None,
+    generator: torch.Generator | None = None,
 ) -> TermAndOutputs:
     """Return the term of `group` with what the model returned, for a main loss from the same forward pass.
 
@@ -183,6 +201,7 @@ def group_with_outputs(
         parameters: Those whose gradients are compared.
         weight: Factor of the term.
         ids: (n,) the samples' numbers, for readouts that use them.
+        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         The scalar term, and the model's outputs with their graph.
@@ -195,7 +214,7 @@ def group_with_outputs(
         >>> (torch.nn.functional.cross_entropy(logits, y) + 0.1 * term).backward()
 
     """
-    net = build_network(model, readout, parameters, shares_forward=True)
+    net = build_network(model, choose_readout(model, readout, generator), parameters, shares_forward=True)
     return _group(net, x, groups, labels, weight, ids)
 
 
@@ -209,17 +228,19 @@ def orbit(
     readout: Readout | None = None,
     parameters: ParameterNames = None,
     weight: float = 1,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return 1 − the mean k^C of each sample with its transformed copies and of these with each other.
 
     Args:
-        model: The model that is trained, or a Network, which has its readout and parameters.
+        model: The model that is trained, or a Network, which keeps its own readout and parameters.
         x: Inputs, a tensor or a tuple or dict of tensors, samples first.
         transforms: A function from inputs to inputs of the same form, or a list of such.
         labels: Labels of the samples, and of their copies, for readouts that use them.
-        readout: Which outputs are compared; None: all.
+        readout: Which outputs are compared; None: one random combination of all, new at each call (see `group`).
         parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
+        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         A scalar tensor: 0 if each sample is like its copies.
@@ -246,7 +267,7 @@ def orbit(
     one = check_labels(labels, n)
     repeated = None if one is None else torch.cat([one] * len(copies))
     ids = sample_numbers(x).repeat(len(copies))
-    net = build_network(model, readout, parameters)
+    net = build_network(model, choose_readout(model, readout, generator), parameters)
     return _group(net, every, ids, repeated, weight, ids).term
 
 
@@ -269,7 +290,7 @@ def two_batches(
     mean is zero, the term is 0.
 
     Args:
-        model: The model that is trained, or a Network, which has its readout and parameters.
+        model: The model that is trained, or a Network, which keeps its own readout and parameters.
         a: Inputs of one mini-batch.
         b: Inputs of the other, best as many.
         labels_a: Labels of a, for readouts that use them.
@@ -353,7 +374,7 @@ def along(
     The limit of ‖∇f(x + εe) − ∇f(x)‖² / ε². Costs two more backward passes than `group`.
 
     Args:
-        model: The model that is trained, or a Network, which has its readout and parameters.
+        model: The model that is trained, or a Network, which keeps its own readout and parameters.
         x: Inputs, one tensor of floating numbers.
         direction: e, of the shape of x, or a function of x such as those of `losses.directions`.
         labels: Labels of the samples, for readouts that use them.
@@ -413,7 +434,7 @@ def density(
     """Return Σ (N_S(xᵢ)/N − q)² over the batch: asks that each sample be like a share q of the data.
 
     Args:
-        model: The model that is trained, or a Network, which has its readout and parameters.
+        model: The model that is trained, or a Network, which keeps its own readout and parameters.
         x: Inputs, a tensor or a tuple or dict of tensors, samples first.
         total: (d, p) Σ K(x',x')^-½ J(x') over the data, without a gradient of its own; or a RunningTotal, which
             estimates it and is updated with this batch.
