@@ -7,8 +7,9 @@ and the autocast around the call. `group_with_outputs` and `two_batches_with_out
 returned, so that the main loss need not call it again.
 
 The similarity is k^C of the readout's outputs in the chosen parameters; of several outputs the mean of the
-diagonal of K^C. `pair`, `group` and `orbit` read one random combination of all outputs unless told otherwise. A sample with a zero gradient is similar to nothing; one whose gradient is not finite is left
-out. `functools.partial` fixes options: `partial(losses.group, weight=0.1)`.
+diagonal of K^C. `pair`, `group` and `orbit` read one random combination of all outputs unless given a readout. A
+sample with a zero gradient is similar to nothing; one whose gradient is not finite is left out.
+`functools.partial` fixes options: `partial(losses.group, weight=0.1)`.
 """
 
 from collections.abc import Callable, Sequence
