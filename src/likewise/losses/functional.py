@@ -148,7 +148,7 @@ def group(
     are needed. It is 1 only for J(x') = c J(x), c > 0, and then k^C is 1 too (if J has full rank). The mean over
     calls, not a single one, is what training follows: `readout=lw.label_against_rest` costs the same, draws
     nothing and asks about the class, so take it where there are labels. `readout=lw.all_outputs` is k^C of all
-    outputs at once, `readout=lw.projected_outputs(1, seed)` one fixed combination.
+    outputs at once, `readout=lw.projected_outputs(1, seed=0)` one fixed combination.
 
     Args:
         model: The model that is trained, or a Network, which keeps its own readout and parameters.
