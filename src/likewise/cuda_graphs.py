@@ -1,7 +1,7 @@
-"""Operations that a CUDA graph can record: the same for every batch of a shape, whatever is in it.
+"""Whether operations are being recorded into a CUDA graph, and must not depend on the values in a batch.
 
-Inside `recording` nothing waits for the GPU to decide what comes next. Samples without a finite gradient
-cannot be left out there, nor groups be counted: who records has to deal with that.
+Inside `recording` no code synchronizes with the GPU to decide what comes next. Samples without a finite gradient
+cannot be left out there, nor groups be counted: the caller has to handle both.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ def is_recording() -> bool:
 
 
 def most_groups() -> int:
-    """Return how many groups of a batch there is room for."""
+    """Return the maximal number of groups of a recorded batch."""
     return _groups.get() or 0
 
 
 @contextmanager
 def recording(groups: int) -> Iterator[None]:
-    """Take only steps that can be recorded, with room for so many groups of a batch."""
+    """Use only operations that can be recorded, for batches of at most `groups` groups."""
     before = _groups.set(groups)
     try:
         yield

@@ -37,7 +37,7 @@ def run_demo(out: Path, say: Callable[[str], None]) -> Found:
     model = train_network(x, y)
     with torch.no_grad():
         learned = int((model(x).argmax(1) == y)[planted].sum())
-    say(f"the network has learned {learned} of the {int(planted.sum())} wrong labels by heart; analyzing ...")
+    say(f"the network has memorized {learned} of the {int(planted.sum())} wrong labels; analyzing ...")
     found = analyze(model, (x, y), out=out, extra={"planted_error": planted})
     flagged = found.table["label_issue"].to_numpy()
     mask = planted.numpy()

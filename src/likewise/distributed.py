@@ -171,7 +171,7 @@ def _shared(
             team: _Team = _Ranks(what) if world_size() > 1 else _Alone(what)
             team.agree(function, spans, about)
             try:
-                with _noted(what):  # without `finish`, which does not grow with the number of samples
+                with _time_pass(what):  # without `finish`, which does not grow with the number of samples
                     result = work(team.share(spans))
                 if finish is not None:
                     finish()
@@ -184,7 +184,7 @@ def _shared(
 
 
 @contextmanager
-def _noted(what: str) -> Iterator[None]:
+def _time_pass(what: str) -> Iterator[None]:
     records = _records.get()
     starts = [clock() for clock, _ in records]
     yield
@@ -247,11 +247,11 @@ class _Ranks:
             self.report(problem)
             raise
         at = f"{call} ({self._what}, number {self._link.passes} of this rank)"
-        everyone = self._exchange({"at": at, **_condensed(given.entries)}, patient=False)
+        everyone = self._exchange({"at": at, **_condense(given.entries)}, patient=False)
         if all(_same(everyone[0], other) for other in everyone):
             return
         full = self._exchange({"at": at, "entries": given.entries})
-        _refuse([one["at"] for one in full], [_parsed(one["entries"]) for one in full])
+        _refuse([one["at"] for one in full], [_parse_entries(one["entries"]) for one in full])
 
     def share(self, spans: list[range]) -> Iterator[range]:
         rank = dist.get_rank()
@@ -292,9 +292,9 @@ class _Ranks:
     def _exchange(self, message: Any, patient: bool = True) -> list[Any]:
         """Return what all ranks say, or raise the first error that is among it."""
         everyone = self._channel.exchange(message, self._what, patient)
-        for rank, said in enumerate(everyone):
-            if "error" in said:
-                raise RemoteError(rank, *said["error"])
+        for rank, message in enumerate(everyone):
+            if "error" in message:
+                raise RemoteError(rank, *message["error"])
         return everyone
 
     def _sum(self, tensor: Tensor) -> Tensor:
@@ -361,26 +361,26 @@ def _pass_barrier(barrier: Any, channel: Channel, what: str) -> None:
 
 def _address(store: Any, key: str, barrier: Any, what: str) -> str:
     """Return where rank 0 listens, as soon as it does."""
-    found: Future[str] = Future()
+    address: Future[str] = Future()
 
     def read() -> None:  # in a thread: if rank 0 has the store and is stopped, this returns late
         try:
             store.wait([key], timedelta(seconds=limits_here.absent))
-            found.set_result(store.get(key).decode())
+            address.set_result(store.get(key).decode())
         except dist.DistError as problem:
-            found.set_exception(problem)
+            address.set_exception(problem)
 
     limits_here, deadline = limits(), time.monotonic() + limits().absent
     threading.Thread(target=read, name="likewise address", daemon=True).start()
     failed = False
-    while not found.done():
+    while not address.done():
         if time.monotonic() > deadline:
             raise _lost_early([] if failed else [0], _ended(what) if failed else _not_come(what))
         if not failed and barrier is not None and barrier.is_completed() and barrier.exception() is not None:
             failed, deadline = True, time.monotonic() + 2  # rank 0, if it lives, knows who has come
         time.sleep(0.01)
     try:
-        return found.result()
+        return address.result()
     except dist.DistNetworkError as problem:  # rank 0 has the store, unless a launcher does
         raise _lost_early([0], _ended(what)) from problem
     except dist.DistStoreError as problem:
@@ -438,18 +438,18 @@ def _public_call() -> tuple[str, dict[str, Any]]:
 def _fingerprint(
     call: str, arguments: dict[str, Any], function: Callable[[range], Any], spans: list[range], about: Any
 ) -> Fingerprint:
-    found = Fingerprint()
-    found.add("about", about)
+    fingerprint = Fingerprint()
+    fingerprint.add("about", about)
     for name, value in arguments.items():
-        found.add(name, value)
-    found.add("function", function)
+        fingerprint.add(name, value)
+    fingerprint.add("function", function)
     bounds = json.dumps([(span.start, span.stop) for span in spans])
     digest = hashlib.sha256(bounds.encode()).hexdigest()[:8]
-    found.put("options", "batches", f"{len(spans)} to sample {spans[-1].stop}, {digest}")
-    return found
+    fingerprint.put("options", "batches", f"{len(spans)} to sample {spans[-1].stop}, {digest}")
+    return fingerprint
 
 
-def _condensed(entries: Entries) -> dict[str, Any]:
+def _condense(entries: Entries) -> dict[str, Any]:
     """Return a digest of what is compared exactly, and all that is compared within a tolerance."""
     exact = [(k, n, e) for k, named in entries.items() for n, e in named.items() if not isinstance(e, Close)]
     close = {f"{k}/{n}": e for k, named in entries.items() for n, e in named.items() if isinstance(e, Close)}
@@ -461,7 +461,7 @@ def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return a["at"] == b["at"] and a["exact"] == b["exact"] and not differing(close)
 
 
-def _parsed(entries: Mapping[str, Any]) -> Entries:
+def _parse_entries(entries: Mapping[str, Any]) -> Entries:
     def parse(entry: Any) -> Entry:
         return entry if isinstance(entry, str) else Close(*entry)
 
@@ -484,17 +484,19 @@ def _refuse(at: list[str], entries: list[Entries]) -> None:
     """Raise RanksDiffer, the same on every rank."""
     if len(set(at)) > 1:
         groups = [sorted(set(at), key=at.index).index(one) for one in at]
-        told = "; ".join(f"rank {rank} at {one}" for rank, one in list(enumerate(at))[:8])
-        message = f"Ranks are at different calls: {told}. {ADVICE['calls']}"
+        calls = "; ".join(f"rank {rank} at {one}" for rank, one in list(enumerate(at))[:8])
+        message = f"Ranks are at different calls: {calls}. {ADVICE['calls']}"
         raise RankMismatchError(message, {"calls": {"at": groups}})
     kinds = [kind for kind in ADVICE if any(kind in one for one in entries)]
-    found = {kind: differing([one.get(kind, {}) for one in entries]) for kind in kinds}
-    found = {kind: names for kind, names in found.items() if names}
-    parts = [f"{kind} ({_named(names)}): {_who(names)}. {ADVICE[kind]}" for kind, names in found.items()]
+    differences = {kind: differing([one.get(kind, {}) for one in entries]) for kind in kinds}
+    differences = {kind: names for kind, names in differences.items() if names}
+    parts = [
+        f"{kind} ({_named(names)}): {_who(names)}. {ADVICE[kind]}" for kind, names in differences.items()
+    ]
     raise RankMismatchError(
-        f"Ranks were given different {' and '.join(found)}, so that their sum would be a mixture: "
+        f"Ranks were given different {' and '.join(differences)}, so that their sum would be a mixture: "
         f"{' '.join(parts)} Found at {at[0]}.",
-        found,
+        differences,
     )
 
 

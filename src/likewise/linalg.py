@@ -1,8 +1,8 @@
-"""Powers of small symmetric matrices with their null directions kept null, and products of long vectors.
+"""Powers of small symmetric matrices on their range, and accurate products of long vectors.
 
 A self-kernel K(x, x) = J Jᵀ is singular whenever the outputs cannot move independently (softmax
 outputs always sum to one), and zero when no parameter moves them (a dead ReLU). Eigenvalues under
-`floor` times the largest are null: they stay null in every power, and the rank found is returned.
+`floor` times the largest are null: they stay null in every power, and the rank is returned.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ def matrix_power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor
 
 
 def inverse_root(symmetric: Tensor, floor: float) -> Power:
-    """Return A^-½ as `power` does, differentiable in A also where eigenvalues coincide."""
+    """Return A^-½ like `matrix_power`, differentiable in A also where eigenvalues coincide."""
     if symmetric.shape[-1] > 1:
         return Power(*_InverseRoot.apply(symmetric, floor))
     alive = symmetric.detach() > torch.finfo(symmetric.dtype).tiny
@@ -123,5 +123,5 @@ def _batched_product(a: Tensor, b: Tensor, run: int) -> Tensor:
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the precision to add up in: float64 wherever the device has it."""
+    """Return the dtype for accumulation: float64 on devices that have it."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64

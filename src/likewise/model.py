@@ -1,9 +1,9 @@
-"""A trained model as a function f(θ, x) of chosen parameters, with chosen outputs.
+"""A trained model as a function f(θ, x) of selected parameters, with selected outputs.
 
 A readout (readouts.py) turns whatever the model returns into the (n, d) outputs whose gradients are
 compared.
 
-Nothing here changes the model: inside `Network.evaluating` it is in evaluation mode, and afterwards
+Nothing here changes the model: inside `Network.evaluation_mode` it is in evaluation mode, and afterwards
 its attributes, mode and every random generator are what they were (model_state.py).
 """
 
@@ -38,11 +38,14 @@ class _Copy(NamedTuple):
 class Network:
     """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
 
-    `parameters`: None for all that require grad, or names and glob patterns like "layer4.*". Their
-    values are read from the model at each call, so that a Network follows a model in training.
-    `autocast`: torch.bfloat16 or torch.float16 runs the model in that type where PyTorch's autocast does;
-    what is made of its activations and output gradients stays in the parameters' type. See the guide for
-    what that costs in precision.
+    Args:
+        model: Any torch.nn.Module.
+        readout: Turns what the model returns into outputs (n, d).
+        parameters: None for all that require grad, or names and glob patterns like "layer4.*". Values are read from
+            the model at each call, so that a Network follows a model in training.
+        autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
+            parameters' dtype. See the guide for what that costs in precision.
+
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class Network:
         if not any(autocast is known for known in (None, torch.bfloat16, torch.float16)):
             raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, found {autocast!r}.")
         self._extra_arguments = check_readout(readout)
-        self.model = _unwrapped(model)
+        self.model = _unwrap(model)
         self.readout = readout
         self.autocast = autocast
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
-            self.names = _selected(self.model, parameters)
+            self.names = _select_parameters(self.model, parameters)
         self._reads_labels = looks_at_label(readout)  # of a user's own readout found on first use
         self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
@@ -75,14 +78,14 @@ class Network:
 
     @property
     def parameters(self) -> Parameters:
-        """Copies of the chosen parameters' present values, by name: forward may write to them."""
+        """Copies of the selected parameters' current values, by name: forward may write to them."""
         with exclusive:
             every = dict(self.model.named_parameters())
-            return {name: self._copied(name, every[name]) for name in self.names}
+            return {name: self._writable_copy(name, every[name]) for name in self.names}
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest type among the chosen parameters."""
+        """The promoted dtype of the selected parameters."""
         if self._cast is not None:
             return self._cast
         with exclusive:
@@ -91,17 +94,17 @@ class Network:
 
     @property
     def numels(self) -> dict[str, int]:
-        """How many numbers each chosen parameter has."""
+        """The number of entries of each selected parameter."""
         with exclusive:
             every = dict(self.model.named_parameters())
         return {name: every[name].numel() for name in self.names}
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
-        """Return the same model and readout with other parameters chosen."""
+        """Return the same model and readout with other parameters selected."""
         return Network(self.model, self.readout, parameters=parameters, autocast=self.autocast)
 
     def exact(self, readout: Readout | None = None) -> "Network":
-        """Return the same in full precision, to check by; with another readout if one is given."""
+        """Return the network without autocast, as a reference; with another readout if one is given."""
         return Network(self.model, readout or self.readout, parameters=self.names)
 
     def in_float64(self) -> "Network":
@@ -125,31 +128,33 @@ class Network:
         labels: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Tensor:
-        """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluating`."""
-        with describing_call(self, inputs, labels, ids):
-            return self.chosen(self.called(parameters, inputs), inputs, labels, ids)
+        """Return f(θ, x), (n, d), differentiable in `parameters`; call it inside `evaluation_mode`."""
+        with annotate_errors(self, inputs, labels, ids):
+            return self.select_outputs(self.call_model(parameters, inputs), inputs, labels, ids)
 
-    def called(self, parameters: Parameters, inputs: Inputs) -> Any:
-        """Return whatever the model returns; call it inside `evaluating`."""
+    def call_model(self, parameters: Parameters, inputs: Inputs) -> Any:
+        """Return what the model returns; call it inside `evaluation_mode`."""
         with torch._C.DisableTorchFunction():  # none of this is an operation of the model's
             inputs = tree_map(lambda value: value.clone(), self.to_device(inputs))
             state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-            others = {k: self._copied(k, value) for k, value in state.items() if k not in parameters}
+            others = {k: self._writable_copy(k, value) for k, value in state.items() if k not in parameters}
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
         with preserve_attributes(self.model), cast:
             return functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
 
-    def chosen(self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None) -> Tensor:
-        """Return the outputs, (n, d), that the readout makes of what the model returned."""
+    def select_outputs(
+        self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None
+    ) -> Tensor:
+        """Return the outputs, (n, d), that the readout selects from what the model returned."""
         with torch._C.DisableTorchFunction():
             labels, ids = self.to_device((labels, ids))
-            given = self.to_device(inputs) if self._extra_arguments.has("inputs") else inputs
+            readout_inputs = self.to_device(inputs) if self._extra_arguments.has("inputs") else inputs
             n = len(tree_leaves(inputs)[0])
         if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
-        found = _checked(self.read(outputs, labels, ids, given), n)
-        return found if self.autocast is None else found.to(self.dtype)
+        outputs_read = _check_outputs(self.read(outputs, labels, ids, readout_inputs), n)
+        return outputs_read if self.autocast is None else outputs_read.to(self.dtype)
 
     def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None, inputs: Inputs) -> Tensor:
         """Return what the readout makes of the model's outputs."""
@@ -171,8 +176,10 @@ class Network:
         """
         if self._reads_labels is None and labels is not None:
             with self.evaluation_mode():
-                returned = self.called({}, inputs)
-                one, other = (self.chosen(returned, inputs, y, ids) for y in (labels, _other_labels(labels)))
+                returned = self.call_model({}, inputs)
+                one, other = (
+                    self.select_outputs(returned, inputs, y, ids) for y in (labels, _other_labels(labels))
+                )
             self._reads_labels = not torch.equal(one.nan_to_num(), other.nan_to_num())
         return bool(self._reads_labels) and labels is not None
 
@@ -183,7 +190,7 @@ class Network:
         One thread at a time is inside, of all networks: others wait for their turn.
 
         Raises:
-            ValueError: A chosen parameter has a gradient hook.
+            ValueError: A selected parameter has a gradient hook.
 
         """
         with evaluation(self.model, torch_generators=not is_recording()):
@@ -196,8 +203,8 @@ class Network:
                 self._evaluating -= 1
                 self._copies.clear()
 
-    def _copied(self, name: str, value: Tensor) -> Tensor:
-        """Return a copy for forward to write to if it likes; one that it did not write to serves again."""
+    def _writable_copy(self, name: str, value: Tensor) -> Tensor:
+        """Return a copy that forward may write to; a copy that was not written to is reused."""
         if self._cast is not None and value.is_floating_point():
             return value.detach().to(self._cast, copy=True)
         if value.is_inference() or not self._evaluating:  # without a version, or a time in which it holds
@@ -262,7 +269,7 @@ def to_network(
 
 
 def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
-    """Raise if chosen parameters have hooks that may change their gradients.
+    """Raise if selected parameters have hooks that may change their gradients.
 
     A hook sees the gradient of a whole batch. What it would do to a single sample's is not known, and
     gradients are never formed one by one where that can be avoided.
@@ -307,8 +314,8 @@ def check_model(model: Any) -> nn.Module:
 
 
 @contextmanager
-def describing_call(net: Network, inputs: Inputs, labels: Any, ids: Any) -> Iterator[None]:
-    """Add to whatever the model or the readout raises how they were called, and on which samples."""
+def annotate_errors(net: Network, inputs: Inputs, labels: Any, ids: Any) -> Iterator[None]:
+    """Add to errors of the model or the readout how they were called, and on which samples."""
     try:
         yield
     except Exception as error:
@@ -337,25 +344,25 @@ def _description(net: Network, inputs: Inputs, labels: Any, ids: Any) -> str:
     )
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile, DataParallel or DistributedDataParallel."""
     compiled = getattr(model, "_orig_mod", None)
     if isinstance(compiled, nn.Module):
-        return _unwrapped(compiled)
+        return _unwrap(compiled)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return _unwrapped(model.module)
+        return _unwrap(model.module)
     return model
 
 
-def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the chosen parameters, a tied one once, under its first name."""
+def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the selected parameters, a tied one once, under its first name."""
     first = {id(value): name for name, value in reversed(list(model.named_parameters()))}
     aliases = [
         (name, first[id(value)], value) for name, value in model.named_parameters(remove_duplicate=False)
     ]
     if parameters is None:
-        chosen = [name for _, name, value in aliases if value.requires_grad]
-        if not chosen:
+        selected = [name for _, name, value in aliases if value.requires_grad]
+        if not selected:
             raise ValueError(
                 f"None of the {len(aliases)} parameters of {type(model).__name__} requires grad: "
                 'choose some by name, for example parameters=["*"] for all of them.'
@@ -363,15 +370,15 @@ def _selected(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple
     else:
         advice = "names or glob patterns such as 'layer4.*', or None for all that require grad"
         patterns = check_names("parameters", parameters, advice)
-        chosen = [name for pattern in patterns for name in _matching(pattern, aliases)]
+        selected = [name for pattern in patterns for name in _matching(pattern, aliases)]
     values = dict(model.named_parameters())
-    for name in chosen:
+    for name in selected:
         if not values[name].is_floating_point():
             raise ValueError(
                 f"Parameter {name} is {values[name].dtype}: only real floating parameters have "
                 "gradients that can be compared; choose others with parameters=[...]."
             )
-    return tuple(name for name in values if name in set(chosen))
+    return tuple(name for name in values if name in set(selected))
 
 
 def _matching(pattern: str, aliases: list[tuple[str, str, nn.Parameter]]) -> list[str]:
@@ -397,7 +404,7 @@ def _other_labels(labels: Tensor) -> Tensor:
     return torch.where(labels == 0, 1, 0).to(labels) if torch.equal(labels, exchanged) else exchanged
 
 
-def _checked(outputs: Tensor, n: int) -> Tensor:
+def _check_outputs(outputs: Tensor, n: int) -> Tensor:
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
         found = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
         raise TypeError(f"The readout must return a floating (n, d) tensor, found {found}.")

@@ -9,7 +9,7 @@ import likewise as lw
 
 @pytest.fixture(scope="module")
 def digits():
-    """300 real digits, 30 of them mislabeled, and a net that learned them all by heart."""
+    """300 real digits, 30 of them mislabeled, and a net that memorized them all."""
     images, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
     torch.manual_seed(0)
     x = torch.tensor(images[:300], dtype=torch.float32) / 16

@@ -88,7 +88,7 @@ def test_bayes_rule_is_written_out(seed):
 
 
 def test_hidden_errors_are_found_in_a_group_of_their_own():
-    """Labels learned by heart: every label wins its vote, the wrong ones by less."""
+    """Memorized labels: every label wins its vote, the wrong ones by less."""
     chance = torch.Generator().manual_seed(0)
     n, wrong = 2000, torch.arange(2000) < 200
     labels = torch.randint(0, 4, (n,), generator=chance)

@@ -35,7 +35,7 @@ def demo(
     told(
         form,
         facts,
-        f"Of {found.planted} labels made wrong on purpose, {found.learned} of them learned by heart, "
+        f"Of {found.planted} labels made wrong on purpose, {found.learned} of them memorized, "
         f"{found.hits} are among the {found.flagged} that look wrong; of the {found.planted} most "
         f"suspicious, {found.top} are.",
         f"report: {path}",

@@ -15,7 +15,7 @@ from likewise.readouts import main_tensor
 
 @final
 class Activations:
-    """√λ_l a_l(x) of some layers, joined, (n, 1, q): rows like gradients, of a single output."""
+    """√λ_l a_l(x) of named layers, concatenated, (n, 1, q): rows like the gradients of one output."""
 
     def __init__(self, net: Network, layers: Sequence[str], weights: Sequence[float]) -> None:
         names = [name for name, _ in net.model.named_modules() if name]
@@ -36,7 +36,7 @@ class Activations:
         }
 
     def __call__(self, samples: Samples) -> Tensor:
-        """Return the activations; call it inside `net.evaluating`."""
+        """Return the activations; call it inside `net.evaluation_mode`."""
         seen: dict[str, list[Tensor]] = {name: [] for name in self._weight}
         with _record_activations(self._net.model, seen):
             self._net.function({}, samples.inputs, samples.labels, samples.ids)

@@ -183,7 +183,7 @@ def _leave_out(
         name: DenseGradient(spread(gradient.rows()))
         for name, gradient in finite_part.chunk.by_parameter.items()
     }
-    chunk = GradientBatch(samples, finite_part.d, rows, net.called(live_parameters(net), samples.inputs))
+    chunk = GradientBatch(samples, finite_part.d, rows, net.call_model(live_parameters(net), samples.inputs))
     known = finite.to(where.device)
     return DifferentiableGradients(
         chunk, _merge_small(list(rows.values())), spread(finite_part.self_kernel), net.dtype, known
@@ -195,7 +195,7 @@ def _compute_gradients(net: Network, samples: Samples, substitutes: Substitutes)
     parameters = live_parameters(net)
     if len(samples) == 1:  # PyTorch is wrong about some batches of one
         alone = _compute_gradients(net, repeat_samples(samples, 2), substitutes).part(slice(0, 1))
-        return replace(alone, returned=net.called(parameters, samples.inputs))
+        return replace(alone, returned=net.call_model(parameters, samples.inputs))
     key = (_readout_key(net.readout), net.names, _signature(samples))
     known = _traces.setdefault(net.model, {})
     if key not in known:
@@ -270,7 +270,7 @@ def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Gradi
     named: dict[str, ParameterGradient] = {
         k: DenseGradient(v) for k, v in zip(net.numels, parts, strict=True)
     }
-    return GradientBatch(samples, rows[0].shape[0], named, net.called(parameters, samples.inputs))
+    return GradientBatch(samples, rows[0].shape[0], named, net.call_model(parameters, samples.inputs))
 
 
 def _merge_small(gradients: list[ParameterGradient]) -> list[ParameterGradient]:

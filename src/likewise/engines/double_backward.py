@@ -1,7 +1,7 @@
-"""Norms whose higher derivatives are right.
+"""Functions with correct higher derivatives: norms, and convolutions.
 
-PyTorch's own third derivatives of layer_norm and instance_norm are wrong, and the second ones of
-instance_norm under vmap, without a word (torch 2.13; `tests/gradients/test_norms.py` tells when that ends).
+PyTorch's third derivatives of layer_norm and instance_norm are silently wrong, and so are second derivatives of
+instance_norm under vmap (torch 2.13; `tests/engines/test_norms.py` fails once that is fixed).
 """
 
 from collections.abc import Callable
@@ -157,7 +157,7 @@ def _replace_convolution(dims: int, transposed: bool) -> Callable[..., Tensor]:
 
 
 def _is_special(x: Tensor, weight: Tensor) -> bool:
-    """Whether something stands between us and the numbers: vmap and its kin, autocast, complex numbers."""
+    """Whether to call the original: under functorch transforms or autocast, or with complex numbers."""
     transformed = torch._C._are_functorch_transforms_active()
     return bool(
         transformed or x.is_complex() or weight.is_complex() or torch.is_autocast_enabled(x.device.type)
@@ -186,7 +186,7 @@ THIRD_ORDER: Substitutes = {**SECOND_ORDER, F.layer_norm: layer_norm}  # for thi
 
 
 class FunctionSubstitution(TorchFunctionMode):
-    """Calls something else in the place of some functions."""
+    """Replaces some functions while active."""
 
     def __init__(self, substitutes: Substitutes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The gradients of some samples, parameter by parameter: one forward pass, a backward for each output."""
+"""The gradients of a batch by parameter: one forward pass, and a backward for each output."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from likewise.model import Network, Parameters
 
 @dataclass(frozen=True)
 class GradientBatch:
-    """The gradients of some samples, by parameter."""
+    """The gradients of a batch, by parameter."""
 
     samples: Samples
     d: int
@@ -37,7 +37,7 @@ class GradientBatch:
         return total
 
     def part(self, where: slice) -> "GradientBatch":
-        """Return the gradients of some of the samples."""
+        """Return the gradients of a slice of the samples."""
         outputs = None if self.outputs is None else self.outputs[where]
         gradients = {name: gradient.part(where) for name, gradient in self.by_parameter.items()}
         return GradientBatch(self.samples[where], self.d, gradients, None, outputs)
@@ -62,10 +62,18 @@ def compute_gradients(
     live: Parameters | None = None,
     substitutes: Substitutes | None = None,
 ) -> GradientBatch:
-    """Return the gradients of some samples from one forward pass and a backward for each output.
+    """Return the gradients of a batch from one forward pass and a backward for each output.
 
-    `live`: the model's own parameters instead of copies, if the gradients are to be differentiable, and
-    what to call `instead` of functions whose derivatives are wrong.
+    Args:
+        net: The network; call this inside `net.evaluation_mode`.
+        trace: Of the model, on samples of the same kind.
+        samples: The batch.
+        live: The model's own parameters, for differentiable gradients; None for detached copies.
+        substitutes: Replacements of functions whose higher derivatives are wrong.
+
+    Raises:
+        UntraceableError: The model takes another branch than the trace.
+
     """
     if isinstance(trace, RowTrace):
         by_rows = compute_gradients_by_rows(net, trace, samples, live, substitutes)
@@ -75,7 +83,7 @@ def compute_gradients(
     recorder = PassRecorder(net, trace, live, substitutes)
     outputs = recorder.record_pass(net, samples)
     uses: dict[str, list[ParameterGradient]] = {}
-    dtype = net.dtype  # of all pieces: a model may hold layers of several types
+    dtype = net.dtype  # of all gradients: a model may have layers of several types
     steps = recorder.steps
     for step, deltas in zip(steps, output_gradients(outputs, steps, live is not None), strict=True):
         step.refuse_overwritten()

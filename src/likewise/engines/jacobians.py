@@ -1,6 +1,6 @@
-"""Jacobians by torch.func, of any model; where vmap cannot go, one sample at a time, as two copies of it.
+"""Jacobians of any model by torch.func; where vmap fails, one sample at a time, as a batch of two copies.
 
-vmap is not trusted unseen: its Jacobian of the first sample must be that of plain autograd.
+vmap is validated first: its Jacobian of the first sample must agree with plain autograd.
 """
 
 import warnings
@@ -15,19 +15,19 @@ from likewise.data import Samples
 from likewise.engines.base import is_out_of_memory
 from likewise.engines.reference import find_mismatch, flat_gradient, flatten_gradients, network_outputs
 from likewise.engines.tracer import repeat_samples
-from likewise.model import Network, Parameters, describing_call
+from likewise.model import Network, Parameters, annotate_errors
 
 
 @final
 class Jacobians:
-    """J(x), (n, d, p), of samples; parameters joined in the order of `net.names`."""
+    """J(x), (n, d, p), of samples; parameters are concatenated in the order of `net.names`."""
 
     def __init__(self, net: Network) -> None:
         self._net = net
-        self._vmap: bool | None = None  # whether vmap is right for this model; found on first use
+        self._vmap: bool | None = None  # whether vmap is correct for this model; tested on first use
 
     def __call__(self, samples: Samples) -> Tensor:
-        """Return J(x); call it inside `net.evaluating`."""
+        """Return J(x); call it inside `net.evaluation_mode`."""
         with torch.enable_grad():
             if self._vmap is None:
                 self._vmap = _vmap_is_correct(self._net, samples[:1])
@@ -40,11 +40,11 @@ class Jacobians:
 
 
 def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
-    """Return J(x) of all samples at once: one forward, and a backward for each output."""
+    """Return J(x) of all samples by vmap: one forward, and a backward for each output."""
     parameters = net.parameters
 
     def outputs(theta: Parameters, inputs: Any, labels: Tensor | None, ids: Tensor) -> Tensor:
-        return net.chosen(net.called(theta, inputs), inputs, labels, ids)
+        return net.select_outputs(net.call_model(theta, inputs), inputs, labels, ids)
 
     def one(inputs: Any, labels: Tensor | None, number: Tensor) -> Tensor:
         inputs, number = tree_map(lambda t: t.unsqueeze(0), (inputs, number))
@@ -54,7 +54,7 @@ def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
         return torch.stack([flatten_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
 
     dims = (0, None if samples.labels is None else 0, 0)
-    with describing_call(net, samples.inputs, samples.labels, samples.ids):  # inside, ids have no values
+    with annotate_errors(net, samples.inputs, samples.labels, samples.ids):  # inside, ids have no values
         return vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
 
 
@@ -90,7 +90,7 @@ def _vmap_is_correct(net: Network, samples: Samples) -> bool:
 
 
 def _find_vmap_mismatch(net: Network, samples: Samples) -> str | None:
-    """Return the first parameter in which vmap's Jacobian of a sample is wrong, if any."""
+    """Return the first parameter for which vmap's Jacobian of a sample is wrong, if any."""
     d = network_outputs(net, samples).shape[1]
     u = torch.randn(d, generator=torch.Generator().manual_seed(0))
 

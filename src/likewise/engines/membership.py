@@ -1,10 +1,9 @@
-"""Which sample each row of an operation's output belongs to, found anew in every pass.
+"""Which sample each row of an operation's output belongs to, determined in every pass.
 
-Where the batch is not a dimension of a tensor (tokens regrouped by expert, packed sequences, time steps
-before samples, a loop over samples), its rows are told apart by their gradients. The outputs of sample i
-are weighted by a power of two, r_i, and summed: in a row that serves sample i alone, that multiplies the
-gradient by r_i, exactly. The ratio of two backward passes is the sample's number. A row whose gradient is
-not multiplied by a power of two serves several samples.
+Where the batch is not a dimension of a tensor (tokens regrouped by expert, packed sequences, time steps before
+samples, a loop over samples), gradients identify the sample of a row. The outputs of sample i are weighted by a power
+of two, r_i, and summed: this multiplies the gradient of a row that serves only sample i by exactly r_i. The ratio of
+two backward passes encodes the sample. A row whose ratio is no power of two serves several samples.
 """
 
 import math
@@ -43,11 +42,11 @@ Membership = Members | None
 def find_members(
     outputs: Tensor, edges: list[GradientEdge], dtypes: list[torch.dtype]
 ) -> list[Membership | int]:
-    """Return who the rows of each tensor belong to, SHARED, or 0 where no gradient flows.
+    """Return the samples that the rows of each tensor belong to, SHARED, or 0 where no gradient flows.
 
     Args:
         outputs: The network's, (n, d), with their graph.
-        edges: Of the tensors whose rows are asked for.
+        edges: Gradient edges of the tensors in question.
         dtypes: Of these tensors.
 
     """
@@ -65,7 +64,7 @@ def find_members(
 
 
 def _digits(n: int, largest: float) -> list[Tensor]:
-    """Return exponents of two by which n samples are told apart, as few as the range of numbers allows."""
+    """Return exponents of two that identify n samples, in as few passes as the range of the dtype allows."""
     limit = int(math.log2(largest) / 4)
     count = 0
     while (2 * limit + 1) ** count < n:
@@ -101,7 +100,7 @@ def _members(plain: Tensor | None, weighted: list[Tensor | None], digits: list[T
 
 
 def _slack(gradient: Tensor) -> float:
-    """Return by how much of a row's gradient its multiple may be off."""
+    """Return the tolerated relative error of a row's ratio."""
     eps = torch.finfo(gradient.dtype).eps
     if gradient.device.type != "cpu":  # parts of the model may compute in float32, in no fixed order
         eps = max(eps, torch.finfo(torch.float32).eps)
@@ -124,7 +123,7 @@ def _owners(
     width: int,
     slack: float,
 ) -> Tensor | None:
-    """Return the sample of each index along these dimensions, None if they do not tell samples apart."""
+    """Return the sample of each index along these dimensions, None if an index serves several samples."""
     rest = [i for i in range(plain.dim()) if not dimension <= i < dimension + width]
 
     def total(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How much room do tensors take at most while something is computed? Counted, on any device."""
+"""Peak memory of tensors during a computation, counted on any device."""
 
 import weakref
 from typing import Any
@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts the bytes of tensors made inside it: `now` those alive, `peak` the most there were.
+    """Counts the bytes of tensors created inside it: `now` alive, `peak` at most.
 
-    What a library takes for itself inside one operation is not seen, nor what an allocator keeps.
+    Scratch memory inside one operation and memory cached by an allocator are not counted.
     """
 
     @classmethod

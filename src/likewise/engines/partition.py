@@ -1,7 +1,7 @@
-"""How the indices along a dimension of a tensor are divided among samples.
+"""Partitions of the indices along a dimension among samples.
 
-Evenly, one sample after another, where the batch is a dimension; unevenly and in any order where rows were
-regrouped, as tokens of experts, packed sequences or time steps before samples are.
+Even and in order where the batch is a dimension; uneven and in any order where rows were regrouped: tokens routed to
+experts, packed sequences, time steps before samples.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Even:
     n: int
 
     def split(self, value: Tensor, dimension: int, fill: bool = False) -> Tensor:
-        """Return (n, ...) with what one sample has left in the place of the dimension."""
+        """Return (n, ...), with the indices of one sample in the place of the dimension."""
         return value.unflatten(dimension, (self.n, -1)).movedim(dimension, 0)
 
 
@@ -28,9 +28,9 @@ class Even:
 class Uneven:
     """Indices along `width` dimensions taken as one, for each sample that has any."""
 
-    samples: Tensor  # (n,) which samples these are
-    indices: Tensor  # (n, most indices of one sample), filled up with any
-    known: Tensor  # (n, most): False where filled up
+    samples: Tensor  # (n,) their places in the batch
+    indices: Tensor  # (n, most indices of one sample), padded with any
+    known: Tensor  # (n, most): False for padding
     width: int = 1
 
     @property
@@ -39,7 +39,7 @@ class Uneven:
         return len(self.samples)
 
     def split(self, value: Tensor, dimension: int, fill: bool = False) -> Tensor:
-        """Return (n, ...) with a sample's indices in the place of the dimensions, zeros where filled up."""
+        """Return (n, ...) with a sample's indices in the place of the dimensions, zeros for padding."""
         flat = value.flatten(dimension, dimension + self.width - 1) if self.width > 1 else value
         indices = self.indices.to(value.device)
         split = flat.index_select(dimension, indices.flatten()).unflatten(dimension, indices.shape)
@@ -53,7 +53,7 @@ Partition = Even | Uneven
 
 
 def partition_by(owners: Tensor, width: int = 1) -> Uneven:
-    """Return the partition of indices by who owns each, (size,), -1 for nobody."""
+    """Return the partition of indices, given the sample of each, (size,), -1 for none."""
     samples, counts = owners[owners >= 0].unique(return_counts=True)
     most = int(counts.max())
     order = owners.argsort(stable=True)[int((owners < 0).sum()) :]

@@ -1,7 +1,7 @@
-"""Gradients of a batch whose samples are told apart row by row, whatever the model did to their order.
+"""Gradients of batches whose samples the model reorders or regroups, row by row.
 
-Slower than a trace, by the backward passes that find whose row is whose, but it holds for any batch: tokens
-routed to experts, packed sequences, samples taken one by one. Nothing is assumed of a pass but what it shows.
+Slower than a trace, by the backward passes that assign rows to samples (membership.py), but valid for any batch:
+tokens routed to experts, packed sequences, a loop over samples. Nothing is assumed about the order of rows.
 """
 
 import weakref
@@ -50,7 +50,7 @@ from likewise.model import Network, Parameters
 
 
 class RowGradients(NamedTuple):
-    """What one pass found."""
+    """The result of one pass."""
 
     outputs: Tensor  # (n, d)
     by_parameter: dict[str, ParameterGradient]
@@ -58,7 +58,7 @@ class RowGradients(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A piece of some samples of the batch."""
+    """The gradients of one use of a parameter, for some samples of the batch."""
 
     samples: Tensor  # their places
     gradient: ParameterGradient
@@ -71,11 +71,11 @@ def compute_gradients_by_rows(
     live: Parameters | None = None,
     substitutes: Substitutes | None = None,
 ) -> RowGradients:
-    """Return the gradients of some samples, parameter by parameter.
+    """Return the gradients of a batch by parameter.
 
     Args:
-        net: The network; call this inside `net.evaluating`.
-        trace: What was found right before; a pass with operations of another kind is compared with autograd.
+        net: The network; call this inside `net.evaluation_mode`.
+        trace: Operations that were compared with autograd before; a pass with other operations is compared too.
         samples: The batch.
         live: The model's own parameters; see `compute_gradients`.
         substitutes: See `compute_gradients`.
@@ -115,7 +115,7 @@ def compute_gradients_by_rows(
 
 @dataclass(frozen=True)
 class TrackedOperation:
-    """An operation on parameters, and whose its rows are."""
+    """An operation on parameters, and the samples of its rows."""
 
     place: int
     step: Step
@@ -124,7 +124,7 @@ class TrackedOperation:
 
 
 class RowTracer(OperationTracer):
-    """Records the operations on parameters, and what may be computed from parameters alone."""
+    """Records operations on parameters, and which of them may depend on parameters alone."""
 
     def __init__(self, net: Network, parameters: Parameters | None, substitutes: Substitutes | None) -> None:
         super().__init__(net, None, parameters)
@@ -144,14 +144,14 @@ class RowTracer(OperationTracer):
         return self
 
     def on_operation(self, place: int, operation: Operation) -> None:
-        """Record it."""
+        """Record the operation."""
         edges = {i: get_gradient_edge(out) for i, out in enumerate(operation.outputs) if out.requires_grad}
         step = Step(operation, _NO_LAYOUT, edges, [])
         step = replace(step, versions=step.present_versions())
         self.steps.append(TrackedOperation(place, step, self.is_derived(place, operation), {}))
 
     def is_derived(self, place: int, operation: Operation) -> bool:
-        """Whether outputs may be computed from parameters alone: a part that the inputs choose counts."""
+        """Whether outputs may depend on parameters alone; a selection by the inputs counts."""
         data = [
             i for i, leaf in enumerate(operation.leaves) if isinstance(leaf, Tensor) and self._is_data(leaf)
         ]
@@ -160,7 +160,7 @@ class RowTracer(OperationTracer):
         return not data
 
     def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
-        """Remember outputs as derived, and as data where the inputs chose them."""
+        """Mark outputs as derived, and as data where the inputs selected them."""
         super()._derive(place, operation, written)
         self.on_result(operation.function, operation.leaves, [*operation.outputs, *written])
 
@@ -189,7 +189,7 @@ class RowTracer(OperationTracer):
 
 
 def _steps_by_sample(steps: list[TrackedOperation], outputs: Tensor) -> list[TrackedOperation]:
-    """Return the operations whose rows are each of one sample; what serves several is chained on."""
+    """Return the operations whose rows each belong to one sample; gradients of others are backpropagated."""
     edges = [edge for step in steps for edge in step.step.edges.values()]
     dtypes = [step.step.operation.outputs[i].dtype for step in steps for i in step.step.edges]
     membership = iter(find_members(outputs, edges, dtypes) if edges else [])
@@ -219,7 +219,7 @@ def _samples_of(members: Iterable[Members]) -> Tensor:
 
 
 def _drop_resolved(step: Step, resolved: set[int]) -> Step:
-    """Return the operation without arguments whose gradients were taken where they were made."""
+    """Return the operation without arguments whose gradients were computed at an earlier step."""
     sources = {
         place: source
         for place, source in step.operation.sources.items()
@@ -252,7 +252,7 @@ def _uses(
 def _operation_gradients(
     operation: Operation, deltas: dict[int, Tensor], members: dict[int, Members], live: Substitutes | None
 ) -> tuple[Tensor, ParameterGradients]:
-    """Return the pieces of one operation, of those samples that have any row of it."""
+    """Return the gradients of one operation, for the samples that have any of its rows."""
     if deltas.keys() == {0}:
         one = members[0]
         if _is_grouped(operation, one):
@@ -287,7 +287,7 @@ def _is_grouped(operation: Operation, members: Members) -> bool:
 def _grouped_matrices(
     operation: Operation, delta: Tensor, owners: Tensor, live: bool
 ) -> tuple[Tensor, ParameterGradients]:
-    """Return the piece of a stack of matrices, (e, i, o), in slices: one for each that has rows."""
+    """Return the gradients of a stack of matrices, (e, i, o): a slice for each matrix with any rows."""
     x, weight, *rest = operation.leaves
     ends = next(value for value in rest if value is not None).tolist()
     inputs = (x if live else x.detach()).to(weight.dtype)
@@ -306,7 +306,7 @@ def _grouped_matrices(
 
 
 def _rows_of_arguments(operation: Operation, members: Members) -> dict[int, int] | None:
-    """Return in which dimension the arguments have the rows of the output, None where that is not known."""
+    """Return in which dimension the arguments have the rows of the output, None if unknown."""
     out = operation.outputs[0]
     if out.dim() == 0:
         return None
@@ -337,7 +337,7 @@ def _rows_of_arguments(operation: Operation, members: Members) -> dict[int, int]
 
 
 def _merge_uses(uses: list[Use], n: int) -> ParameterGradient:
-    """Return the sum of the pieces of one parameter, of all n samples."""
+    """Return the sum over the uses of one parameter, for all n samples."""
     sliced = [use for use in uses if isinstance(use.gradient, SlicedGradient)]
     if sliced and len(sliced) == len(uses):
         return (
@@ -391,7 +391,7 @@ def _within(samples: Tensor, part: ParameterGradient) -> Use:
 
 
 def _concatenate_uses(uses: list[Use], n: int) -> ParameterGradient:
-    """Return the sum of pieces of one kind, whoever's they are."""
+    """Return the sum of uses of one kind, of any samples."""
     first = uses[0].gradient
     if len(uses) == 1:
         everyone = len(uses[0].samples) == n and bool((uses[0].samples == torch.arange(n)).all())
@@ -440,7 +440,7 @@ def _scatter_deltas(values: list[Tensor], place: Tensor, n: int, length: int) ->
 def _refuse_wrong_sums(
     outputs: Tensor, by_parameter: dict[str, ParameterGradient], parameters: Parameters
 ) -> None:
-    """Raise Untraceable if a weighted sum of the gradients is not what one backward pass gives."""
+    """Raise UntraceableError if a weighted sum of the gradients differs from autograd's."""
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
     expected = torch.autograd.grad(
@@ -515,7 +515,7 @@ GROUPED = tuple(
     for holder, name in ((F, "grouped_mm"), (torch, "_grouped_mm"))
     if hasattr(holder, name)
 )
-# What shows a part of a tensor, or the same in another order.
+# Functions that return a part of a tensor, or a permutation.
 SELECTIONS = (
     torch.Tensor.__getitem__,
     torch.Tensor.T.__get__,  # type: ignore[attr-defined]

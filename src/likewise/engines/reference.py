@@ -1,8 +1,8 @@
-"""Plain autograd as the reference by which gradients are judged, and who decides where it is in doubt.
+"""Plain autograd as the reference for gradients, with float64 and finite differences to settle disagreements.
 
-It is never asked about a batch of one sample: PyTorch's backward of BatchNorm2d is wrong there (see
-docs/upstream.md). Where it and an engine disagree in the model's precision, both are computed in float64,
-where rounding puts no ReLU on the other side; where they still disagree, a finite difference decides.
+It is never used on a batch of one sample: PyTorch's backward of BatchNorm2d is wrong there (see docs/upstream.md).
+Where autograd and an engine disagree in the model's precision, both are computed in float64, where rounding does not
+flip a ReLU. Where they still disagree, a finite difference decides.
 """
 
 import warnings
@@ -26,7 +26,7 @@ def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Tensor
     """Return Σₓ J(x)ᵀ w(x), (p,), by one backward over a batch of at least two samples.
 
     Args:
-        net: The network; call it inside `net.evaluating`.
+        net: The network; call it inside `net.evaluation_mode`.
         samples: The batch that the model is called on.
         weights: (n, d), of each sample and output.
 
@@ -39,9 +39,9 @@ def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Tensor
 
 
 def flat_gradient(output: Tensor, parameters: Parameters) -> Tensor:
-    """Return the gradient of one number in all parameters, joined, (p,)."""
+    """Return the gradient of a scalar with respect to all parameters, concatenated, (p,)."""
     values = list(parameters.values())
-    if not output.requires_grad:  # no chosen parameter reaches it
+    if not output.requires_grad:  # it depends on no selected parameter
         return torch.cat([value.detach().new_zeros(value.numel()) for value in values])
     gradients = torch.autograd.grad(
         output, values, retain_graph=True, allow_unused=True, materialize_grads=True
@@ -62,10 +62,10 @@ def network_outputs(net: Network, samples: Samples, parameters: Parameters | Non
 
 
 def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Tensor) -> str | None:
-    """Return the first parameter in which a computed Σₓ J(x)ᵀ w(x) is wrong, None if it is right.
+    """Return the first parameter for which Σₓ J(x)ᵀ w(x) of an engine is wrong, None if it is correct.
 
     Args:
-        net: The network; call it inside `net.evaluating`.
+        net: The network; call it inside `net.evaluation_mode`.
         compute: The sum by the engine in question, of the network it is given.
         samples: At least two samples, as one batch.
         weights: (n, d), of each sample and output.
@@ -91,7 +91,7 @@ def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Ten
 
 
 def in_float64(net: Network, samples: Samples) -> Network | None:
-    """Return the network in float64, None where the device or the model has no such thing."""
+    """Return the network in float64, None if the device or the model does not support it."""
     if net.dtype == torch.float64:
         return net.exact()
     if next(net.model.parameters()).device.type == "mps":
@@ -108,7 +108,7 @@ def in_float64(net: Network, samples: Samples) -> Network | None:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """No TF32 on a GPU: two right gradients in TF32 differ by more than a wrong one may."""
+    """Disable TF32: two correct gradients in TF32 may differ by more than a wrong one."""
     backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [backend.allow_tf32 for backend in backends]
     try:
@@ -121,7 +121,7 @@ def full_float32() -> Iterator[None]:
 
 
 def first_mismatch(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
-    """Return the name of the first parameter in which two vectors (p,) are not the same, if any."""
+    """Return the name of the first parameter for which two vectors (p,) differ, if any."""
     limit = tolerance * theirs.abs().max().clamp(min=1e-37)
     sizes = list(net.numels.values())
     for name, mine, expected in zip(net.names, ours.split(sizes), theirs.split(sizes), strict=True):
@@ -133,7 +133,7 @@ def first_mismatch(net: Network, ours: Tensor, theirs: Tensor, tolerance: float)
 def matches_finite_difference(
     net: Network, samples: Samples, weights: Tensor, name: str, ours: Tensor, theirs: Tensor
 ) -> bool:
-    """Whether a finite difference agrees with our gradient in a parameter rather than with autograd's."""
+    """Whether a finite difference agrees with `ours` rather than with autograd's gradient."""
     place, sizes = net.names.index(name), list(net.numels.values())
     mine, expected = ours.split(sizes)[place], theirs.split(sizes)[place]
     gap, value = mine - expected, net.parameters[name]
@@ -158,7 +158,7 @@ def matches_finite_difference(
 
 
 def rounding_tolerance(net: Network) -> float:
-    """Return how far two right gradients may be apart, relative to the largest entry."""
+    """Return the tolerated difference of two correct gradients, relative to the largest entry."""
     every = dict(net.model.named_parameters())
     epsilon = max(torch.finfo(every[name].dtype).eps for name in net.names)
     if net.autocast is not None:

@@ -1,7 +1,7 @@
-"""From an operation and the gradients of its outputs to gradients of its parameters, one rule each.
+"""Rules for parameter gradients: from an operation and its output gradients to the gradients of its parameters.
 
-A rule returns the pieces of the parameters among the arguments, by their place. What has no rule is
-differentiated by vmap of its own vjp, and where that fails, one sample at a time.
+A rule returns the gradients of the parameters among the arguments, by their place. An operation without a rule is
+differentiated by vmap of its vjp, and where that fails, one sample at a time.
 """
 
 import warnings
@@ -39,7 +39,7 @@ class Call:
         live: Substitutes | None = None,
     ) -> None:
         self.operation, self.layout, self.partition, self.n = operation, layout, partition, partition.n
-        self.live = live is not None  # whether what is found is to be differentiable in turn
+        self.live = live is not None  # whether the gradients are differentiable
         self.function = (live or {}).get(operation.function, operation.function)
         parameters = [operation.leaves[place].dtype for place in operation.sources]
         dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
@@ -74,12 +74,12 @@ class Call:
 
 
 def parameter_gradients(call: Call) -> ParameterGradients:
-    """Return the pieces of all parameters of one operation."""
+    """Return the gradients of all parameters of one operation."""
     return gradients_by_rule(call) or _generic(call)
 
 
 def gradients_by_rule(call: Call) -> ParameterGradients | None:
-    """Return the pieces of all parameters of one operation, None where no rule applies."""
+    """Return the gradients of all parameters of one operation, None if no rule applies."""
     rule = RULES.get(call.operation.function)
     if rule is not None and set(call.deltas) == {0}:
         gradients = rule(call)
@@ -216,7 +216,7 @@ def _convolution(dims: int, transposed: bool) -> Rule:
 
 
 def _generic(call: Call) -> ParameterGradients:
-    """Differentiate the operation itself, by samples: vmap of its vjp, or one after another."""
+    """Differentiate the operation for each sample: by vmap of its vjp, or one after another."""
     operation, layout = call.operation, call.layout
     batched = {
         place: call.partition.split(call.to_dtype(operation.leaves[place]), dimension)
@@ -290,13 +290,13 @@ def gradients_by_mask(
     samples: list[int],
     live: Substitutes | None = None,
 ) -> ParameterGradients:
-    """Return the pieces of any operation: a backward through it alone for each sample and output.
+    """Return the gradients of any operation by one backward through it for each sample and output.
 
     Args:
-        operation: On whatever parameters.
+        operation: The operation.
         deltas: Gradients of its outputs, (d, ...) each.
-        masks: What of each output belongs to a sample.
-        samples: Those to which anything belongs.
+        masks: Maps a sample to the mask of its entries in each output.
+        samples: The samples with any entry.
         live: See `Call`.
 
     """

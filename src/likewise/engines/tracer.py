@@ -1,11 +1,10 @@
-"""Every operation on a parameter, whoever calls it, as it happens in a forward pass.
+"""Traces the operations on parameters in a forward pass.
 
-Tied weights, a weight used by F.linear outside its module, raw parameters, modules called twice: all
-are operations on the same tensor. Which dimension of a tensor is the batch is not guessed: the model is
-called on n and on n + 1 samples, and what grows belongs to the batch. What does not grow is derived from
-parameters alone (a normalized or sliced weight) and treated as a parameter that is computed: gradients
-in it are chained on. A pass whose operations, or parameters in them, are not those of the trace is
-noticed: the model branches on its data, and another trace may fit.
+Tied weights, a weight used by F.linear outside its module, raw parameters and modules called twice are all operations
+on the same tensor. The batch dimension is measured, not guessed: the model is called on n and on n + 1 samples, and a
+dimension that grows is the batch. A tensor that does not grow is derived from parameters alone (a normalized or
+sliced weight), and its gradient is backpropagated to them. A pass whose operations differ from the trace raises
+UntraceableError: the model branches on its data, and another trace may fit.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,15 +21,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from likewise.data import Samples
 from likewise.engines.double_backward import Substitutes
-from likewise.model import Network, Parameters, describing_call
+from likewise.model import Network, Parameters, annotate_errors
 
 
 class UntraceableError(Exception):
-    """The model's operations are not those that were expected."""
+    """The model's operations differ from the trace, or cannot be traced."""
 
 
 class RegroupedError(UntraceableError):
-    """An operation's rows are not the samples', each with as many: forward drops, sorts or groups them."""
+    """The rows of an operation do not divide evenly among samples: forward drops, sorts or groups them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ Source = str | Derived
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on parameters, or on what is derived from them."""
+    """One operation on parameters, or on tensors derived from them."""
 
     function: Callable[..., Any]
     leaves: list[Any]
@@ -58,7 +57,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the function."""
         return getattr(self.function, "__name__", str(self.function))
 
     @property
@@ -69,7 +68,7 @@ class Operation:
 
 
 class Layout(NamedTuple):
-    """What is known of one operation from calls on n and n + 1 samples."""
+    """The batch dimensions of one operation, from calls on n and n + 1 samples."""
 
     signature: tuple[Any, ...]
     batched: dict[int, int]  # tensors among the arguments that hold samples: along which dimension
@@ -79,7 +78,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class RowTrace:
-    """In the place of layouts: samples are told apart row by row, anew in every pass."""
+    """Instead of layouts: the sample of each row is determined in every pass (membership.py)."""
 
     checked: set[Any] = field(default_factory=set)  # signatures of operations whose sums were compared
 
@@ -98,11 +97,11 @@ class Step:
     versions: list[int]
 
     def present_versions(self) -> list[int]:
-        """Return how often each argument was written to up to now."""
+        """Return the current version counter of each argument."""
         return _versions(self.operation)
 
     def refuse_overwritten(self) -> None:
-        """Raise Untraceable if an argument was written to since."""
+        """Raise UntraceableError if an argument was written to since."""
         if self.versions != _versions(self.operation):
             raise UntraceableError(f"the inputs of {self.operation.name} were overwritten in place")
 
@@ -148,7 +147,7 @@ class Write:
 
 
 def trace_rows(net: Network, samples: Samples) -> RowTrace:
-    """Return what holds for any model whose samples do not share rows, at the cost of backward passes."""
+    """Return a RowTrace, valid for any model whose samples share no rows; costs extra backward passes."""
     return RowTrace()
 
 
@@ -157,7 +156,7 @@ TRACE_FUNCTIONS: tuple[TraceFunction, ...] = (trace_model, trace_rows)  # the fa
 
 
 class OperationTracer(TorchFunctionMode):
-    """Sees the operations on parameters, and on what is known to be derived from them."""
+    """Intercepts the operations on parameters, and on tensors derived from them."""
 
     def __init__(
         self, net: Network, derived: set[int] | None = None, parameters: Parameters | None = None
@@ -176,9 +175,9 @@ class OperationTracer(TorchFunctionMode):
         """Return itself, after a call of the network on these samples."""
         inputs, labels, ids = net.to_device((samples.inputs, samples.labels, samples.ids))
         intercepted = _intercept_custom_functions(self)
-        with describing_call(net, inputs, labels, samples.ids), torch.enable_grad(), intercepted, self:
-            self.returned = net.called(self.parameters, inputs)
-            self.outputs = net.chosen(self.returned, inputs, labels, ids)
+        with annotate_errors(net, inputs, labels, samples.ids), torch.enable_grad(), intercepted, self:
+            self.returned = net.call_model(self.parameters, inputs)
+            self.outputs = net.select_outputs(self.returned, inputs, labels, ids)
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,10 +236,10 @@ class OperationTracer(TorchFunctionMode):
         return place in self.derived
 
     def on_result(self, func: Any, leaves: Any, results: Any) -> None:
-        """Do something with an operation whose results are not derived from parameters."""
+        """Called for results that are not derived from parameters alone."""
 
     def _derive(self, place: int, operation: Operation, written: list[Tensor]) -> None:
-        """Remember outputs, and what they were written to, as derived from parameters."""
+        """Mark outputs, and the tensors they were written to, as derived from parameters."""
         names = frozenset[str]().union(*(_names(source) for source in operation.sources.values()))
         for which, out in enumerate(operation.outputs):
             self._known[id(out)] = Derived(place, which, names)
@@ -251,9 +250,9 @@ class OperationTracer(TorchFunctionMode):
         self._alive += [*operation.outputs, *written]
 
     def _out_of_place(self, func: Any, args: Any) -> "tuple[Any, Any, Write | None]":
-        """Return a function that writes nowhere, its arguments, and where its result is to be written.
+        """Return the out-of-place version of a function, its arguments, and where to write the result.
 
-        So the result has a gradient of its own, also where a view is written to and its base used later.
+        The result then has a separate gradient, also if a view is written to and its base is used later.
         """
         name = getattr(func, "__name__", "")
         if func is torch.Tensor.__setitem__:
@@ -272,7 +271,7 @@ class OperationTracer(TorchFunctionMode):
         return plain, args, Write(args[0])
 
     def _uses_parameters(self, value: Any) -> bool:
-        """Whether a parameter is among the arguments: a quick look, since most operations have none."""
+        """Whether a parameter is among the arguments; fast, since most operations have none."""
         if isinstance(value, tuple | list):
             return any(map(self._uses_parameters, value))
         if isinstance(value, dict):
@@ -280,11 +279,11 @@ class OperationTracer(TorchFunctionMode):
         return id(value) in self._known
 
     def on_operation(self, place: int, operation: Operation) -> None:
-        """Do something with an operation as it happens."""
+        """Called for each operation on parameters."""
 
 
 class PassRecorder(OperationTracer):
-    """Records one forward pass that follows a trace, or raises Untraceable."""
+    """Records one forward pass that follows a trace, or raises UntraceableError."""
 
     def __init__(
         self,
@@ -299,7 +298,7 @@ class PassRecorder(OperationTracer):
         self._trace, self.steps, self._n = trace, list[Step](), 1
 
     def on_operation(self, place: int, operation: Operation) -> None:
-        """Record it, if it is the one that the trace has here."""
+        """Record the operation if it is the one in the trace."""
         layout = self._trace.get(place)
         if layout is None or layout.signature != operation.signature:
             raise UntraceableError(f"{operation.name} was called where the trace has something else")
@@ -318,7 +317,7 @@ class PassRecorder(OperationTracer):
         return self.outputs
 
     def _refuse_regrouped(self, operation: Operation, layout: Layout) -> None:
-        """Raise if what holds samples cannot be shared out evenly among them."""
+        """Raise if a batch dimension does not divide evenly among the samples."""
         sizes = [operation.leaves[place].shape[dim] for place, dim in layout.batched.items()]
         sizes += [operation.outputs[place].shape[dim] for place, dim in layout.outputs.items()]
         sizes += [operation.leaves[place] for place in layout.counts]
@@ -354,7 +353,7 @@ def _names(source: Source) -> frozenset[str]:
 
 @contextmanager
 def _intercept_custom_functions(watch: OperationTracer) -> Iterator[None]:
-    """Show calls of an autograd.Function, which a TorchFunctionMode does not see."""
+    """Intercept calls of autograd.Function, which a TorchFunctionMode does not see."""
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -376,7 +375,7 @@ def _versions(operation: Operation) -> list[int]:
 
 
 def repeat_samples(samples: Samples, n: int) -> Samples:
-    """Return n samples: these, over and over."""
+    """Return n samples: these, repeated cyclically."""
     places = [i % len(samples) for i in range(n)]
     labels = None if samples.labels is None else samples.labels[places]
     return Samples(tree_map(lambda t: t[places], samples.inputs), labels, samples.ids[places])

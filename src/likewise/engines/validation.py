@@ -1,7 +1,7 @@
-"""Checks that gradients are right: of a traced model before its first number, of later samples in every pass.
+"""Validates gradients: of a traced model before the first number, of some samples in every later pass.
 
-A gradient that is given to the wrong sample shows in Σₓ J(x)ᵀ w(x) with random weights w, which take one
-backward pass, whatever the number of outputs. See reference.py for who is right where two disagree.
+A gradient assigned to the wrong sample shows in Σₓ J(x)ᵀ w(x) with random weights w, which takes one backward pass for
+any number of outputs. See reference.py for how disagreements are settled.
 """
 
 import time
@@ -51,7 +51,7 @@ KEEP_ORDER = (
 
 
 class Fault(NamedTuple):
-    """Why an engine's gradients are not to be trusted, and what can be done."""
+    """Why an engine's gradients cannot be used, and what to do about it."""
 
     reason: str
     remedy: str
@@ -60,14 +60,14 @@ class Fault(NamedTuple):
 def find_fault(
     net: Network, samples: Samples, later: Samples | None = None, trace_function: TraceFunction = trace_model
 ) -> Fault | None:
-    """Return what is wrong with the traced gradients of a model, None if they are autograd's.
+    """Return the fault of the traced gradients of a model, None if they agree with autograd.
 
     Looked at are the samples in their order, in reverse, samples of a later batch if any are given, and
     samples invented from the first, of other values and lengths: a model that sorts or groups samples by
     their values, and found these in order, shows it there.
 
     Raises:
-        Untraceable: The model cannot be traced on these samples.
+        UntraceableError: The model cannot be traced on these samples.
 
     """
     samples = repeat_samples(samples, max(2, len(samples)))
@@ -81,7 +81,7 @@ def find_fault(
 
 
 def _find_fault_later(net: Network, samples: Samples, trace_function: TraceFunction) -> Fault | None:
-    """Return what is wrong on samples on which the model may take another branch."""
+    """Return the fault on samples on which the model may take another branch."""
     try:
         fault = find_fault_of_batch(net, trace_function(net, samples), samples)
         return None if fault is not None and not _have_finite_gradients(net, samples) else fault
@@ -112,9 +112,9 @@ def _find_fault_in_synthetic(net: Network, trace: Trace, samples: Samples) -> Fa
 
 
 def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: bool = False) -> Fault | None:
-    """Return what is wrong with the traced gradients of one batch, None if they are autograd's.
+    """Return the fault of the traced gradients of one batch, None if they agree with autograd.
 
-    `explicit`: look at the explicit gradients of two samples too.
+    `explicit`: compare dense gradients of two samples too.
 
     A batch on which the model takes another branch than the trace says nothing of the trace.
     """
@@ -155,7 +155,7 @@ def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: 
 
 
 def regrouping_fault(problem: RegroupedError) -> Fault:
-    """Return the fault of a model whose operations have rows that cannot be shared out among samples."""
+    """Return the fault of a model with rows that do not divide evenly among samples."""
     return Fault(f"{REGROUPED.format('an operation')}: {problem}", KEEP_ORDER)
 
 
@@ -175,7 +175,7 @@ class SpotCheck:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget the last pass."""
+        """Reset for a new pass."""
         self._pending: _Candidate | None = None
         self._seen, self._start, self._spent = 0, time.perf_counter(), 0.0
         self._target = self._below(self._n)  # the sample to check at the end of the pass
@@ -184,7 +184,7 @@ class SpotCheck:
     def offer(
         self, samples: Samples, outputs: Tensor | None, gradient: Callable[[int, Tensor], Tensor], d: int
     ) -> None:
-        """Take note of a batch: one of its samples may be checked, now or at the end of the pass.
+        """Register a batch: one of its samples may be checked, now or at the end of the pass.
 
         Args:
             samples: The batch as the model was called on it.
@@ -215,7 +215,7 @@ class SpotCheck:
         self._seen += len(samples)
 
     def finish_checks(self) -> None:
-        """Check the sample that was chosen, at the end of a pass."""
+        """Check the selected sample; call it at the end of a pass."""
         pending, self._n = self._pending, self._seen or self._n
         self._begin()
         if pending is not None:
@@ -245,7 +245,7 @@ class _Candidate(NamedTuple):
 
 
 def _check_outputs(net: Network, candidate: _Candidate) -> None:
-    """Raise if outputs depend on chance, or on the batch."""
+    """Raise if outputs are random, or depend on the batch."""
     few = candidate.samples[candidate.few]
     if candidate.outputs is None:  # the engine takes each sample alone, so this is what it takes
         together = network_outputs(net, few)[:1]
@@ -320,7 +320,7 @@ def _sum(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
 
 
 def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
-    """Return the same from explicit gradients."""
+    """Return Σₓ J(x)ᵀ w(x) from dense gradients."""
     weights = weights.to(next(net.model.parameters()).device, net.dtype)
     return torch.cat(
         [
@@ -333,7 +333,7 @@ def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
 
 
 def _synthesize_samples(samples: Samples) -> Samples:
-    """Return as many samples of mixed values, each but the first cut off at another length."""
+    """Return n synthetic samples: values mixed across samples, each but the first truncated to another length."""
     generator = torch.Generator().manual_seed(0)
     n = len(samples)
     lengths = 1 - torch.arange(n) * 0.618 % 1  # neither growing nor shrinking: nothing is sorted by length
@@ -357,7 +357,7 @@ def _draw_weights(shape: tuple[int, ...], seed: int) -> Tensor:
 def check_independent_samples(net: Network, samples: Samples) -> None:
     """Raise if outputs differ between two calls, or between a batch and its samples alone.
 
-    Call it inside `net.evaluating`.
+    Call it inside `net.evaluation_mode`.
     """
     with full_float32():  # in TF32, right outputs differ by more than dependent ones may
         _refuse_dependent(net, samples)

@@ -1,8 +1,7 @@
-"""What a statistic will take, estimated before the work from a dry run on a few samples.
+"""The cost of a statistic, estimated from a dry run on a few samples.
 
-The statistic itself is run on some samples and on twice as many, and each pass over data that it makes is
-extrapolated: passes over samples by their number, visits of all pairs by that of pairs and of gradients
-formed. No statistic needs a formula of its own.
+The statistic runs on some samples and on twice as many, and each of its passes is extrapolated: passes over samples by
+their number, visits of all pairs by the number of pairs and of gradient evaluations. No statistic needs a formula.
 """
 
 import time
@@ -23,7 +22,7 @@ from likewise.model import Network
 
 
 class Matrix(Protocol):
-    """What is asked of a GramMatrix here."""
+    """The part of GramMatrix that is used here."""
 
     net: Network
     data: Batches
@@ -39,15 +38,15 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a statistic takes, as far as a dry run tells."""
+    """The cost of a statistic, estimated from a dry run."""
 
-    method: str  # how gradients are had, and which passes are made
+    method: str  # the engine
     passes: int  # over the samples
     visits_of_pairs: int  # of all n × m pairs
     flops: float  # multiplications and additions of matrix products and convolutions
     peak_bytes: int  # of tensors, beside the model and the data
     seconds: float  # on this device, as busy as it is now
-    batch: int  # samples read at once
+    batch: int  # samples of one batch
 
     def __str__(self) -> str:
         made = [f"{self.passes} passes"] if self.passes else []
@@ -72,7 +71,7 @@ class _DryRun:
 
 
 def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]) -> Plan:
-    """Return what `statistic(gram, **options)` would take."""
+    """Return the estimated cost of `statistic(gram, **options)`."""
     _ = gram.engine  # set-up is no part of a batch
     batch = len(gram.products().spans(gram.data)[0])
     trial = min(batch, max(8, gram.data.n // 50))
@@ -159,7 +158,7 @@ def _extrapolate(
         return more.cost * n / large.n
     if large.n == small.n:
         return more.cost * (n * m) / (large.n * large.m)
-    # cost = formed · formations + met · pairs, from two trials
+    # cost = formed · gradient_evaluations + met · pairs, from two dry runs
     (a, b), (c, d) = (
         (small.gradient_evaluations, small.n * small.m),
         (large.gradient_evaluations, large.n * large.m),

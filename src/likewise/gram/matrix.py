@@ -380,7 +380,7 @@ class GramMatrix:
             again = tiles.gradient_evaluations / (self.data.n + self.columns.n)
         if again > 8:
             warnings.warn(
-                f"max_memory={self.max_memory:_} has room for the gradients of few samples, so that each is "
+                f"max_memory={self.max_memory:_} holds the gradients of few samples, so that each is "
                 f"formed {again:.0f} times: with max_memory={tiles.cache_bytes:_} once would do.",
                 stacklevel=5,
             )
@@ -441,7 +441,7 @@ class GramMatrix:
             )
 
     def _to_result_dtype(self, values: Tensor) -> Tensor:
-        """Return what was found of the rows, (n, ...), in the type of results; raise if it does not fit."""
+        """Return values of the rows, (n, ...), in the dtype of results; raise if they overflow."""
         converted = values.to(self.device, self.dtype)
         if not converted.sum().isfinite():
             refuse_out_of_range(converted, self.data.ids, self.kernel)

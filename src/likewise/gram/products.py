@@ -2,7 +2,7 @@
 
 Σ_x' S(x) S(x')ᵀ w(x') = S(x) u with u = Σ S(x')ᵀ w(x'), one parameter vector for each column of weights. S(x) is the
 whitened Jacobian K(x, x)ᵉ J(x), so that these are products with whitened Jacobians. Exact, linear in N, and nothing
-is kept per sample.
+is stored per sample.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from likewise.fingerprint import Fingerprint
 from likewise.model import Network
 
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
-Read = Callable[[range, Tensor], Tensor]  # what to keep of the products (b, d, c) at these places
+Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these places
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Products:
 
     @property
     def vectors_per_pass(self) -> int:
-        """How many parameter vectors in float64, twice, fit into a quarter of the memory allowed."""
+        """How many parameter vectors in float64, twice, fit into a quarter of max_memory."""
         return max(1, self.max_memory // 8 // (8 * self.p))
 
     def spans(self, data: Batches) -> list[range]:
-        """Return the batches to read: the user's, or what fits at once, not too few or many samples."""
+        """Return the batches to load: the user's, or multiples of the engine's batch size."""
         batch_size = self.gradients.batch_size
         if data.given or batch_size is None:
             return data.spans()

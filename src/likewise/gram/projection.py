@@ -18,7 +18,7 @@ from likewise.linalg import matrix_power, rank_floor
 
 
 class Sketched(NamedTuple):
-    """The gradients of some samples, made small."""
+    """Random projections of the gradients of some samples."""
 
     rows: Tensor  # (n, d, q) of J(x)
     whitening: Tensor  # (n, d, d) K(x, x)^-½, exact up to float32
@@ -34,7 +34,7 @@ class Sketch:
         self._maps: list[Tensor] | None = None
 
     def __call__(self, gradients: Engine, samples: Samples) -> Sketched:
-        """Return the sketches of samples; call it inside `net.evaluating`."""
+        """Return the sketches of samples; call it inside `net.evaluation_mode`."""
         sketches = [self._project(parts) for parts in gradients.parts(samples)]
         return sketches[0] if len(sketches) == 1 else Sketched(*map(torch.cat, zip(*sketches, strict=True)))
 
@@ -85,7 +85,7 @@ def _fold_buckets(rows: Tensor, signs: Tensor, first: int, q: int) -> Tensor:
 
 
 def sketch_bytes(gradients: Engine, samples: Samples) -> int:
-    """Return what sketching takes per sample beside the gradients' own work: three times the largest part."""
+    """Return the bytes per sample that sketching adds to the engine's: three times the largest part."""
     return 3 * 4 * gradients.largest_part(samples)
 
 

@@ -1,7 +1,7 @@
-"""Every pair of two data sets, a strip of whole rows at a time.
+"""All pairs of two data sets, one strip of whole rows at a time.
 
-Gradients of a strip's rows stay in memory while those of the columns pass by; where the gradients of
-all columns fit, they are formed once.
+The features of a strip's rows stay in memory while those of the columns are streamed; if the features of all columns
+fit, they are computed once and cached.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Tiles:
 
     @property
     def strips(self) -> list[range]:
-        """The places of rows to take together."""
+        """The positions of the rows of each strip."""
         cell = 8 if self.kernel.reduce is mean_diagonal else 8 * self.d**2
         by_result = self.max_memory // 8 // (cell * self.columns.n)
         share = -(-self.rows.n // world_size())
@@ -40,7 +40,7 @@ class Tiles:
 
     @property
     def gradient_evaluations(self) -> int:
-        """How many times the gradients of a sample are formed, in all strips."""
+        """How many per-sample gradients are computed for all strips together."""
         if self._fits:
             return self.columns.n + (0 if self._symmetric else self.rows.n)
         return self.rows.n + self.columns.n * len(self.strips)
@@ -58,7 +58,7 @@ class Tiles:
 
     @property
     def cache_bytes(self) -> int:
-        """The memory at which the features of all columns fit."""
+        """The max_memory at which the features of all columns can be cached."""
         return 4 * self.columns.n * self._bytes_per_sample
 
     @property
@@ -92,7 +92,7 @@ class Tiles:
 
     @property
     def _rows_per_strip(self) -> int:
-        """How many rows' features fit: where those of all columns do not, their share is free too."""
+        """How many rows' features fit; without a column cache its share of memory is free too."""
         share = 8 if self._fits else 3
         return max(1, self.max_memory // share // self._bytes_per_sample)
 
@@ -118,7 +118,7 @@ class Tiles:
                 yield self._compute_features(self.columns, where, self.kernel.right_power)
 
     def _compute_features(self, data: Batches, where: range, exponent: float) -> Features:
-        """Return the features at these places, a batch at a time: activations are the user's to bound."""
+        """Return the features at these positions, in batches of the user's size, which bounds activations."""
         whole: Features | None = None
         for start in range(where.start, where.stop, data.size):
             part = range(start, min(start + data.size, where.stop))
@@ -142,7 +142,7 @@ class Tiles:
         return self._to_result_dtype(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
 
     def _to_result_dtype(self, values: Tensor, where: range) -> Tensor:
-        """Return values (b, m, ...) in the type of results, or raise if they are out of its range."""
+        """Return values (b, m, ...) in the dtype of results, or raise if they overflow."""
         converted = values.to(self.dtype)
         if not converted.sum().isfinite():
             self.gradients.finish_checks()  # gradients that are not finite are named first

@@ -56,7 +56,7 @@ from likewise.losses.arguments import (
 )
 from likewise.losses.groups import similarity_inside
 from likewise.losses.samplers import RunningTotal
-from likewise.model import Inputs, Network, describing_call
+from likewise.model import Inputs, Network, annotate_errors
 from likewise.readouts import Readout
 
 
@@ -524,10 +524,10 @@ def _two_batches(
 def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tensor, Any]:
     """Return the mean over a batch of each output's gradient, joined, and what the model returned."""
     parameters, ids = live_parameters(net), sample_numbers(x)
-    with describing_call(net, x, labels, ids):
+    with annotate_errors(net, x, labels, ids):
         with FunctionSubstitution(SECOND_ORDER):
-            returned = net.called(parameters, x)
-        outputs = net.chosen(returned, x, labels, ids)
+            returned = net.call_model(parameters, x)
+        outputs = net.select_outputs(returned, x, labels, ids)
     if not outputs.requires_grad:
         raise ValueError("The outputs depend on none of the chosen parameters: there is nothing to compare.")
     values, parts = [parameters[name] for name in net.names], []

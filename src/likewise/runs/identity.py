@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from likewise.data import Batches, Samples
-from likewise.model import Network, describing_call
+from likewise.model import Network, annotate_errors
 from likewise.readouts import check_readout
 
 SAMPLES = 8  # on which models are compared
@@ -189,9 +189,9 @@ def _behavior_on(net: Network, data: Batches, place: int) -> list[float]:
     samples = data.samples(range(place, place + 1))
     with torch.enable_grad():
         leaves = {name: value.requires_grad_() for name, value in net.parameters.items()}
-        with describing_call(net, samples.inputs, samples.labels, samples.ids):
-            raw = net.called({name: leaf.clone() for name, leaf in leaves.items()}, samples.inputs)
-            read = net.chosen(raw, samples.inputs, samples.labels, samples.ids)
+        with annotate_errors(net, samples.inputs, samples.labels, samples.ids):
+            raw = net.call_model({name: leaf.clone() for name, leaf in leaves.items()}, samples.inputs)
+            read = net.select_outputs(raw, samples.inputs, samples.labels, samples.ids)
         wanted = list(leaves.values())
         gradients = torch.autograd.grad(read.sum(), wanted, allow_unused=True) if read.requires_grad else ()
     outputs = [
