@@ -1,5 +1,6 @@
 """The command: from words to results, with the exit codes and messages that a person can act on."""
 
+import inspect
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ import torch
 
 import likewise as lw
 from likewise.cli import app, exit_code
+from likewise.runs.config import INPUTS, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
 COMMANDS = (
@@ -212,6 +214,8 @@ def test_plan_and_doctor_tell_without_writing(made, capsys, tmp_path, monkeypatc
     assert (
         found["samples"] == 600 and found["outputs"] == 10 and found["seconds"] > 0 and found["sketch"] == 0
     )
+    told = facts(capsys, "doctor", *words(made, "table")[:4], "--limit", "30", "--readout", "predicted_class")
+    assert told["samples"] == 30 and told["outputs"] == 1
     told = facts(capsys, "doctor", *words(made, "table")[:4])
     assert told["outputs"] == 3 and told["engine"].startswith("layers") and told["torch"]
     assert list(tmp_path.iterdir()) == []
@@ -338,6 +342,24 @@ def test_classes_can_be_put_in_the_order_of_the_outputs(made, tmp_path, capsys):
     assert any("classes numbered as they were then" in line for line in caveats)
     assert exit_code([*given[:-1], "A,B", "--out", str(tmp_path / "other")]) == 2
     assert "missing: C" in capsys.readouterr().err
+
+
+def test_commands_that_open_a_model_take_the_same_options_from_one_declaration():
+    commands = {command.callback.__name__: command.callback for command in app.registered_commands}
+    options = {
+        name: set(inspect.signature(commands[name]).parameters) for name in ("analyze", "plan", "doctor")
+    }
+    assert options["analyze"] >= set(Settings.model_fields)
+    for name in ("plan", "doctor"):
+        assert options[name] - {"context", "form", "quiet"} == set(INPUTS)
+    for name, parameter in inspect.signature(lw.analyze).parameters.items():
+        if name in Settings.model_fields and parameter.default not in (None, inspect.Parameter.empty):
+            assert parameter.default == Settings.model_fields[name].default, name
+
+
+@pytest.mark.parametrize("given, expected", [("500MB", 500_000_000), ("1.5GiB", 3 * 2**29), ("4096", 4096)])
+def test_sizes_of_memory_have_units(given, expected):
+    assert Settings(model="a:b", data="c", max_memory=given).max_memory == expected
 
 
 @pytest.mark.parametrize("readout", ["torch.nn:Linear", "net.py:model", "math:pi", "json:loads", "softmax"])

@@ -74,14 +74,14 @@ def test_verify_tells_whole_damaged_unfinished_and_no_run(given, tmp_path, capsy
     capsys.readouterr()
     assert exit_code(["verify", str(run)]) == 0 and "is whole: 7 files" in capsys.readouterr().out
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    for name in ("samples.parquet", "report.html", "config.toml"):
+    for name in ("samples.parquet", "report.html", "settings.toml"):
         raw = bytearray(before[name])
         raw[len(raw) // 2] ^= 4
         (run / name).write_bytes(raw)
     assert exit_code(["verify", str(run), "--format", "json"]) == 1
     told = capsys.readouterr()
     found = json.loads(told.out)
-    assert set(found["damaged"]) == {"samples.parquet", "report.html", "config.toml"} and not found["whole"]
+    assert set(found["damaged"]) == {"samples.parquet", "report.html", "settings.toml"} and not found["whole"]
     assert "likewise analyze" in told.err
     assert exit_code(["neighbors", str(run), "0"]) == 2 and "samples.parquet" in capsys.readouterr().err
     assert exit_code([*given, "--out", str(run), "-q"]) == 0 and exit_code(["verify", str(run)]) == 0

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from likewise.cli import analyze, inspect, start
-from likewise.cli.output import Failed, said, warned
+from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.base import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
 from likewise.loading.expansion import ExpansionError
@@ -74,17 +74,19 @@ def exit_code(given: list[str]) -> int:
     words = [word for word in given if word != "--traceback"]
     try:
         with warnings.catch_warnings(), _terminated_as_interrupted():
-            warnings.showwarning = lambda message, *_, **__: said(f"warning: {message}")
+            warnings.showwarning = lambda message, *_, **__: print_message(f"warning: {message}")
             code = int(copy_context().run(app, words, standalone_mode=False) or 0)
         return _interrupted(given) if code == 130 else code
     except Failed as failure:
-        warned(str(failure))
+        print_warning(str(failure))
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(given)
     except Exception as error:
         if hasattr(error, "format_message"):  # of the parser of arguments
-            warned(f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more.")
+            print_warning(
+                f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more."
+            )
             return 2
         if verbose:
             traceback.print_exc()
@@ -93,7 +95,9 @@ def exit_code(given: list[str]) -> int:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         known = isinstance(error, ValueError | TypeError | LookupError | OSError | ImportError)
         name = "" if known else f"{type(error).__name__}: "
-        warned(f"error: {name}{text}", *([] if known or verbose else ["Add --traceback to see where."]))
+        print_warning(
+            f"error: {name}{text}", *([] if known or verbose else ["Add --traceback to see where."])
+        )
         if isinstance(error, DiskFullError):
             _say_how_to_go_on(given)
         return 2
@@ -128,22 +132,22 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _interrupted(given: list[str]) -> int:
-    warned("Interrupted.")
+    print_warning("Interrupted.")
     _say_how_to_go_on(given)
     return 130
 
 
 def _say_how_to_go_on(given: list[str]) -> None:
     if given[:1] in (["analyze"], ["reproduce"]):
-        warned(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
+        print_warning(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
 
 
 def _out_of_memory(given: list[str], error: Exception) -> int:
     if isinstance(error, MemoryLimitError | ExpansionError):
-        warned(f"error: {error}", f"This would fit: {_with_memory(given, error.enough)}")
+        print_warning(f"error: {error}", f"This would fit: {_with_memory(given, error.enough)}")
         return 3
     text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    warned(
+    print_warning(
         f"error: out of memory: {text}",
         "The system gave no more memory. What may help: other programs ended, a smaller --max-memory or "
         "--limit, fewer --parameters.",
@@ -163,4 +167,4 @@ def _with_memory(given: list[str], enough: int) -> str:
             skip = True
         else:
             words.append(word)
-    return shlex.join(["likewise", *words, "--max-memory", f"{megabytes}MB"])
+    return shlex.join(["likewise", *words, "--max-memory", f"{megabytes}MiB"])

@@ -8,76 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from likewise.cli.inputs import open_inputs
-from likewise.cli.options import (
-    Classes,
-    Columns,
-    Data,
-    Device,
-    ExcerptLength,
-    FollowLinks,
-    Form,
-    Gray,
-    ImageSize,
-    Label,
-    Limit,
-    Memory,
-    Model,
-    Parameters,
-    Prepare,
-    Quiet,
-    Readout,
-    Show,
-    ShowColumns,
-    TextColumn,
-    Weights,
-)
-from likewise.cli.output import Failed, Format, be_quiet, byte_count, gigabytes, said, told
+from likewise.cli.options import Form, Quiet, Request, takes_settings
+from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
+from likewise.runs.config import INPUTS, Settings
 
 if TYPE_CHECKING:
-    from likewise.runs.config import Settings
     from likewise.runs.result import Analysis
 
 COUNTED = ("label_issue", "isolated", "contested", "ordinary")
 
 
+@takes_settings(tuple(Settings.model_fields))
 def analyze(
-    context: typer.Context,
-    model: Model,
-    data: Data = None,
+    request: Request,
     out: Annotated[
         Path | None, typer.Option(help="The folder for results; one that is there goes on. [default: run]")
     ] = None,
-    weights: Weights = None,
-    label: Label = None,
-    text_column: TextColumn = None,
-    columns: Columns = None,
-    image_size: ImageSize = None,
-    gray: Gray = False,
-    prepare: Prepare = None,
-    show: Show = None,
-    show_columns: ShowColumns = None,
-    excerpt_length: ExcerptLength = 200,
-    follow_links: FollowLinks = False,
-    classes: Classes = None,
-    limit: Limit = None,
-    readout: Readout = "all_outputs",
-    parameters: Parameters = None,
-    neighbors: Annotated[int, typer.Option(help="How many neighbors to keep of each sample.")] = 10,
-    threshold: Annotated[
-        float, typer.Option(help="Samples at least so similar count as near; a multiple of 0.05.")
-    ] = 0.5,
-    sketch: Annotated[
-        str, typer.Option(help="auto, never, or numbers a sample: gradients made small where pairs are many.")
-    ] = "auto",
-    layout: Annotated[str, typer.Option(help="How the map is drawn: pca, or umap (an extra).")] = "pca",
-    watch: Annotated[
-        str | None,
-        typer.Option(
-            help="The record of the training run, as likewise.Watch.save wrote it: ranks labels better."
-        ),
-    ] = None,
-    max_memory: Memory = "2GB",
-    device: Device = "cpu",
     decisions: Annotated[
         Path | None,
         typer.Option(help="What the report's review downloaded: tells how precise the flags are."),
@@ -101,8 +47,7 @@ def analyze(
     rule = None if fail_on is None else _rule(fail_on)
     if decisions is not None and not decisions.exists():
         raise FileNotFoundError(f"There is no file of decisions {decisions}.")
-    settings, folder = _asked(context, model, data, out)
-    found = started(settings, folder, wait)
+    found = run_analysis(request.settings, out or request.folder, wait)
     facts: dict[str, Any] = {
         **found.summary._asdict(),
         "run": str(found.folder),
@@ -121,38 +66,24 @@ def analyze(
             else f"no flagged label is decided yet, {precision.unsure} unsure"
         )
     facts["caveats"] = found.manifest["caveats"]
-    said(*(f"note: {line}" for line in found.manifest["caveats"]))
-    told(form, facts, *lines)
+    print_message(*(f"note: {line}" for line in found.manifest["caveats"]))
+    print_result(form, facts, *lines)
     if rule is not None:
         rule(found)
 
 
+@takes_settings(INPUTS)
 def plan(
-    context: typer.Context,
-    model: Model,
-    data: Data = None,
-    weights: Weights = None,
-    label: Label = None,
-    text_column: TextColumn = None,
-    columns: Columns = None,
-    image_size: ImageSize = None,
-    gray: Gray = False,
-    prepare: Prepare = None,
-    follow_links: FollowLinks = False,
-    limit: Limit = None,
-    readout: Readout = "all_outputs",
-    parameters: Parameters = None,
-    max_memory: Memory = "2GB",
-    device: Device = "cpu",
+    request: Request,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Tell what `analyze` would take, from a trial on a few samples; nothing is written.
+    """Tell what `analyze` would take, from a dry run on a few samples; nothing is written.
 
     Example: `likewise plan net.py:model train.csv --label species`
     """
     be_quiet(quiet)
-    settings, _ = _asked(context, model, data, None)
+    settings = request.settings
     from likewise.runs.plan import planned
 
     net, read = open_inputs(settings)
@@ -162,7 +93,7 @@ def plan(
         if found.sketch
         else "exactly, all pairs of gradients"
     )
-    told(
+    print_result(
         form,
         found._asdict(),
         f"{found.samples:,} samples × {found.outputs} outputs × {found.parameters:,} parameters, {how}",
@@ -171,58 +102,14 @@ def plan(
     )
 
 
-def _asked(context: typer.Context, model: str, data: str | None, out: Path | None) -> "tuple[Settings, Path]":
-    """Return the settings that were given, or those of a file with what was given beside it, and where to."""
-    from pydantic import ValidationError
-
-    from likewise.runs.config import Settings, read_settings
-    from likewise.runs.config import told as wrong
-
-    replayed = data is None and model.endswith(".toml")
-    if data is None and not replayed:
-        raise ValueError(
-            "Data are needed beside the model: likewise analyze net.py:model images/ (--help tells more)."
-        )
-    given = {
-        name: _value(name, value) for name, value in context.params.items() if name in Settings.model_fields
-    }
-    if replayed:
-        before = read_settings(model).model_dump()
-        given = {**before, **{name: given[name] for name in given if _is_given(context, name)}}
-        given |= {"model": before["model"], "data": before["data"]}
-    try:
-        return Settings(**given), out or (_folder_of(Path(model)) if replayed else Path("run"))
-    except ValidationError as error:
-        raise ValueError(wrong(error)) from error
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _value(name: str, given: Any) -> Any:
-    """Return what a word on the command line means as a setting."""
-    if name in ("columns", "show_columns", "classes", "parameters") and given is not None:
-        return tuple(part.strip() for part in given.split(",") if part.strip())
-    if name == "max_memory":
-        return byte_count(given)
-    return int(given) if name == "sketch" and str(given).isdigit() else given
-
-
-def _folder_of(settings: Path) -> Path:
-    """Return the run folder that a settings file lies in, else the usual one."""
-    return settings.parent if (settings.parent / "manifest.json").exists() else Path("run")
-
-
-def started(settings: "Settings", folder: Path, wait: float) -> "Analysis":
+def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
     """Return the results of a run with these settings."""
     from likewise import loading
     from likewise.runs import analyze
 
     net, read = open_inputs(settings)
     show = read.show if settings.show is None else loading.import_object(settings.show)
-    said(f"analyzing {settings.data} by {settings.model} into {folder}/ ...")
+    print_message(f"analyzing {settings.data} by {settings.model} into {folder}/ ...")
     return analyze(
         net,
         read.dataset,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from likewise.cli.options import Form, Quiet
-from likewise.cli.output import Failed, Format, be_quiet, said, table, told
+from likewise.cli.output import Failed, Format, be_quiet, print_message, print_result, table
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 
@@ -40,8 +40,10 @@ def neighbors(
         f"{name} {value}" for name, value in own.items()
     ).removeprefix("sample ")
     if k > len(rows):
-        said(f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors).")
-    told(form, {"of": own, "neighbors": rows}, table(rows, title))
+        print_message(
+            f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors)."
+        )
+    print_result(form, {"of": own, "neighbors": rows}, table(rows, title))
 
 
 def report(
@@ -58,7 +60,7 @@ def report(
     path = Analysis(run).report()
     if opened:
         webbrowser.open(path.resolve().as_uri())
-    told(form, {"report": str(path)}, f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    print_result(form, {"report": str(path)}, f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def compare(
@@ -80,7 +82,7 @@ def compare(
     summary = found.summary._asdict()
     changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
     fell = _listed(found.changes, "density_rank_change", k, ascending=True)
-    told(
+    print_result(
         form,
         {"summary": summary, "neighbors_changed": changed, "density_fell": fell},
         *(
@@ -115,8 +117,8 @@ def export(
     from likewise.runs.result import Analysis
 
     path = export_run(Analysis(run), to, out)
-    said(f"exported {run} as {to}")
-    told(form, {"path": str(path)}, str(path))
+    print_message(f"exported {run} as {to}")
+    print_result(form, {"path": str(path)}, str(path))
 
 
 def verify(run: Run, form: Form = Format.text) -> None:
@@ -130,9 +132,9 @@ def verify(run: Run, form: Form = Format.text) -> None:
     facts = {"whole": found.whole, **found._asdict()}
     checked = f"{found.files} files, {found.bytes / 1e6:.1f} MB"
     if found.whole:
-        told(form, facts, f"{run} is whole: {checked}")
+        print_result(form, facts, f"{run} is whole: {checked}")
         return
-    told(form, facts, *(f"{name}: {reason}" for name, reason in found.damaged.items()))
+    print_result(form, facts, *(f"{name}: {reason}" for name, reason in found.damaged.items()))
     if found.damaged:
         raise Failed(f"{run} is damaged; the same likewise analyze command rebuilds it ({checked} checked)")
     raise Failed(f"{run} is not finished; the same likewise analyze command goes on ({checked} checked)")

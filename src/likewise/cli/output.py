@@ -34,19 +34,19 @@ def be_quiet(quiet: bool) -> None:
     show_progress.set(not quiet)
 
 
-def said(*lines: str) -> None:
+def print_message(*lines: str) -> None:
     """Write lines to stderr, unless told to be quiet."""
     if not _quiet.get():
-        warned(*lines)
+        print_warning(*lines)
 
 
-def warned(*lines: str) -> None:
+def print_warning(*lines: str) -> None:
     """Write lines to stderr in any case; a file's name cannot give orders to the terminal."""
     for line in lines:
         typer.echo(escape_controls(line), err=True)
 
 
-def told(form: Format, facts: Mapping[str, Any], *lines: str) -> None:
+def print_result(form: Format, facts: Mapping[str, Any], *lines: str) -> None:
     """Write a result to stdout: the facts as JSON, or lines for people."""
     if form is Format.json:
         typer.echo(json.dumps(facts, indent=1, default=_plain))
@@ -78,23 +78,6 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
 def gigabytes(count: float) -> str:
     """Return a number of bytes as people say it."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def byte_count(text: str) -> int:
-    """Return the bytes that a text such as 4GB, 500MiB or 2e9 names."""
-    units = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "kib": 2**10, "m": 2**20, "mb": 2**20, "mib": 2**20}
-    units |= {"g": 2**30, "gb": 2**30, "gib": 2**30, "t": 2**40, "tb": 2**40, "tib": 2**40}
-    stripped = text.strip().lower().replace("_", "")
-    digits = stripped.rstrip("bgikmt")
-    try:
-        found = int(float(digits) * units[stripped[len(digits) :].strip()])
-    except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"--max-memory is a number of bytes such as 4GB or 500MB, found {text!r}."
-        ) from error
-    if found < 1:
-        raise ValueError(f"--max-memory must be positive, found {text!r}.")
-    return found
 
 
 def _numeric(value: Any) -> bool:

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from likewise.cli.inputs import open_inputs
-from likewise.cli.options import FollowLinks, Form, Quiet, Weights
-from likewise.cli.output import Format, be_quiet, gigabytes, said, told
+from likewise.cli.options import Form, Quiet, Request, takes_settings
+from likewise.cli.output import Format, be_quiet, gigabytes, print_message, print_result
+from likewise.runs.config import INPUTS, Settings
 
 
 def demo(
@@ -29,10 +30,10 @@ def demo(
     start = time.perf_counter()
     from likewise.demo import run_demo
 
-    found = run_demo(out, said)
+    found = run_demo(out, print_message)
     path = found.analysis.folder / "report.html"
     facts = {**found._asdict(), "analysis": str(found.analysis.folder), "report": str(path)}
-    told(
+    print_result(
         form,
         facts,
         f"Of {found.planted} labels made wrong on purpose, {found.learned} of them memorized, "
@@ -40,7 +41,7 @@ def demo(
         f"suspicious, {found.top} are.",
         f"report: {path}",
     )
-    said(
+    print_message(
         f"({time.perf_counter() - start:.0f} s) Open the report in a browser; then try your own: likewise "
         "analyze --help"
     )
@@ -48,17 +49,9 @@ def demo(
         webbrowser.open(path.resolve().as_uri())
 
 
+@takes_settings(INPUTS, optional=True)
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="A model to try, as for analyze.", show_default=False)
-    ] = None,
-    data: Annotated[str | None, typer.Argument(help="Data to try it on.", show_default=False)] = None,
-    weights: Weights = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Resize images.")] = None,
-    prepare: Annotated[str | None, typer.Option(help="Raw sample → input.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
-    follow_links: FollowLinks = False,
+    request: Request | None,
     form: Form = Format.text,
 ) -> None:
     """Tell what is installed, and with a model and data whether they will work and how.
@@ -80,39 +73,26 @@ def doctor(
     )
     facts: dict[str, Any] = {"python": sys.version.split()[0], **{name: _version(name) for name in names}}
     facts |= {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()}
-    if model is not None and data is None:
-        raise ValueError("doctor tries a model on data: give both, or none.")
-    if model is not None and data is not None:
-        from likewise.runs.config import Settings
-
-        settings = Settings(
-            model=model,
-            data=data,
-            weights=weights,
-            label=label,
-            image_size=image_size,
-            prepare=prepare,
-            text_column=text_column,
-            follow_links=follow_links,
-        )
-        facts |= _tried(settings)
-    told(
+    if request is not None:
+        facts |= _try_inputs(request.settings)
+    print_result(
         form,
         facts,
         *(f"{name:<16} {'not installed' if value is None else value}" for name, value in facts.items()),
     )
 
 
-def _tried(settings: Any) -> dict[str, Any]:
+def _try_inputs(settings: Settings) -> dict[str, Any]:
     """Return what two samples tell of a model and data."""
     from likewise.data import batches
+    from likewise.engines import TracedEngine
     from likewise.gram import GramMatrix
 
     net, read = open_inputs(settings)
     data = batches(read.dataset, labels=read.labels)
-    gram = GramMatrix(net, data.take(range(min(8, data.n))))
+    gram = GramMatrix(net, data.take(range(min(8, data.n))), max_memory=settings.max_memory)
     similar = gram.dense()
-    gradients = type(gram.engine).__name__
+    is_traced = isinstance(gram.engine, TracedEngine)
     return {
         "samples": data.n,
         "labels": "none" if data.take([0]).labels() is None else "yes",
@@ -121,7 +101,7 @@ def _tried(settings: Any) -> dict[str, Any]:
         "engine": "layers, the fast one"
         if gradients == "TracedEngine"
         else f"{gradients}, the slow and sure one",
-        "room of a sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
+        "bytes per sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
         "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it "
         "works",
     }
@@ -151,7 +131,7 @@ def reproduce(
         raise ValueError(f"There is no experiment {figure!r}; {there}.")
     failed = []
     for name in known if figure == "all" else [figure]:
-        said(f"{name}:")
+        print_message(f"{name}:")
         try:
             _run(known[name], folder, context.args)
         except ModuleNotFoundError as missing:

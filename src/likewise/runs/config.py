@@ -2,9 +2,9 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from likewise.thumbnails import EXCERPT
 
@@ -20,35 +20,116 @@ PATHS = (
 )  # paths, or import strings with one
 
 
+INPUTS = (
+    "model",
+    "data",
+    "weights",
+    "label",
+    "text_column",
+    "columns",
+    "image_size",
+    "gray",
+    "prepare",
+    "follow_links",
+    "limit",
+    "readout",
+    "parameters",
+    "max_memory",
+    "device",
+)  # what every command that opens a model and data takes
+
+
+def _split_names(given: Any) -> Any:
+    """Return names written with commas as a tuple; anything else as it is."""
+    return (
+        tuple(part.strip() for part in given.split(",") if part.strip()) if isinstance(given, str) else given
+    )
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
+
+
 class Settings(BaseModel):
-    """Everything that `likewise analyze` was told."""
+    """Everything that a run is asked for: the one declaration of options.
+
+    The command line takes names, defaults and help from here (`likewise.cli.options`), settings.toml is a dump of it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str
-    data: str
-    weights: str | None = None
-    label: str | None = None
-    text_column: str | None = None
-    columns: tuple[str, ...] | None = None
-    image_size: int | None = Field(default=None, ge=1)
-    gray: bool = False
-    prepare: str | None = None
-    show: str | None = None
-    show_columns: tuple[str, ...] | None = None
-    excerpt_length: int = Field(default=EXCERPT, ge=1)
-    follow_links: bool = False
-    classes: tuple[str, ...] | None = None
-    limit: int | None = Field(default=None, ge=1)
-    readout: str = "all_outputs"  # a name in likewise.readouts.NAMED, or an import string
-    parameters: tuple[str, ...] | None = None
-    neighbors: int = Field(default=10, ge=1)
-    threshold: float = Field(default=0.5, ge=-1, le=1)
-    sketch: Literal["auto", "never"] | int = "auto"
-    layout: Literal["pca", "umap"] = "pca"
-    watch: str | None = None
-    max_memory: int = Field(default=2**31, ge=1)
-    device: str = "cpu"
+    model: str = Field(
+        description="The model: `package.module:object` or `path/to/file.py:object`, a module or a function that makes "
+        "one; or the settings.toml of a run, to start it again."
+    )
+    data: str = Field(
+        description="The data: a folder of classes with images, a .csv, .tsv, .parquet or .npz file, or an import "
+        "string."
+    )
+    weights: str | None = Field(
+        default=None, description="A state dict: .safetensors, or what torch.save wrote."
+    )
+    label: str | None = Field(default=None, description="The column, or array, of labels.")
+    text_column: str | None = Field(
+        default=None, description="The column of texts; --prepare turns them into inputs."
+    )
+    columns: Names | None = Field(
+        default=None, description="The columns that are inputs, with commas; else all numeric."
+    )
+    image_size: int | None = Field(
+        default=None, ge=1, description="Resize images to a square of so many pixels."
+    )
+    gray: bool = Field(default=False, description="Read images as gray, one channel.")
+    prepare: str | None = Field(
+        default=None, description="Import string of a function: one raw sample → the model's input."
+    )
+    show: str | None = Field(
+        default=None,
+        description="Import string of a function: sample number → what the report shows (image, text, dict, array).",
+    )
+    show_columns: Names | None = Field(
+        default=None,
+        description="Columns to show of a row beside inputs and label, with commas; no others get into the report.",
+    )
+    excerpt_length: int = Field(
+        default=EXCERPT, ge=1, description="Characters that the report shows of a text."
+    )
+    follow_links: bool = Field(
+        default=False, description="Also read what links in a folder of images lead to outside of it."
+    )
+    classes: Names | None = Field(default=None, description="Names of the classes, in order, with commas.")
+    limit: int | None = Field(default=None, ge=1, description="Only so many samples.")
+    readout: str = Field(
+        default="all_outputs",
+        description="Whose gradients are compared: all_outputs, log_probabilities, label_against_rest, "
+        "predicted_class, sequence_log_likelihood, token_log_likelihood, or an import string.",
+    )
+    parameters: Names | None = Field(
+        default=None, description="Only these parameters, with commas: `layer4.*,fc.*`."
+    )
+    neighbors: int = Field(default=10, ge=1, description="How many neighbors to keep of each sample.")
+    threshold: float = Field(
+        default=0.5,
+        ge=-1,
+        le=1,
+        description="Samples at least so similar count as near; a multiple of 0.05.",
+    )
+    sketch: Literal["auto", "never"] | int = Field(
+        default="auto",
+        description="auto, never, or numbers per sample: random projections of gradients where pairs are many.",
+    )
+    layout: Literal["pca", "umap"] = Field(
+        default="pca", description="How the map is drawn: pca, or umap (an extra)."
+    )
+    watch: str | None = Field(
+        default=None,
+        description="The record of the training run, as likewise.Watch.save wrote it: ranks labels better.",
+    )
+    max_memory: ByteSize = Field(
+        default=ByteSize(2**31),
+        ge=1,
+        description="For gradients and pairs, beside the model, such as 4GB or 500MiB.",
+    )
+    device: str = Field(default="cpu", description="Where the model runs: cpu, cuda, cuda:1, mps.")
 
     def text(self) -> str:
         """Return the settings as TOML; what is not set is left out.
@@ -94,7 +175,7 @@ def read_settings(path: str | Path) -> Settings:
     try:
         found = Settings(**known)
     except ValidationError as error:
-        raise ValueError(f"{path}: {told(error)}") from error
+        raise ValueError(f"{path}: {describe_errors(error)}") from error
     if GIVEN_IN_PYTHON in (found.model, found.data):
         raise ValueError(
             f"{path} is of a run that was started from Python, with a model or data that no text names: "
@@ -103,16 +184,16 @@ def read_settings(path: str | Path) -> Settings:
     return found
 
 
-def told(error: ValidationError) -> str:
+def describe_errors(error: ValidationError) -> str:
     """Return what is wrong with settings, field by field."""
     known = ", ".join(Settings.model_fields)
-    told = []
+    problems = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"][:1])
         if problem["type"] == "extra_forbidden":
-            told.append(f"there is no setting {field!r} (there are: {known})")
+            problems.append(f"there is no setting {field!r} (there are: {known})")
         else:
-            told.append(
-                f"{field}: {problem['msg'].removeprefix('Value error, ')}, found {problem['input']!r}"
-            )
-    return "; ".join(told) + "."
+            meaning = Settings.model_fields[field].description
+            message = problem["msg"].removeprefix("Value error, ")
+            problems.append(f"{field}: {message}, found {problem['input']!r} ({meaning})")
+    return "; ".join(dict.fromkeys(problems)) + "."
