@@ -98,9 +98,7 @@ def _try_inputs(settings: Settings) -> dict[str, Any]:
         "labels": "none" if data.take([0]).labels() is None else "yes",
         "outputs": gram.d,
         "parameters": sum(net.numels.values()),
-        "engine": "layers, the fast one"
-        if gradients == "TracedEngine"
-        else f"{gradients}, the slow and sure one",
+        "engine": "layers, the fast one" if is_traced else "autograd, the slower reference",
         "bytes per sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
         "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it "
         "works",
