@@ -13,7 +13,6 @@ LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
     "escapes": -1,  # of text: knows nothing of the package
     "model_state": -1,
-    "intervals": 0,
     "linalg": 0,
     "kernels": 0,
     "fingerprint": 0,

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from likewise.intervals import wilson
 from likewise.linalg import matrix_power, rank_floor
+from likewise.statistics.calibration import wilson_interval
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])
@@ -39,8 +39,8 @@ def test_floor_grows_with_the_units_of_rounding():
 
 @pytest.mark.parametrize("hits, misses", [(0, 5), (5, 0), (1, 1), (40, 60)])
 def test_wilson_interval_solves_its_equation(hits, misses):
-    share, low, high = wilson(hits, misses)
     n = hits + misses
+    share, low, high = wilson_interval(hits, n)
     for end in (low, high):  # where the share is 1.96 deviations away, each counted at that end
-        assert min(end, 1 - end) < 1e-9 or abs((share - end) ** 2 - 1.96**2 * end * (1 - end) / n) < 1e-12
-    assert 0 <= low <= share <= high <= 1 and wilson(0, 0)[1:] == (0.0, 1.0)
+        assert min(end, 1 - end) < 1e-9 or abs((share - end) ** 2 - 1.959964**2 * end * (1 - end) / n) < 1e-6
+    assert 0 <= low <= share <= high <= 1 and wilson_interval(0, 0)[1:] == (0.0, 1.0)

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyze, inspect, start
+from likewise.cli import analyze, demo, doctor, inspect, reproduce
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.base import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
@@ -48,7 +48,7 @@ def _start(
 
 
 for command in (
-    start.demo,
+    demo.demo,
     analyze.analyze,
     analyze.plan,
     inspect.neighbors,
@@ -56,11 +56,11 @@ for command in (
     inspect.compare,
     inspect.export,
     inspect.verify,
-    start.doctor,
+    doctor.doctor,
 ):
     app.command()(command)
 PASSING_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-app.command(context_settings=PASSING_ON)(start.reproduce)
+app.command(context_settings=PASSING_ON)(reproduce.reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from likewise.intervals import wilson
 from likewise.locks import lock_folder
 from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
+from likewise.statistics.calibration import wilson_interval
 
 if TYPE_CHECKING:
     import pandas
@@ -156,7 +156,7 @@ class Analysis:
         verdicts = [verdict for sample, verdict in given.items() if sample in flagged]
         wrong = sum(verdict in ("wrong", "relabel") for verdict in verdicts)
         right = sum(verdict == "right" for verdict in verdicts)
-        return Precision(wrong, right, len(verdicts) - wrong - right, *wilson(wrong, right))
+        return Precision(wrong, right, len(verdicts) - wrong - right, *wilson_interval(wrong, wrong + right))
 
     def report(self) -> Path:
         """Rewrite report.html, and return where it is."""

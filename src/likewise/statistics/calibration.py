@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer, check_tensor, describe
-from likewise.intervals import wilson
 from likewise.model_state import preserve_generators
 from likewise.statistics.reliability import Reliability
 
@@ -126,6 +125,16 @@ def _refuse_other(found: Reliability) -> None:
         raise TypeError(f"found must be what likewise.reliability(gram) returns, found {describe(found)}.")
 
 
+def wilson_interval(hits: int, n: int) -> tuple[float, float, float]:
+    """Return the share of hits among n and its 95 % interval by Wilson; NaN, 0 and 1 where none was seen."""
+    from scipy.stats import binomtest
+
+    if n == 0:
+        return float("nan"), 0.0, 1.0
+    interval = binomtest(hits, n).proportion_ci(confidence_level=0.95, method="wilson")
+    return hits / n, float(interval.low), float(interval.high)
+
+
 def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:
     found = []
     for places in expected.argsort().tensor_split(min(levels, len(expected) // 10)):
@@ -133,6 +142,6 @@ def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> lis
         mean, half = float(part.mean()), 1.96 * float(part.std()) / count**0.5
         low, high = max(0.0, mean - half), mean + half
         if shares:
-            mean, low, high = wilson(int(part.sum()), count - int(part.sum()))
+            mean, low, high = wilson_interval(int(part.sum()), count)
         found.append(Level(float(expected[places].mean()), mean, low, high, count))
     return found

@@ -1,0 +1,73 @@
+"""`likewise doctor`: what is installed, and whether a model and data work."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from likewise.cli.inputs import open_inputs
+from likewise.cli.options import Form, Request, takes_settings
+from likewise.cli.output import Format, gigabytes, print_result
+from likewise.runs.config import INPUTS, Settings
+
+
+@takes_settings(INPUTS, optional=True)
+def doctor(
+    request: Request | None,
+    form: Form = Format.text,
+) -> None:
+    """Tell what is installed, and with a model and data whether they will work and how.
+
+    Example: `likewise doctor net.py:model images/ --image-size 32`
+    """
+    import torch
+
+    names = (
+        "likewise",
+        "torch",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "scikit-learn",
+        "matplotlib",
+        "scipy",
+        "umap-learn",
+    )
+    facts: dict[str, Any] = {"python": sys.version.split()[0], **{name: _version(name) for name in names}}
+    facts |= {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()}
+    if request is not None:
+        facts |= _try_inputs(request.settings)
+    print_result(
+        form,
+        facts,
+        *(f"{name:<16} {'not installed' if value is None else value}" for name, value in facts.items()),
+    )
+
+
+def _try_inputs(settings: Settings) -> dict[str, Any]:
+    """Return what two samples tell of a model and data."""
+    from likewise.data import batches
+    from likewise.engines import TracedEngine
+    from likewise.gram import GramMatrix
+
+    net, read = open_inputs(settings)
+    data = batches(read.dataset, labels=read.labels)
+    gram = GramMatrix(net, data.take(range(min(8, data.n))), max_memory=settings.max_memory)
+    similar = gram.dense()
+    is_traced = isinstance(gram.engine, TracedEngine)
+    return {
+        "samples": data.n,
+        "labels": "none" if data.take([0]).labels() is None else "yes",
+        "outputs": gram.d,
+        "parameters": sum(net.numels.values()),
+        "engine": "layers, the fast one" if is_traced else "autograd, the slower reference",
+        "bytes per sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
+        "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it "
+        "works",
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
