@@ -35,20 +35,20 @@ Clock = Callable[[], float]  # anything that grows as work is done: seconds, ope
 
 
 class Pass(NamedTuple):
-    """One pass over data that was made, and what it took by the clock."""
+    """A completed pass over data, and its cost by the clock."""
 
     what: str
     cost: float
 
 
-# Of each thread: which clocks run, and whether a pass is under way.
+# For each thread: the running clocks, and whether a pass is in progress.
 _records: ContextVar[tuple[tuple[Clock, list[Pass]], ...]] = ContextVar("records", default=())
 _inside: ContextVar[bool] = ContextVar("inside a pass", default=False)
 
 
 @contextmanager
 def record_passes(clock: Clock) -> Iterator[list[Pass]]:
-    """Collect the passes made inside, each with what it took."""
+    """Collect the passes made inside, each with its cost."""
     passes: list[Pass] = []
     before = _records.set((*_records.get(), (clock, passes)))
     try:
@@ -86,7 +86,7 @@ class RankMismatchError(RuntimeError):
 
 
 def world_size() -> int:
-    """Return how many processes share the work."""
+    """Return the number of processes that share the work."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -97,9 +97,9 @@ def join_results(
     about: Any = None,
     finish: Callable[[], None] | None = None,
 ) -> Any:
-    """Return function(span) joined along dimension 0; it has a row for each place of the span.
+    """Return function(span) concatenated along dimension 0, with one row for each position of the span.
 
-    Results go straight into their place: small tensors kept between large temporary ones would fragment the
+    Results are written straight to their rows: small tensors among large temporary ones would fragment the
     heap, and memory would grow.
 
     Args:
@@ -142,7 +142,7 @@ def sum_results(
     about: Any = None,
     finish: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Return Σ function(span), a tensor of the same shape for each; arguments as of `join_over`."""
+    """Return Σ function(span), tensors of the same shape; arguments as for `join_results`."""
 
     def work(share: Iterator[range]) -> Tensor | None:
         total: Tensor | None = None
@@ -162,7 +162,7 @@ def _shared(
     about: Any,
     finish: Callable[[], None] | None,
 ) -> Any:
-    """Return the sum over ranks of what `work` makes of each rank's share of the spans."""
+    """Return the sum over ranks of `work` on each rank's share of the spans."""
     if _inside.get():
         raise RuntimeError("A pass over the data was asked for inside another: take it before.")
     token = _inside.set(True)
@@ -193,16 +193,16 @@ def _time_pass(what: str) -> Iterator[None]:
 
 
 class _Team(Protocol):
-    """Those who share a pass."""
+    """The processes that share a pass."""
 
     def agree(self, function: Callable[[range], Any], spans: list[range], about: Any) -> None:
-        """Refuse to begin if ranks were given different things."""
+        """Raise if ranks were given different weights, data or options."""
 
     def share(self, spans: list[range]) -> Iterator[range]:
         """Yield this rank's spans, with a progress bar after two seconds, on a terminal, on one rank."""
 
     def report(self, problem: BaseException) -> None:
-        """Tell the others of an error."""
+        """Send an error to the other ranks."""
 
     def total(self, result: Any) -> Any:
         """Return the sum of the results of all ranks; places that another rank filled are zero here."""
@@ -290,7 +290,7 @@ class _Ranks:
         return tree_map(self._sum, result)
 
     def _exchange(self, message: Any, patient: bool = True) -> list[Any]:
-        """Return what all ranks say, or raise the first error that is among it."""
+        """Return the messages of all ranks, or raise the first error among them."""
         everyone = self._channel.exchange(message, self._what, patient)
         for rank, message in enumerate(everyone):
             if "error" in message:
@@ -326,7 +326,7 @@ def _link(what: str) -> _Link:
 def _open_channel(what: str) -> Channel:
     """Connect to the other ranks; the store of the process group tells where.
 
-    With gloo, a barrier runs beside: it fails at once where a rank has ended before it could connect.
+    With gloo, a barrier runs in parallel: it fails immediately if a rank has ended before it could connect.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
@@ -342,7 +342,7 @@ def _open_channel(what: str) -> Channel:
 
 
 def _pass_barrier(barrier: Any, channel: Channel, what: str) -> None:
-    """Wait until every rank has come; raise RankLost if one has ended, or stays away too long."""
+    """Wait until every rank has arrived; raise RankLostError if one has ended or times out."""
     start = time.monotonic()
     while not barrier.is_completed():
         channel.check(what)
@@ -411,7 +411,7 @@ def _lost_early(absent: list[int], why: str, channel: Channel | None = None) -> 
 
 
 def _wait(work: Any, channel: Channel, what: str) -> None:
-    """Wait for a collective operation, or raise RankLost if a rank is lost meanwhile."""
+    """Wait for a collective operation, or raise RankLostError if a rank is lost meanwhile."""
     channel.wait_for(work.is_completed, what)
     try:
         work.wait()
@@ -450,7 +450,7 @@ def _fingerprint(
 
 
 def _condense(entries: Entries) -> dict[str, Any]:
-    """Return a digest of what is compared exactly, and all that is compared within a tolerance."""
+    """Return a digest of the entries compared exactly, and all entries compared within a tolerance."""
     exact = [(k, n, e) for k, named in entries.items() for n, e in named.items() if not isinstance(e, Close)]
     close = {f"{k}/{n}": e for k, named in entries.items() for n, e in named.items() if isinstance(e, Close)}
     return {"exact": hashlib.sha256(json.dumps(exact).encode()).hexdigest(), "close": close}
@@ -481,7 +481,7 @@ ADVICE = {
 
 
 def _refuse(at: list[str], entries: list[Entries]) -> None:
-    """Raise RanksDiffer, the same on every rank."""
+    """Raise RankMismatchError, the same on every rank."""
     if len(set(at)) > 1:
         groups = [sorted(set(at), key=at.index).index(one) for one in at]
         calls = "; ".join(f"rank {rank} at {one}" for rank, one in list(enumerate(at))[:8])

@@ -1,6 +1,6 @@
 """A trained model as a function f(θ, x) of selected parameters, with selected outputs.
 
-A readout (readouts.py) turns whatever the model returns into the (n, d) outputs whose gradients are
+A readout (readouts.py) turns what the model returns into the (n, d) outputs whose gradients are
 compared.
 
 Nothing here changes the model: inside `Network.evaluation_mode` it is in evaluation mode, and afterwards
@@ -65,8 +65,8 @@ class Network:
         self.autocast = autocast
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
             self.names = _select_parameters(self.model, parameters)
-        self._reads_labels = looks_at_label(readout)  # of a user's own readout found on first use
-        self._cast: torch.dtype | None = None  # the precision to compute in, if not the model's own
+        self._reads_labels = looks_at_label(readout)  # of a custom readout tested on first use
+        self._cast: torch.dtype | None = None  # the compute dtype, if not the model's
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
         self._checksums = ChecksumCache()
@@ -165,8 +165,8 @@ class Network:
     def reads_labels(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> bool:
         """Whether the readout's result depends on the labels.
 
-        A user's own readout is tried on these samples with their labels and with each other's, once: what is found
-        on the first samples with labels holds for all.
+        A custom readout is tested once on these samples with their labels and with each other's; the
+        result for the first samples with labels holds for all.
 
         Args:
             inputs: A few samples, best with different labels.

@@ -128,7 +128,7 @@ def differentiable_gradients(
 
 
 def live_parameters(net: Network) -> Parameters:
-    """Return all parameters of the model itself, in whose graph a term is; chosen ones that are frozen get a leaf."""
+    """Return the model's own parameters; selected ones that are frozen are replaced by new leaves."""
     every = dict(net.model.named_parameters())
     frozen = {k: every[k].detach().requires_grad_() for k in net.names if not every[k].requires_grad}
     return {**every, **frozen}

@@ -54,7 +54,7 @@ def select_engine(
                 reason, remedy = fault
             except RegroupedError as problem:
                 reason, remedy = regrouping_fault(problem)
-            except Exception as error:  # the reference is for whatever cannot be traced
+            except Exception as error:  # the reference handles every model that cannot be traced
                 if is_out_of_memory(error):
                     raise
                 reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

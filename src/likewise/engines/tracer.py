@@ -359,7 +359,7 @@ def _intercept_custom_functions(watch: OperationTracer) -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if watch.inside:
             return original.__get__(None, cls)(*args, **kwargs)
-        with torch._C.DisableTorchFunction():  # what happens inside is its own business
+        with torch._C.DisableTorchFunction():  # its inner operations are not traced
             return watch.__torch_function__(original.__get__(None, cls), (), args, kwargs)
 
     holder: Any = torch.autograd.Function

@@ -1,7 +1,7 @@
 """Validates gradients: of a traced model before the first number, of some samples in every later pass.
 
 A gradient assigned to the wrong sample shows in Σₓ J(x)ᵀ w(x) with random weights w, which takes one backward pass for
-any number of outputs. See reference.py for how disagreements are settled.
+any number of outputs. See reference.py for how disagreements are resolved.
 """
 
 import time
@@ -64,7 +64,7 @@ def find_fault(
 
     Looked at are the samples in their order, in reverse, samples of a later batch if any are given, and
     samples invented from the first, of other values and lengths: a model that sorts or groups samples by
-    their values, and found these in order, shows it there.
+    their values, and leaves the given ones in order, shows it there.
 
     Raises:
         UntraceableError: The model cannot be traced on these samples.

@@ -44,7 +44,7 @@ class Centering(NamedTuple):
     """What double centering needs to know of some samples."""
 
     means: Tensor  # (n,) r(x), in float64
-    scales: Tensor  # (n,) c(x, x)^-½, 0 for a sample with nothing of its own
+    scales: Tensor  # (n,) c(x, x)^-½, 0 where centering leaves only rounding
 
     @classmethod
     def from_sums(

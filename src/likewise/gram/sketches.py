@@ -83,7 +83,7 @@ class Sketches:
 class _Directions(NamedTuple):
     """Sketches less their mean: subtracted before any product, or small differences would drown in float32."""
 
-    vectors: Tensor  # (n, q) of unit length, 0 for a sample with nothing of its own
+    vectors: Tensor  # (n, q) of unit length, 0 where centering leaves only rounding
     lengths: Tensor  # (n,) before
     means: Tensor  # (n,) mean similarity to the reference set
     alive: Tensor  # (n,) 1, and 0 for a sample with a zero gradient, which is similar to nothing
