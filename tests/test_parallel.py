@@ -115,7 +115,7 @@ def test_ranks_that_differ_are_refused_by_name_on_every_rank(what, faulty):
     kind, name = DIFFERENCES[what]
     found = faulty("different", what)
     assert {rank: result.get("error") for rank, result in found.items()} == dict.fromkeys(
-        range(3), "RanksDiffer"
+        range(3), "RankMismatchError"
     )
     assert len({result["text"] for result in found.values()}) == 1
     groups = found[0]["differences"][kind][name]
@@ -126,7 +126,7 @@ def test_ranks_that_differ_are_refused_by_name_on_every_rank(what, faulty):
 @pytest.mark.distributed
 def test_a_group_goes_on_after_differences_and_errors(faulty):
     errors = faulty("different", "error")
-    assert [errors[rank]["error"] for rank in range(3)] == ["RemoteError", "KeyError", "FailedElsewhere"]
+    assert [errors[rank]["error"] for rank in range(3)] == ["RemoteError", "KeyError", "RemoteError"]
     model, x = nets.case(nets.conv, 2, 12)
     expected = lw.soft_neighbors(lw.GramMatrix(model, x))
     for result in faulty("different", "same").values():
@@ -153,7 +153,7 @@ def test_a_rank_that_is_lost_ends_the_others_within_five_seconds_and_is_named(ho
     found = faulty(how)
     assert set(found) == {0, 1, 2} - {lost}
     for result in found.values():
-        assert (result.get("error"), result.get("rank")) == ("RankLost", lost), result
+        assert (result.get("error"), result.get("rank")) == ("RankLostError", lost), result
         assert words in result["text"]
         assert result["seconds"] < 5
 
