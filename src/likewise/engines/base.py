@@ -13,7 +13,7 @@ import errno
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -203,11 +203,13 @@ class Engine(ABC):
     """Computes per-sample gradients: self kernels, whitened Jacobians, and products with them.
 
     Attributes:
+        name: Of the engine, in messages.
         batch_size: Samples that fit into max_memory, None if unknown.
         memory: Bytes that a batch takes; zeros if unknown.
 
     """
 
+    name: ClassVar[str] = "custom"
     batch_size: int | None = None
     memory: MemoryUse = UNKNOWN_MEMORY
 

@@ -53,6 +53,8 @@ class DenseEngine(Engine):
 
     """
 
+    name = "dense"
+
     def __init__(
         self,
         source: Source,

@@ -62,6 +62,8 @@ class TracedEngine(Engine):
 
     """
 
+    name = "layers"
+
     def __init__(
         self,
         net: Network,

@@ -96,7 +96,7 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
     batch_bytes = memory.fixed_bytes + memory.bytes_per_sample * min(batch, gram.engine.batch_size or 0)
     peak = max(few.peak + growth * (reach - few.n), batch_bytes) + more.result * n / more.n
     return Plan(
-        method=f"engine {type(gram.engine).__name__.lower()}",
+        method=f"engine {gram.engine.name}",
         passes=sum(p.what != "pairs" for p in more.seconds),
         visits_of_pairs=visits,
         flops=flops,
