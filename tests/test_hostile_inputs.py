@@ -474,7 +474,7 @@ ARGUMENTS: dict[str, Argument] = {
     "similarity model": Argument(lambda v: lw.similarity(v, clean().data), NOTHING, "model|happened when"),
     "similarity a": Argument(lambda v: lw.similarity(clean().model, v), NOTHING, ANY),
     "similarity b": keyword(similar, "b", DEFAULT, ANY),
-    "similarity readout": keyword(similar, "readout", NOTHING),
+    "similarity readout": keyword(similar, "readout", DEFAULT),
     "similarity kernel": keyword(similar, "kernel", NOTHING),
     "similarity centered": keyword(similar, "centered", FLAGS),
     "similarity engine": keyword(similar, "engine", NOTHING),
