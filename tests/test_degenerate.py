@@ -401,7 +401,7 @@ def test_thresholds_and_exponents_that_are_no_numbers_are_refused(bad):
 def test_labels_of_the_data_that_are_not_finite_are_named(statistic, bad):
     labels = torch.zeros(6, 1).double()
     labels[3] = bad
-    with pytest.raises(ValueError, match=r"1 labels are NaN or infinite, the first at \[3\]"):
+    with pytest.raises(ValueError, match=r"1 labels are NaN or infinite, the first of samples \[3\]"):
         statistic(lw.GramMatrix(linear(), (inputs(), labels)))
 
 

@@ -548,7 +548,7 @@ def test_wrong_options_of_a_likelihood_are_refused():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *(("likewise:GramMatrix", "readout must be"), ("likewise:similarity", "readout must be")),
+        *(("likewise:GramMatrix", "is the class GramMatrix"), ("likewise:similarity", "readout must be")),
         *(("likewise:projected_outputs", "called first"), ("main_tensor", "no readout 'main_tensor'")),
         *(("torch", "no readout 'torch'"), ("projected_outputs", "no readout 'projected_outputs'")),
     ],
