@@ -92,6 +92,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "focalnet": dict(embed_dim=16, hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1]),
     "fsmt": dict(src_vocab_size=32, tgt_vocab_size=32),
     "funnel": dict(block_sizes=[1, 1], block_repeats=[1, 1], d_head=8),
+    "kimi_linear": dict(linear_head_dim=8, linear_num_heads=2),
     "led": dict(attention_window=4, max_encoder_position_embeddings=64, max_decoder_position_embeddings=64),
     "longformer": dict(attention_window=4),
     "mobilenet_v1": dict(depth_multiplier=0.25),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from zoo.cases import Case, Problem, random_images
 
 CLASSES = 5
+CREATES_FLOAT64 = {"optical_flow.raft"}  # its grid of coordinates has the default type
 
 
 class TimmModel(NamedTuple):
@@ -168,7 +169,10 @@ def build_timm(model: TimmModel) -> Problem:
 
 def torchvision_cases() -> list[Case]:
     """Return a model of each module of torchvision, but detection, which needs its compiled operators."""
-    return [Case("torchvision", family, name, build) for family, (name, build) in _torchvision().items()]
+    return [
+        Case("torchvision", family, name, build, creates_float64=family in CREATES_FLOAT64)
+        for family, (name, build) in _torchvision().items()
+    ]
 
 
 def _torchvision() -> dict[str, tuple[str, Callable[[], Problem]]]:
