@@ -4,12 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from zoo.cases import Case, Problem, random_images
 
 CLASSES = 5
-CREATES_FLOAT64 = {"optical_flow.raft"}  # its grid of coordinates has the default type
 
 
 class TimmModel(NamedTuple):
@@ -168,11 +167,11 @@ def build_timm(model: TimmModel) -> Problem:
 
 
 def torchvision_cases() -> list[Case]:
-    """Return a model of each module of torchvision, but detection, which needs its compiled operators."""
-    return [
-        Case("torchvision", family, name, build, creates_float64=family in CREATES_FLOAT64)
-        for family, (name, build) in _torchvision().items()
-    ]
+    """Return a model of each module of torchvision.
+
+    Without detection, which needs its compiled operators, and RAFT, which does not run in float64.
+    """
+    return [Case("torchvision", family, name, build) for family, (name, build) in _torchvision().items()]
 
 
 def _torchvision() -> dict[str, tuple[str, Callable[[], Problem]]]:
@@ -224,7 +223,6 @@ def _torchvision() -> dict[str, tuple[str, Callable[[], Problem]]]:
             "SwinTransformer3d, 3 blocks",
             _videos(partial(video.SwinTransformer3d, patch_size=[2, 4, 4], window_size=[2, 4, 4], **windows)),
         ),
-        "optical_flow.raft": ("raft_small, 2 updates", _flow),
         "quantization.mobilenetv2": ("mobilenet_v2, float", images(quantization.mobilenet_v2)),
         "quantization.resnet": ("resnet18, float", images(quantization.resnet18)),
         "quantization.shufflenetv2": ("shufflenet_v2_x0_5, float", images(quantization.shufflenet_v2_x0_5)),
@@ -323,21 +321,3 @@ def _pooled_s3d(num_classes: int) -> nn.Module:
     model = s3d(num_classes=num_classes)
     model.avgpool = nn.AdaptiveAvgPool3d(1)  # its own needs frames of 224 x 224
     return model
-
-
-class _Flow(nn.Module):
-    """The last of two updates of an optical flow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from torchvision.models.optical_flow import raft_small
-
-        self.model = raft_small()
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.model(first, second, num_flow_updates=2)[-1]
-
-
-def _flow() -> Problem:
-    pairs = random_images(128, frames=(2,))
-    return Problem(_Flow(), {"first": pairs[:, 0].contiguous(), "second": pairs[:, 1].contiguous()})
