@@ -9,7 +9,8 @@ from zoo.cases import Case, Problem
 from zoo.hugging_face import build_model
 
 MODULES = ["q_proj", "v_proj", "down_proj"]
-# AdaMSS is left out: it does not run in float64. Options beside a rank of 4, the modules above and 3 virtual tokens, where a configuration has them.
+# AdaMSS is left out: it does not run in float64.
+# Options beside a rank of 4, the modules above and 3 virtual tokens, where a configuration has them.
 ADAPTERS: dict[str, dict[str, Any]] = {
     "LORA": {},
     "LORA, DoRA": dict(use_dora=True),
