@@ -120,9 +120,8 @@ def _measured(problem: Problem, expected: Tensor) -> dict[str, Any]:
             similarities, neighbors = gram.dense(), lw.soft_neighbors(gram)
         except Exception as error:  # whatever it is, it is what the table tells
             return {"engine": "refused", "reason": _first_line(error)}
-    messages = [str(w.message) for w in caught]
-    slow = [message for message in messages if "reference engine" in message]
-    found = {"engine": "autograd", "reason": slow[0]} if slow else {"engine": "layers"}
+    reasons = [str(w.message) for w in caught if "engine" in str(w.message)]
+    found = {"engine": gram.engine.name, **({"reason": reasons[0]} if reasons else {})}
     errors = _difference(similarities, expected), _difference(neighbors, expected.sum(1)) / SAMPLES
     return {**found, "error": max(errors)}
 

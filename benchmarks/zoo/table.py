@@ -79,9 +79,9 @@ def _exception(record: Record) -> list[str]:
 
 
 def _short(reason: str) -> str:
-    """Return a reason as one cell: without the model's name before the parenthesis of a warning."""
-    inside = reason.partition("reference engine (")[2] or reason
-    text = inside.removesuffix(").").replace("|", "\\|").replace("\n", " ")
+    """Return a reason as one cell: of a warning what its parenthesis says."""
+    inside = reason.partition("reference engine (")[2].partition("). Its numbers")[0] or reason
+    text = inside.replace("|", "\\|").replace("\n", " ")
     return text if len(text) <= 200 else text[:197] + "..."
 
 
