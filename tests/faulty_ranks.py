@@ -1,4 +1,4 @@
-"""What test_parallel starts once: groups of real processes in which one rank differs, ends or is stopped.
+"""What test_distributed starts once: groups of real processes in which one rank differs, ends or is stopped.
 
 Processes are forked from one that has imported everything; no agent watches over them. Each scenario writes
 what every rank found, and when.

@@ -354,7 +354,7 @@ def test_models_that_branch_on_the_batch_are_noticed(make):
 @pytest.mark.filterwarnings("ignore:torch.func.vmap cannot")
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_padded_batches_among_full_ones(kind):
-    from test_network import tiny_hugging_face
+    from test_model import tiny_hugging_face
 
     model = tiny_hugging_face()[kind]
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""What test_parallel starts by torchrun: computes and writes what each process found."""
+"""What test_distributed starts by torchrun: computes and writes what each process found."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import likewise as lw
 import nets
-from test_parallel import results
+from test_distributed import results
 
 
 def error():

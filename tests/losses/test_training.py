@@ -12,7 +12,7 @@ from torch import nn
 
 import likewise as lw
 from likewise import losses
-from test_parallel import torchrun
+from test_distributed import torchrun
 
 group = partial(losses.group, readout=lw.all_outputs)  # which draws nothing
 EXAMPLES = Path(__file__).parents[2] / "examples"

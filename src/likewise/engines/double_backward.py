@@ -1,7 +1,7 @@
 """Functions with correct higher derivatives: norms, and convolutions.
 
 PyTorch's third derivatives of layer_norm and instance_norm are silently wrong, and so are second derivatives of
-instance_norm under vmap (torch 2.13; `tests/engines/test_norms.py` fails once that is fixed).
+instance_norm under vmap (torch 2.13; `tests/engines/test_factors.py` fails once that is fixed).
 """
 
 from collections.abc import Callable

@@ -423,7 +423,7 @@ SCRIPT = """
 import sys, time, torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
-from test_runs import example
+from test_analyze import example
 import likewise as lw
 from likewise.runs.export import knn_graph
 model, x, y = example(400)

@@ -11,7 +11,7 @@ import models
 import oracle
 
 TABLE = Path(__file__).parents[2] / "docs" / "correctness.md"
-BEGIN, END = "<!-- layers: written by tests/engines/test_layers.py -->", "<!-- layers: end -->"
+BEGIN, END = "<!-- layers: written by tests/engines/test_traced.py -->", "<!-- layers: end -->"
 # Where operations cannot be traced the reference takes over, with a warning: these and no others.
 BY_REFERENCE: set[str] = set()
 
@@ -91,8 +91,8 @@ def table():
             "",
             f"{len(models.CASES)} small models in float64: rows, K(x, x), sums and readings of both",
             "engines against one plain backward per sample and output, to a relative error under 1e-9",
-            "(`tests/engines/test_layers.py`, part of `make test`). This table is compared with that test",
-            "and written by `PYTHONPATH=tests python tests/engines/test_layers.py`.",
+            "(`tests/engines/test_traced.py`, part of `make test`). This table is compared with that test",
+            "and written by `PYTHONPATH=tests python tests/engines/test_traced.py`.",
             "",
             "| model | engine `layers` (the default) | engine `autograd` |",
             "|---|---|---|",

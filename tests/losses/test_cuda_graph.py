@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_terms import NETS, example, similarities
+from test_functional import NETS, example, similarities
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
