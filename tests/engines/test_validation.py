@@ -7,7 +7,7 @@ from torch import nn
 import likewise as lw
 from likewise.data import Samples
 from likewise.engines import TracedEngine, differentiable_gradients
-from likewise.engines.reference import find_mismatch
+from likewise.engines.validation import find_mismatch
 
 
 class Tokens(nn.Module):

@@ -21,7 +21,7 @@ import typer
 
 from likewise.cli import analyze, demo, doctor, inspect, reproduce
 from likewise.cli.output import Failed, print_message, print_warning
-from likewise.engines.base import MemoryLimitError, is_out_of_memory
+from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
 from likewise.loading.expansion import ExpansionError
 

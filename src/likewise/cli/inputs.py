@@ -63,7 +63,7 @@ def _refuse_misfit(net: Any, read: Any, settings: "Settings") -> None:
     from torch.utils._pytree import tree_leaves
 
     from likewise.data import batches
-    from likewise.engines.base import is_out_of_memory
+    from likewise.engines.memory import is_out_of_memory
 
     first = batches(read.dataset, labels=read.labels).samples(range(1))
     try:

@@ -1,4 +1,4 @@
-"""The interface of gradient engines, their results, and the checks and limits they share.
+"""The interface of gradient engines, their results, and the checks they share.
 
 J(x) is the (d, p) Jacobian of the outputs with respect to the parameters, K(x, x) = J Jᵀ the self kernel, and
 S(x) = K(x, x)ᵉ J(x) the whitened Jacobian, with the exponent e of the kernel (0: J itself, -½: orthonormal rows).
@@ -9,7 +9,6 @@ Every statistic follows from four operations: the self kernel, S(x) as rows or f
 the jvp S(x) u.
 """
 
-import errno
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
+from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
 from likewise.linalg import Power, product
 
 
@@ -189,16 +189,6 @@ class JvpResult(NamedTuple):
     ranks: Tensor | None
 
 
-class MemoryUse(NamedTuple):
-    """The bytes that an engine takes for a batch, as measured in a dry run."""
-
-    fixed_bytes: int  # independent of the batch size
-    bytes_per_sample: int
-
-
-UNKNOWN_MEMORY = MemoryUse(0, 0)
-
-
 class Engine(ABC):
     """Computes per-sample gradients: self kernels, whitened Jacobians, and products with them.
 
@@ -326,41 +316,3 @@ class FiniteChecks:
         pending, self._pending = self._pending, []
         for ids, finite, dtype in pending:
             _raise_not_finite(ids, finite, dtype)
-
-
-class MemoryLimitError(MemoryError):
-    """Not even one sample fits into max_memory.
-
-    Attributes:
-        enough: A sufficient max_memory, in bytes.
-    """
-
-    def __init__(self, message: str, enough: int) -> None:
-        super().__init__(message)
-        self.enough = enough
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on any device."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    # PyTorch's CPU allocator and the dynamic loader raise no specific exception; only the text identifies it
-    if isinstance(error, ImportError):
-        return "failed to map segment" in str(error)
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def fit_batch_size(size: int, d: int, p: int, max_memory: int, rest: int = 0) -> int:
-    """Return how many samples of `size` bytes fit beside `rest` bytes; raise MemoryLimitError if none does."""
-    if size + rest > max_memory:
-        enough = 2 * (size + rest)
-        raise MemoryLimitError(
-            f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
-            f"{(size + rest) / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory "
-            f"leaves for them: allow max_memory={enough:_}, or choose a readout of fewer "
-            "outputs or fewer parameters.",
-            enough,
-        )
-    return int((max_memory - rest) // size)

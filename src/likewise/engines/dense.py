@@ -1,14 +1,21 @@
-"""The dense engine: everything from explicit Jacobian rows. Slow, simple, the reference for the traced engine.
+"""The dense engine: everything from explicit rows. Slow, simple, the reference for the traced engine.
 
-Rows are computed a few samples at a time within max_memory, and dropped again.
+Rows are Jacobians, or activations of layers, which perceptual similarity compares. They are computed a few samples at
+a time within max_memory, and dropped again. Jacobians come from torch.func; where vmap fails, from one sample at a
+time, as a batch of two copies. vmap is validated first: its Jacobian of the first sample must agree with autograd's.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+from torch.utils._pytree import tree_map
 
 from likewise.data import Samples
 from likewise.engines.base import (
@@ -20,12 +27,21 @@ from likewise.engines.base import (
     VjpResult,
     check_finite,
     concatenate_powers,
-    fit_batch_size,
     whiten_outputs,
     whiten_rows,
 )
-from likewise.engines.validation import SpotCheck
+from likewise.engines.memory import fit_batch_size, is_out_of_memory
+from likewise.engines.tracer import repeat_samples
+from likewise.engines.validation import (
+    SpotCheck,
+    find_mismatch,
+    flat_gradient,
+    flatten_gradients,
+    network_outputs,
+)
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
+from likewise.model import Network, Parameters, annotate_errors
+from likewise.readouts import main_tensor
 
 
 class Source(Protocol):
@@ -147,3 +163,154 @@ class DenseEngine(Engine):
 def _combine_rows(rows: Tensor, place: int, u: Tensor) -> Tensor:
     """Return J(x)ᵀ u of the sample at a position, (p,)."""
     return u.to(rows) @ rows[place]
+
+
+@final
+class Jacobians:
+    """J(x), (n, d, p), of samples; parameters are concatenated in the order of `net.names`."""
+
+    def __init__(self, net: Network) -> None:
+        self._net = net
+        self._vmap: bool | None = None  # whether vmap is correct for this model; tested on first use
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Return J(x); call it inside `net.evaluation_mode`."""
+        with torch.enable_grad():
+            if self._vmap is None:
+                self._vmap = _vmap_is_correct(self._net, samples[:1])
+            return (jacobians_by_vmap if self._vmap else jacobians_one_by_one)(self._net, samples)
+
+    def shape(self, samples: Samples) -> tuple[int, int, int]:
+        """Return d, p and the bytes of a number."""
+        outputs = self._net.function({}, samples.inputs, samples.labels, samples.ids)
+        return outputs.shape[1], sum(self._net.numels.values()), self._net.dtype.itemsize
+
+
+def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
+    """Return J(x) of all samples by vmap: one forward, and a backward for each output."""
+    parameters = net.parameters
+
+    def outputs(theta: Parameters, inputs: Any, labels: Tensor | None, ids: Tensor) -> Tensor:
+        return net.select_outputs(net.call_model(theta, inputs), inputs, labels, ids)
+
+    def one(inputs: Any, labels: Tensor | None, number: Tensor) -> Tensor:
+        inputs, number = tree_map(lambda t: t.unsqueeze(0), (inputs, number))
+        label = None if labels is None else labels.unsqueeze(0)
+        y, pullback, *_ = vjp(lambda theta: outputs(theta, inputs, label, number)[0], parameters)
+        # One vjp per output rather than a nested vmap, which breaks on PReLU.
+        return torch.stack([flatten_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
+
+    dims = (0, None if samples.labels is None else 0, 0)
+    with annotate_errors(net, samples.inputs, samples.labels, samples.ids):  # inside, ids have no values
+        return vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
+
+
+def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:
+    """Return J(x) by one backward for each sample and output, of a batch that is the sample twice.
+
+    Twice, since PyTorch differentiates some operations wrongly in a batch of one.
+    """
+    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+    jacobians = []
+    for x in samples.split(1):
+        y = network_outputs(net, repeat_samples(x, 2), parameters)[0]
+        jacobians.append(torch.stack([flat_gradient(output, parameters) for output in y]))
+    return torch.stack(jacobians)
+
+
+def _vmap_is_correct(net: Network, samples: Samples) -> bool:
+    try:
+        wrong = _find_vmap_mismatch(net, samples)
+        if wrong is None:
+            return True
+        reason = f"the gradient in {wrong} comes out wrong"
+    except Exception as error:  # whatever vmap cannot do, plain autograd just did
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).strip().splitlines()[0][:80]
+    warnings.warn(
+        f"torch.func.vmap cannot differentiate {type(net.model).__name__} ({reason}): gradients "
+        "are taken one sample at a time, which is exact but slow.",
+        stacklevel=2,
+    )
+    return False
+
+
+def _find_vmap_mismatch(net: Network, samples: Samples) -> str | None:
+    """Return the first parameter for which vmap's Jacobian of a sample is wrong, if any."""
+    d = network_outputs(net, samples).shape[1]
+    u = torch.randn(d, generator=torch.Generator().manual_seed(0))
+
+    def compute(other: Network) -> Tensor:
+        rows = jacobians_by_vmap(other, samples)[0]
+        return u.to(rows) @ rows
+
+    return find_mismatch(net, compute, repeat_samples(samples, 2), torch.stack([u, torch.zeros_like(u)]))
+
+
+@final
+class Activations:
+    """√λ_l a_l(x) of named layers, concatenated, (n, 1, q): rows like the gradients of one output."""
+
+    def __init__(self, net: Network, layers: Sequence[str], weights: Sequence[float]) -> None:
+        names = [name for name, _ in net.model.named_modules() if name]
+        for pattern in layers:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"No layer matches {pattern!r}. The model has: {', '.join(names)}.")
+        if len(weights) != len(layers) or min(weights) < 0:
+            raise ValueError(
+                f"weights must be {len(layers)} numbers of at least 0, one for each of the layers, found "
+                f"{list(weights)}."
+            )
+        self._net, self._patterns = net, tuple(layers)
+        self._weight = {
+            name: weight
+            for pattern, weight in zip(layers, weights, strict=True)
+            for name in names
+            if fnmatchcase(name, pattern)
+        }
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Return the activations; call it inside `net.evaluation_mode`."""
+        seen: dict[str, list[Tensor]] = {name: [] for name in self._weight}
+
+        def record(name: str, inputs: tuple[Any, ...], outputs: Any) -> None:
+            seen[name].append(main_tensor(outputs).clone())  # the next layer may work in place
+
+        with record_calls(self._net.model, seen, record):
+            self._net.function({}, samples.inputs, samples.labels, samples.ids)
+        for pattern in self._patterns:  # a container may be silent, but not all that match
+            if not any(seen[name] for name in seen if fnmatchcase(name, pattern)):
+                raise ValueError(f"No layer that matches {pattern!r} was called in the forward pass.")
+        return torch.cat(
+            [
+                output.reshape(len(samples), 1, -1) * self._weight[name] ** 0.5
+                for name, outputs in seen.items()
+                for output in outputs
+            ],
+            dim=2,
+        )
+
+    def shape(self, samples: Samples) -> tuple[int, int, int]:
+        """Return d = 1, the number of activations and the bytes of a number."""
+        rows = self(samples)
+        return rows.shape[1], rows.shape[2], rows.element_size()
+
+
+@contextmanager
+def record_calls(
+    model: nn.Module, names: Iterable[str], record: Callable[[str, tuple[Any, ...], Any], None]
+) -> Iterator[None]:
+    """Call `record` with the name, inputs and outputs of each call of the named modules."""
+    modules = dict(model.named_modules())
+    hooks = [
+        modules[name].register_forward_hook(
+            lambda _, inputs, outputs, name=name: record(name, inputs, outputs)
+        )
+        for name in names
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -3,6 +3,10 @@
 The model is called on its own parameters, and the inputs and output gradients of its operations stay in the graph.
 Inner products, norms and sums of per-sample gradients follow from those factors; a dense gradient is formed only
 where that is cheaper.
+
+A tangent ∂ₓ J(x) · e takes two backward passes: of Σ ⟨T, u⟩ with respect to x, which is linear in u, and of its product
+with e with respect to u. This works for everything that can be differentiated twice, also where forward mode is
+missing or wrong.
 """
 
 import warnings
@@ -17,13 +21,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
-from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution, Substitutes
-from likewise.engines.factors import DenseGradient, ParameterGradient
+from likewise.engines.double_backward import SECOND_ORDER, THIRD_ORDER, FunctionSubstitution, Substitutes
+from likewise.engines.factors import (
+    DenseGradient,
+    EmbeddingGradient,
+    FactoredGradient,
+    ParameterGradient,
+    StructuredGradient,
+)
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.group_sums import group_sums, weighted_sums
-from likewise.engines.reference import full_float32
 from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
-from likewise.engines.validation import check_independent_samples, find_fault
+from likewise.engines.validation import check_independent_samples, find_fault, full_float32
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.model import Network, Parameters
 
@@ -292,3 +300,132 @@ def _merge_small(gradients: list[ParameterGradient]) -> list[ParameterGradient]:
 
 def _is_small(gradient: DenseGradient) -> bool:
     return gradient.gradients.shape[2] <= 4096
+
+
+def group_sums(parts: list[ParameterGradient], roots: Tensor, groups: list[Tensor]) -> Tensor:
+    """Return ‖Σ S(x)‖² of each group, (groups,), given roots K(x, x)^-½ and places, small groups first."""
+    sizes = sorted({len(at) for at in groups})
+    stacked = [torch.stack([at for at in groups if len(at) == size]) for size in sizes]
+    which = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(at) for at in groups]))
+    places = torch.cat(groups)
+    sums = []
+    for gradient in parts:
+        if isinstance(gradient, StructuredGradient) and not gradient.is_dense:
+            sums.append(torch.cat([_sums_of_factors(gradient, roots, at) for at in stacked]))
+        else:
+            sums.append(_sums_of_rows(gradient.rows(), roots, places, which, len(groups)))
+    return torch.stack(sums).sum(0)
+
+
+def weighted_sums(parts: list[ParameterGradient], roots: Tensor, members: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_g w_g ‖Σ S(x)‖² by operations whose shapes do not depend on the groups.
+
+    Args:
+        parts: The gradients by parameter.
+        roots: (n, d, d) K(x, x)^-½.
+        members: (groups, n) 1 where a sample is in a group, else 0.
+        weights: (groups,) w_g.
+
+    """
+    pairs = members.T @ (weights[:, None] * members)  # the weight of each pair of samples
+    sums = []
+    for gradient in parts:
+        if (
+            isinstance(gradient, FactoredGradient | EmbeddingGradient)
+            and not gradient.is_dense
+            and _pairs_are_cheaper(gradient, len(members))
+        ):
+            sums.append((pairs * _pair_traces(gradient, roots)).sum())
+        else:
+            rows = gradient.rows()
+            summing = torch.einsum("gn,nde->gdne", members, roots).to(rows.dtype)
+            total = summing.flatten(2).flatten(0, 1) @ rows.flatten(0, 1)
+            sums.append((total.square().sum(1).to(roots).view(len(members), -1).sum(1) * weights).sum())
+    return torch.stack(sums).sum()
+
+
+def _pairs_are_cheaper(gradient: FactoredGradient | EmbeddingGradient, groups: int) -> bool:
+    """Whether products of all pairs of positions cost less than dense gradients, summed by group."""
+    n, d, t, o = gradient.deltas.shape
+    i = gradient.inputs.shape[2] if isinstance(gradient, FactoredGradient) else gradient.size
+    return (n * t) ** 2 * (d * o + (i if isinstance(gradient, FactoredGradient) else 1)) <= n * d * o * i * (
+        t + groups
+    )
+
+
+def _pair_traces(gradient: FactoredGradient | EmbeddingGradient, roots: Tensor) -> Tensor:
+    """Return tr S(x) S(x')ᵀ in one parameter of all pairs of samples, (n, n)."""
+    n, d, t, o = gradient.deltas.shape
+    whitened = gradient.whiten(roots)
+    deltas = whitened.deltas
+    if isinstance(whitened, FactoredGradient):
+        flat = whitened.inputs.flatten(0, 1)
+        same = flat @ flat.T
+    else:
+        index = whitened.indices.flatten()
+        same = ((index[:, None] == index) & (index >= 0)).to(deltas)
+    by_output = deltas.transpose(0, 1).reshape(d, n * t, o)
+    products = (by_output @ by_output.mT).sum(0) * same
+    return products.view(n, t, n, t).sum((1, 3), dtype=roots.dtype)
+
+
+def _sums_of_rows(rows: Tensor, roots: Tensor, places: Tensor, which: Tensor, groups: int) -> Tensor:
+    """Return ‖Σ S‖² of each group from explicit rows, (groups,); a place's sample is of group `which`."""
+    n, d = roots.shape[:2]
+    which = which.to(rows.device)
+    if groups <= 16:  # one product; of more groups, most of it would be zeros
+        members = roots.new_zeros(groups, n)
+        members[which, places] = 1
+        weights = torch.einsum("gn,nde->ndge", members, roots).to(rows.dtype)
+        total = weights.flatten(0, 1).flatten(1).T @ rows.flatten(0, 1)
+        return total.view(groups, -1).square().sum(1).to(roots)
+    weighted = roots.to(rows.dtype) @ rows if d > 1 else roots.to(rows.dtype) * rows
+    flat = weighted.flatten(1)
+    total = flat.new_zeros(groups, flat.shape[1]).index_add(0, which, flat[places])
+    return total.square().sum(1).to(roots)
+
+
+def _sums_of_factors(gradient: StructuredGradient, roots: Tensor, at: Tensor) -> Tensor:
+    """Return ‖Σ S‖² of groups of one size, (groups,): a group has the positions of all its samples."""
+    sums = gradient.whiten(roots).group(at)
+    if sums.rows_are_cheaper:
+        return sums.rows().flatten(1).square().sum(1).to(roots)
+    return sums.self_gram().diagonal(dim1=1, dim2=2).sum(1)
+
+
+def gradient_tangents(net: Network, samples: Samples, direction: Tensor) -> Tensor:
+    """Return ‖∂ₓ J(x) · e(x)‖² of each sample, (n,), differentiable in the model's parameters.
+
+    Samples without a finite gradient are left out.
+    """
+    with torch.inference_mode(False):
+        return _squared_norms(net, samples, direction.clone())
+
+
+def _squared_norms(net: Network, samples: Samples, direction: Tensor) -> Tensor:
+    x = samples.inputs.detach().clone().requires_grad_()
+    base = differentiable_gradients(net, Samples(x, samples.labels, samples.ids), THIRD_ORDER)
+    gradients = list(base.chunk.by_parameter.values())
+    tensors = [tensor for gradient in gradients for tensor in gradient.tensors]
+    derivatives = iter(_tangents(tensors, x, direction))
+    tangents = [gradient.tangent(derivatives) for gradient in gradients]
+    norms = [gradient.self_gram().diagonal(dim1=1, dim2=2).sum(1) for gradient in tangents]
+    total = torch.stack(norms).sum(0)
+    return total if base.finite is None else total[base.finite]
+
+
+def _tangents(tensors: list[Tensor], x: Tensor, direction: Tensor) -> list[Tensor]:
+    """Return the derivative of each tensor along the direction in x."""
+    depend = [tensor for tensor in tensors if tensor.requires_grad]
+    dummies = [torch.zeros_like(tensor, requires_grad=True) for tensor in depend]
+    zeros = {id(tensor): torch.zeros_like(tensor) for tensor in tensors}
+    with torch.enable_grad():
+        total = torch.stack([(t * u).sum() for t, u in zip(depend, dummies, strict=True)]).sum()
+        (back,) = torch.autograd.grad(total, x, create_graph=True, allow_unused=True)
+        if back is None or not back.requires_grad:
+            return [zeros[id(tensor)] for tensor in tensors]
+        derivatives = torch.autograd.grad(
+            (back * direction).sum(), dummies, create_graph=True, allow_unused=True
+        )
+    known = {id(t): g for t, g in zip(depend, derivatives, strict=True) if g is not None}
+    return [known.get(id(tensor), zeros[id(tensor)]) for tensor in tensors]

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.engines.backward import chain, output_gradients
 from likewise.engines.double_backward import Substitutes
 from likewise.engines.factors import ParameterGradient, sum_gradients
-from likewise.engines.partition import Even
+from likewise.engines.membership import Even
 from likewise.engines.ragged import compute_gradients_by_rows
-from likewise.engines.rules import Call, parameter_gradients
+from likewise.engines.rules import Call, chain, output_gradients, parameter_gradients
 from likewise.engines.tracer import PassRecorder, RowTrace, Trace
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network, Parameters

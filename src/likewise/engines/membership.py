@@ -1,14 +1,18 @@
-"""Which sample each row of an operation's output belongs to, determined in every pass.
+"""Which sample each row of an operation's output belongs to, determined in every pass; and partitions by sample.
 
 Where the batch is not a dimension of a tensor (tokens regrouped by expert, packed sequences, time steps before
 samples, a loop over samples), gradients identify the sample of a row. The outputs of sample i are weighted by a power
 of two, r_i, and summed: this multiplies the gradient of a row that serves only sample i by exactly r_i. The ratio of
 two backward passes encodes the sample. A row whose ratio is no power of two serves several samples.
+
+A Partition divides the indices along a dimension among samples: evenly and in order where the batch is a dimension,
+unevenly and in any order where rows were regrouped.
 """
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -145,3 +149,57 @@ def _owners(
         factor *= highest - lowest + 1
     n = len(digits[0])
     return torch.where(size > 0, codes.clamp(max=n - 1), -1).flatten().cpu()
+
+
+@final
+@dataclass(frozen=True)
+class Even:
+    """Consecutive indices of the same number for each of n samples."""
+
+    n: int
+
+    def split(self, value: Tensor, dimension: int, fill: bool = False) -> Tensor:
+        """Return (n, ...), with the indices of one sample in the place of the dimension."""
+        return value.unflatten(dimension, (self.n, -1)).movedim(dimension, 0)
+
+
+@final
+@dataclass(frozen=True)
+class Uneven:
+    """Indices along `width` dimensions taken as one, for each sample that has any."""
+
+    samples: Tensor  # (n,) their places in the batch
+    indices: Tensor  # (n, most indices of one sample), padded with any
+    known: Tensor  # (n, most): False for padding
+    width: int = 1
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return len(self.samples)
+
+    def split(self, value: Tensor, dimension: int, fill: bool = False) -> Tensor:
+        """Return (n, ...) with a sample's indices in the place of the dimensions, zeros for padding."""
+        flat = value.flatten(dimension, dimension + self.width - 1) if self.width > 1 else value
+        indices = self.indices.to(value.device)
+        split = flat.index_select(dimension, indices.flatten()).unflatten(dimension, indices.shape)
+        if fill and not self.known.all():
+            known = self.known.to(value.device).view(*indices.shape, *[1] * (flat.dim() - dimension - 1))
+            split = torch.where(known, split, 0)
+        return split.movedim(dimension, 0)
+
+
+Partition = Even | Uneven
+
+
+def partition_by(owners: Tensor, width: int = 1) -> Uneven:
+    """Return the partition of indices, given the sample of each, (size,), -1 for none."""
+    samples, counts = owners[owners >= 0].unique(return_counts=True)
+    most = int(counts.max())
+    order = owners.argsort(stable=True)[int((owners < 0).sum()) :]
+    place = torch.arange(len(order)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    who = torch.repeat_interleave(torch.arange(len(samples)), counts)
+    indices = torch.zeros(len(samples), most, dtype=torch.int64)
+    known = torch.zeros(len(samples), most, dtype=torch.bool)
+    indices[who, place], known[who, place] = order, True
+    return Uneven(samples, indices, known, width)

@@ -1,8 +1,10 @@
-"""Peak memory of tensors during a computation, counted on any device."""
+"""Memory: the bytes of tensors during a computation, measured on any device, and how many samples fit into a limit."""
 
+import errno
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,3 +49,51 @@ class MemoryMeter(TorchDispatchMode):
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+class MemoryUse(NamedTuple):
+    """The bytes that an engine takes for a batch, as measured in a dry run."""
+
+    fixed_bytes: int  # independent of the batch size
+    bytes_per_sample: int
+
+
+UNKNOWN_MEMORY = MemoryUse(0, 0)
+
+
+class MemoryLimitError(MemoryError):
+    """Not even one sample fits into max_memory.
+
+    Attributes:
+        enough: A sufficient max_memory, in bytes.
+    """
+
+    def __init__(self, message: str, enough: int) -> None:
+        super().__init__(message)
+        self.enough = enough
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on any device."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # PyTorch's CPU allocator and the dynamic loader raise no specific exception; only the text identifies it
+    if isinstance(error, ImportError):
+        return "failed to map segment" in str(error)
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def fit_batch_size(size: int, d: int, p: int, max_memory: int, rest: int = 0) -> int:
+    """Return how many samples of `size` bytes fit beside `rest` bytes; raise MemoryLimitError if none does."""
+    if size + rest > max_memory:
+        enough = 2 * (size + rest)
+        raise MemoryLimitError(
+            f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
+            f"{(size + rest) / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory "
+            f"leaves for them: allow max_memory={enough:_}, or choose a readout of fewer "
+            "outputs or fewer parameters.",
+            enough,
+        )
+    return int((max_memory - rest) // size)

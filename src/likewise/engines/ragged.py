@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
-from likewise.engines.backward import chain, output_gradients
 from likewise.engines.double_backward import Substitutes
 from likewise.engines.factors import (
     DenseGradient,
@@ -28,13 +27,14 @@ from likewise.engines.factors import (
     SubsetGradient,
     sum_gradients,
 )
-from likewise.engines.membership import Members, find_members
-from likewise.engines.partition import partition_by
+from likewise.engines.membership import Members, find_members, partition_by
 from likewise.engines.rules import (
     Call,
     ParameterGradients,
+    chain,
     gradients_by_mask,
     gradients_by_rule,
+    output_gradients,
     parameter_gradients,
 )
 from likewise.engines.tracer import (

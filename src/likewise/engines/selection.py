@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.engines.base import Engine, MemoryUse, fit_batch_size, is_out_of_memory
-from likewise.engines.dense import DenseEngine
-from likewise.engines.jacobians import Jacobians
-from likewise.engines.memory import MemoryMeter
+from likewise.engines.base import Engine
+from likewise.engines.dense import DenseEngine, Jacobians
+from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
 from likewise.engines.traced import TracedEngine
 from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
 from likewise.engines.validation import SpotCheck, find_fault, regrouping_fault

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.base import (
-    UNKNOWN_MEMORY,
     Engine,
     Features,
     FiniteChecks,
     GradientMismatchError,
     GradientParts,
     JvpResult,
-    MemoryUse,
     PartsChangedError,
     Rows,
     VjpResult,
@@ -30,10 +28,10 @@ from likewise.engines.base import (
     whiten_outputs,
     whiten_rows,
 )
+from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.jacobians import jacobians_one_by_one
-from likewise.engines.reference import full_float32
+from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -42,7 +40,7 @@ from likewise.engines.tracer import (
     UntraceableError,
     repeat_samples,
 )
-from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch
+from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch, full_float32
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
 

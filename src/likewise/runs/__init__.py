@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
 from likewise.data import Batches, batches
 from likewise.distributed import world_size
-from likewise.engines.base import MemoryLimitError
+from likewise.engines.memory import MemoryLimitError
 from likewise.gram import GramMatrix
 from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network

@@ -9,15 +9,14 @@ r the ranks (d as a rule), and ‖f − f'‖ ≤ slope · ‖a − a'‖. For d
 √(1 + ‖a‖²) for its larger √Σ(1 + |a_i|)²; it also holds for several outputs.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from likewise.data import Samples
-from likewise.engines.jacobians import jacobians_one_by_one
+from likewise.engines import jacobians_one_by_one, record_calls
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION
 from likewise.model import Network
@@ -124,9 +123,19 @@ class _Call(NamedTuple):
 def last_linear(net: Network, samples: Samples) -> Head | None:
     """Return the layer, or None if there is none, it has no bias, or its parameters are shared.
 
-    Call it inside `net.evaluating`.
+    Call it inside `net.evaluation_mode`.
     """
-    with _recorded(net.model) as calls:
+    layers = {
+        name: module
+        for name, module in net.model.named_modules()
+        if isinstance(module, nn.Linear) and module.bias is not None
+    }
+    calls: list[_Call] = []
+
+    def record(name: str, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        calls.append(_Call(name, layers[name], inputs[0].clone(), outputs.clone()))
+
+    with record_calls(net.model, layers, record):
         outputs = net.function({}, samples.inputs, samples.labels, samples.ids)
     if not calls or calls[-1].outputs.dim() != 2:
         return None
@@ -165,24 +174,3 @@ def _alone(net: Network, call: _Call, samples: Samples) -> bool:
     parts = dict(zip(layer.names, jacobian.split(sizes, dim=2), strict=True))
     expected = torch.einsum("ndo,ni->ndoi", parts[bias], call.inputs)
     return torch.allclose(parts[weight], expected.flatten(2), rtol=1e-3, atol=1e-6)
-
-
-@contextmanager
-def _recorded(model: nn.Module) -> Iterator[list[_Call]]:
-    calls: list[_Call] = []
-
-    def record(name: str, module: nn.Linear, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        calls.append(_Call(name, module, inputs[0].clone(), outputs.clone()))
-
-    hooks = [
-        module.register_forward_hook(
-            lambda module, inputs, outputs, name=name: record(name, module, inputs, outputs)
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.bias is not None
-    ]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
