@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
-from likewise.gram.projection import Sketch
-from likewise.gram.sketches import sketch_rows
+from likewise.gram.sketches import Sketch, sketch_rows
 from nets import conv6, evaluated, margin, resnet9, spoiled, trained
 
 SKETCH = 1024

@@ -4,7 +4,7 @@ from likewise import figures, losses
 from likewise.data import Batches, Samples, batches
 from likewise.distributed import RankMismatchError, RemoteError
 from likewise.engines import DependentSampleError, GradientMismatchError, ZeroGradientWarning
-from likewise.gram import GramMatrix, Plan, similarity
+from likewise.gram import GramMatrix, Plan, perceptual, similarity
 from likewise.kernels import (
     CORRELATION,
     IDENTITY_DISTANCE,
@@ -52,9 +52,7 @@ from likewise.statistics.fit import FitQuality, fit_quality
 from likewise.statistics.label_issues import LabelSuspicion, label_evidence, label_suspicion
 from likewise.statistics.lipschitz import lipschitz_bound
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
-from likewise.statistics.novelty import novelty
-from likewise.statistics.perceptual import perceptual
-from likewise.statistics.reliability import Reliability, reliability
+from likewise.statistics.reliability import Reliability, novelty, reliability
 from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
 from likewise.watch import Watch, WithIndex
 

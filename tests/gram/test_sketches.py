@@ -8,8 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.gram import Reducer
-from likewise.gram.projection import Sketch, whiten_sketches
-from likewise.gram.sketches import Sketches
+from likewise.gram.sketches import Sketch, Sketches, whiten_sketches
 from nets import SHAPES, case
 
 

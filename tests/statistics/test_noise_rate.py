@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.statistics.label_issues import suspicion_from_votes
-from likewise.statistics.noise_rate import calibrated, estimate_noise, wrong_chance
+from likewise.statistics.noise_rate import calibrate_shares, estimate_noise, wrong_chance
 
 
 def voted(share, n=4000, classes=5, sharp=6.0, seed=0, kind="uniform"):
@@ -47,7 +47,7 @@ def test_calibrated_votes_are_frequencies_of_labels():
     shares = torch.rand(20_000, 2, generator=chance, dtype=torch.float64)
     shares = shares / shares.sum(1, keepdim=True)
     labels = torch.bernoulli(shares[:, 1].square(), generator=chance).long()  # not the share itself
-    found = calibrated(torch.stack([1 - shares[:, 1], shares[:, 1]], 1), labels)
+    found = calibrate_shares(torch.stack([1 - shares[:, 1], shares[:, 1]], 1), labels)
     # both classes share one curve: the chance at a share, on average over them
     ones, zeros = shares[:, 1].square(), 1 - (1 - shares[:, 1]).square()
     assert (found[:, 1] - (ones + zeros) / 2).abs().mean() < 0.05

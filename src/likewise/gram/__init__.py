@@ -2,17 +2,42 @@
 
 matrix      GramMatrix: rows, columns, kernel, plain or centered; what every statistic works on
 products    G @ w in two passes over the data, linear in N
-tiles       all pairs, one strip of whole rows in memory at a time
-strips      a strip as reducers see it, plain and centered; many reducers in one visit
+strips      all pairs, one strip of whole rows at a time; many reducers in one visit
 centering   double centering of a kernel, then normalization
-projection  random projections of gradients that keep inner products
-sketches    the same strips from projected gradients
+sketches    random projections of gradients, and the same strips from them
+similarity  similarity in one call, of gradients or of activations
 cost        what a statistic will take, from a dry run
 """
 
 from likewise.gram.cost import Plan
 from likewise.gram.matrix import GramMatrix
-from likewise.gram.similarity import similarity
+from likewise.gram.similarity import perceptual, similarity
+from likewise.gram.sketches import (
+    Sketch,
+    Sketched,
+    Sketches,
+    bucket_count,
+    measure_error,
+    pair_source,
+    sketch_rows,
+    whiten_sketches,
+)
 from likewise.gram.strips import PairSource, Reducer, Strip
 
-__all__ = ["GramMatrix", "PairSource", "Plan", "Reducer", "Strip", "similarity"]
+__all__ = [
+    "GramMatrix",
+    "PairSource",
+    "Plan",
+    "Reducer",
+    "Sketch",
+    "Sketched",
+    "Sketches",
+    "Strip",
+    "bucket_count",
+    "measure_error",
+    "pair_source",
+    "perceptual",
+    "similarity",
+    "sketch_rows",
+    "whiten_sketches",
+]

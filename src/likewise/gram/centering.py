@@ -10,10 +10,13 @@ two samples have on average. The reference set is the columns; of new inputs, r(
 """
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from likewise.data import Batches
+from likewise.kernels import Kernel
 
 VISIBLE_ERROR = 1e-3  # of a centered similarity: a larger one is worth a warning
 
@@ -66,9 +69,9 @@ class Centering(NamedTuple):
 
         """
         means = sums.double() / columns
-        left = diagonal - 2 * means + (means.mean() if grand_mean is None else grand_mean)
-        alive = (diagonal > 0) & (left > rounding_floor(dtype) * diagonal)
-        return cls(means, torch.where(alive, torch.where(alive, left, 1).rsqrt(), 0))
+        remaining = diagonal - 2 * means + (means.mean() if grand_mean is None else grand_mean)
+        alive = (diagonal > 0) & (remaining > rounding_floor(dtype) * diagonal)
+        return cls(means, torch.where(alive, torch.where(alive, remaining, 1).rsqrt(), 0))
 
 
 class CenteredPair(NamedTuple):
@@ -97,3 +100,30 @@ class CenteredPair(NamedTuple):
         total = scaled.sum(0).to(product)
         shift = (columns.means.to(scaled) @ scaled).to(product) - self.grand_mean.to(product) * total
         return (product - rows.means[:, None].to(product) * total - shift) * rows.scales[:, None].to(product)
+
+
+class _CacheEntry(NamedTuple):
+    data: Batches
+    kernel: Kernel
+    state: tuple[Any, ...]
+    centering: Centering
+
+
+class CenteringCache:
+    """Centerings of the reference set and of one other data set, with the model's state they belong to."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _CacheEntry] = {}
+
+    def get(self, role: str, data: Batches, kernel: Kernel, state: tuple[Any, ...]) -> Centering | None:
+        """Return what was put for the same samples, kernel and state of the model, else None."""
+        entry = self._entries.get(role)
+        if entry is None or entry.data is not data or (entry.kernel, entry.state) != (kernel, state):
+            return None
+        return entry.centering
+
+    def put(
+        self, role: str, data: Batches, kernel: Kernel, state: tuple[Any, ...], centering: Centering
+    ) -> None:
+        """Store a centering."""
+        self._entries[role] = _CacheEntry(data, kernel, state, centering)

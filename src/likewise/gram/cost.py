@@ -17,7 +17,7 @@ from likewise.data import Batches
 from likewise.distributed import Clock, Pass, record_passes
 from likewise.engines import Engine, MemoryMeter
 from likewise.gram.products import Products
-from likewise.gram.tiles import Tiles
+from likewise.gram.strips import Tiles
 from likewise.model import Network
 
 
@@ -49,10 +49,10 @@ class Plan:
     batch: int  # samples of one batch
 
     def __str__(self) -> str:
-        made = [f"{self.passes} passes"] if self.passes else []
-        made += [f"all pairs {self.visits_of_pairs} times"] if self.visits_of_pairs else []
+        counts = [f"{self.passes} passes"] if self.passes else []
+        counts += [f"all pairs {self.visits_of_pairs} times"] if self.visits_of_pairs else []
         return (
-            f"about {_duration(self.seconds)}: {' and '.join(made)} in batches of {self.batch}, "
+            f"about {_duration(self.seconds)}: {' and '.join(counts)} in batches of {self.batch}, "
             f"{self.flops / 1e12:.3g} TFLOP, at most about {self.peak_bytes / 2**20:,.0f} MiB; {self.method}"
         )
 

@@ -9,7 +9,7 @@ so that a model is traced and checked once.
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,10 @@ from likewise.engines import (
     select_engine,
 )
 from likewise.fingerprint import Fingerprint
-from likewise.gram.centering import CenteredPair, Centering, warn_of_cancellation
+from likewise.gram.centering import CenteredPair, Centering, CenteringCache, warn_of_cancellation
 from likewise.gram.cost import Plan, plan_statistic
 from likewise.gram.products import Products
-from likewise.gram.strips import Reducer, Strip, reduce_strip, split_results
-from likewise.gram.tiles import Tiles
+from likewise.gram.strips import Reducer, Strip, Tiles, reduce_strip, split_results
 from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network
@@ -87,7 +86,7 @@ class GramMatrix:
         self.max_memory = min(bytes_allowed, 2**62)
         self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory)
         self._reference = self.columns  # the samples whose mean is taken off
-        self._centerings = _Centerings()
+        self._centerings = CenteringCache()
         self._refuse_centering()
 
     def __repr__(self) -> str:
@@ -156,7 +155,7 @@ class GramMatrix:
         other.data = self.data.take(range(min(n, self.data.n)))
         other.columns = other.data if self.square else self.columns.take(range(min(n, self.columns.n)))
         other._reference = other.columns
-        other._centerings = _Centerings()
+        other._centerings = CenteringCache()
         return other
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
@@ -339,7 +338,7 @@ class GramMatrix:
         kernel = self.kernel
         return Products(
             net=self.net,
-            gradients=self.engine,
+            engine=self.engine,
             rows=self.data,
             columns=self.columns,
             left_power=kernel.left_power,
@@ -352,7 +351,7 @@ class GramMatrix:
     def tiles(self, dtype: torch.dtype | None = None) -> Tiles:
         """Return all pairs of the plain matrix, to be visited strip by strip; in `gram.dtype` if None."""
         return Tiles(
-            gradients=self.engine,
+            engine=self.engine,
             rows=self.data,
             columns=self.columns,
             kernel=self.kernel,
@@ -398,7 +397,7 @@ class GramMatrix:
             )
 
         with self.net.evaluation_mode():
-            joined = join_results(show, tiles.strips, "pairs", self, tiles.gradients.finish_checks)
+            joined = join_results(show, tiles.strips, "pairs", self, tiles.engine.finish_checks)
         tiles.zero_gradient_log.warn()
         return joined
 
@@ -552,33 +551,6 @@ class _Setup:
                 return rows.shape[1], rows.shape[2]
             d = self._net.function({}, first.inputs, first.labels, first.ids).shape[1]
         return d, sum(self._net.numels.values())
-
-
-class _Known(NamedTuple):
-    data: Batches
-    kernel: Kernel
-    state: tuple[tuple[int, int], ...]
-    centering: Centering
-
-
-class _Centerings:
-    """Centerings of the reference set and of one other data set, with the model's state they belong to."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
-
-    def get(self, role: str, data: Batches, kernel: Kernel, state: tuple[Any, ...]) -> Centering | None:
-        """Return what was put for the same samples, kernel and state of the model, else None."""
-        known = self._known.get(role)
-        if known is None or known.data is not data or (known.kernel, known.state) != (kernel, state):
-            return None
-        return known.centering
-
-    def put(
-        self, role: str, data: Batches, kernel: Kernel, state: tuple[Any, ...], centering: Centering
-    ) -> None:
-        """Remember a centering."""
-        self._known[role] = _Known(data, kernel, state, centering)
 
 
 def _model_state(model: nn.Module) -> tuple[tuple[int, int], ...]:

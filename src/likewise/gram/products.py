@@ -26,7 +26,7 @@ class Products:
     """Passes over rows and columns, with the powers of a kernel."""
 
     net: Network
-    gradients: Engine
+    engine: Engine
     rows: Batches
     columns: Batches
     left_power: float
@@ -42,7 +42,7 @@ class Products:
 
     def spans(self, data: Batches) -> list[range]:
         """Return the batches to load: the user's, or multiples of the engine's batch size."""
-        batch_size = self.gradients.batch_size
+        batch_size = self.engine.batch_size
         if data.given or batch_size is None:
             return data.spans()
         return data.spans(batch_size * (256 // batch_size) if batch_size < 256 else min(batch_size, 2048))
@@ -53,7 +53,7 @@ class Products:
         fingerprint.add("rows", self.rows)
         fingerprint.add("columns", self.columns)
         fingerprint.add("exponents", (self.left_power, self.right_power))
-        fingerprint.add("engine", type(self.gradients).__name__)
+        fingerprint.add("engine", type(self.engine).__name__)
 
     def vjp(self, weights: Weights, cache: SelfKernelCache | None = None) -> Tensor:
         """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
@@ -61,7 +61,7 @@ class Products:
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
-            result = self.gradients.vjp(samples, weights(where), self.right_power)
+            result = self.engine.vjp(samples, weights(where), self.right_power)
             if result.self_kernel is not None:
                 zero_gradients.note(samples, result.self_kernel.rank)
                 if cache is not None:
@@ -69,7 +69,7 @@ class Products:
             return result.total
 
         with self.net.evaluation_mode():
-            settle = self.gradients.finish_checks
+            settle = self.engine.finish_checks
             total = sum_results(term, self.spans(self.columns), "summing gradients", self, settle)
         if self.rows is not self.columns:  # else the second pass names them
             zero_gradients.warn()
@@ -82,13 +82,13 @@ class Products:
         def project(where: range) -> Tensor:
             samples = self.rows.samples(where)
             self_kernel = None if cache is None else cache.get(where)
-            result = self.gradients.jvp(samples, directions, self.left_power, self_kernel)
+            result = self.engine.jvp(samples, directions, self.left_power, self_kernel)
             zero_gradients.note(samples, result.ranks)
             return read(where, result.outputs)
 
         with self.net.evaluation_mode():
             outputs = join_results(
-                project, self.spans(self.rows), "reading off", self, self.gradients.finish_checks
+                project, self.spans(self.rows), "reading off", self, self.engine.finish_checks
             )
         zero_gradients.warn()
         return outputs

@@ -1,10 +1,12 @@
-"""The one-liner."""
+"""Similarity in one call: of gradients, or of activations for comparison (sec. 2.3 and 6.2 of the paper)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from likewise.engines import EngineName
+from likewise.checks import check_integer, check_names, check_tensor
+from likewise.engines import Activations, DenseEngine, EngineName
 from likewise.gram.matrix import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
 from likewise.model import Network, to_network
@@ -43,3 +45,32 @@ def similarity(
     """
     net = to_network(model, readout)
     return GramMatrix(net, a, b, kernel=kernel, engine=engine, centered=centered).dense()
+
+
+def perceptual(
+    model: Network | nn.Module,
+    layers: str | Sequence[str],
+    data: Any,
+    columns: Any = None,
+    *,
+    weights: Sequence[float] | None = None,
+    kernel: Kernel = CORRELATION,
+    centered: bool = False,
+    max_memory: int = 2**31,
+) -> GramMatrix:
+    """Return the Gram matrix of Σ_l λ_l a_l(x)·a_l(x'), or its cosine by default, (d = 1).
+
+    `layers`: names or glob patterns of modules whose outputs are the activations; `weights`: their
+    λ, one by default. Every use of a GramMatrix and every statistic but those of predictions works
+    on it; with kernel=INNER_PRODUCT it is the plain sum.
+    """
+    net = model if isinstance(model, Network) else Network(model, parameters="*")  # frozen ones too
+    names = check_names("layers", layers, "names or glob patterns of modules, such as 'layer4.*'")
+    max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
+    if weights is not None:
+        weights = check_tensor("weights", weights).reshape(-1).tolist()
+    source = Activations(net, names, [1.0] * len(names) if weights is None else weights)
+    engine = DenseEngine(source, max_memory // 2)
+    return GramMatrix(
+        net, data, columns, kernel=kernel, engine=engine, centered=centered, max_memory=max_memory
+    )

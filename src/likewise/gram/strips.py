@@ -1,17 +1,26 @@
-"""A strip of a Gram matrix as reducers see it: some rows with all columns, plain and centered.
+"""All pairs of two data sets, one strip of whole rows at a time.
 
-A statistic of pairs is a reducer: a function of a strip that returns a few numbers for each of its rows. A source
-of pairs (an exact GramMatrix, or sketches) shows every strip once to any number of reducers, so that a run that
-needs ten statistics forms every similarity once.
+A statistic of pairs is a `Reducer`: a function of a `Strip` (some rows with all columns, plain and centered) that
+returns a few numbers for each of its rows. A source of pairs (an exact GramMatrix, or sketches) shows every strip
+once to any number of reducers, so that a run that needs ten statistics forms every similarity once.
+
+`Tiles` computes exact strips. The features of a strip's rows stay in memory while those of the columns are streamed;
+if the features of all columns fit, they are computed once and cached.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from likewise.data import Batches
+from likewise.distributed import world_size
+from likewise.engines import Engine, Features, ZeroGradientLog
+from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
 
 
 class Strip:
@@ -112,3 +121,140 @@ def split_results(joined: tuple[Tensor, ...], reducers: tuple[Reducer, ...]) -> 
         parts.append(joined[start : start + reducer.results])
         start += reducer.results
     return parts
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """k(x, x') of rows and columns, tiles of it in at most about `max_memory` bytes."""
+
+    engine: Engine
+    rows: Batches
+    columns: Batches
+    kernel: Kernel
+    d: int
+    dtype: torch.dtype
+    max_memory: int
+    zero_gradient_log: ZeroGradientLog
+
+    @property
+    def strips(self) -> list[range]:
+        """The positions of the rows of each strip."""
+        cell = 8 if self.kernel.reduce is mean_diagonal else 8 * self.d**2
+        by_result = self.max_memory // 8 // (cell * self.columns.n)
+        share = -(-self.rows.n // world_size())
+        return self.rows.spans(max(1, min(self._rows_per_strip, by_result, share)))
+
+    @property
+    def gradient_evaluations(self) -> int:
+        """How many per-sample gradients are computed for all strips together."""
+        if self._fits:
+            return self.columns.n + (0 if self._symmetric else self.rows.n)
+        return self.rows.n + self.columns.n * len(self.strips)
+
+    def strip(self, where: range) -> Tensor:
+        """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
+        if self._column_cache is not None and self._symmetric:
+            left = _part(self._column_cache, where)
+        else:
+            left = self._compute_features(self.rows, where, self.kernel.left_power)
+        if self._is_mirrored and len(where) == self.columns.n:
+            return self._compute_symmetric(left)
+        tiles = [self._tile(left, right, where) for right in self._column_features(len(where))]
+        return torch.cat(tiles, 1)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The max_memory at which the features of all columns can be cached."""
+        return 4 * self.columns.n * self._bytes_per_sample
+
+    @property
+    def _symmetric(self) -> bool:
+        return self.rows is self.columns and self.kernel.left_power == self.kernel.right_power
+
+    @property
+    def _is_mirrored(self) -> bool:
+        """Whether k(x', x) follows from k(x, x')."""
+        return self._symmetric and self.kernel.symmetric
+
+    def _compute_symmetric(self, features: Features) -> Tensor:
+        """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
+        n, side = len(features.rows), max(64, -(-len(features.rows) // 8))
+        whole: Tensor | None = None
+        for start in range(0, n, side):
+            here, on = range(start, min(start + side, n)), range(start, n)
+            tile = self._tile(_part(features, here), _part(features, on), here)
+            if whole is None:
+                whole = tile.new_empty(n, n, *tile.shape[2:])
+            whole[start : here.stop, start:] = tile
+            beyond = tile[:, len(here) :].transpose(0, 1)
+            whole[here.stop :, start : here.stop] = beyond.mT if tile.dim() == 4 else beyond
+        assert whole is not None
+        return whole
+
+    @cached_property
+    def _bytes_per_sample(self) -> int:
+        first = self.engine.features(self.columns.samples(range(1)), self.kernel.right_power)
+        return sum(part.numel() * part.element_size() for part in first.tensors)
+
+    @property
+    def _rows_per_strip(self) -> int:
+        """How many rows' features fit; without a column cache its share of memory is free too."""
+        share = 8 if self._fits else 3
+        return max(1, self.max_memory // share // self._bytes_per_sample)
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the features of all columns fit into a quarter of the memory."""
+        return self.cache_bytes <= self.max_memory
+
+    @cached_property
+    def _column_cache(self) -> Features | None:
+        """The features of all columns, if they fit."""
+        if not self._fits:
+            return None
+        return self._compute_features(self.columns, range(self.columns.n), self.kernel.right_power)
+
+    def _column_features(self, strip: int) -> Iterator[Features]:
+        blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
+        samples_per_tile = max(1, self.max_memory // 16 // self._bytes_per_sample)
+        for where in self.columns.spans(min(samples_per_tile, blocks)):
+            if self._column_cache is not None:
+                yield _part(self._column_cache, where)
+            else:
+                yield self._compute_features(self.columns, where, self.kernel.right_power)
+
+    def _compute_features(self, data: Batches, where: range, exponent: float) -> Features:
+        """Return the features at these positions, in batches of the user's size, which bounds activations."""
+        whole: Features | None = None
+        for start in range(where.start, where.stop, data.size):
+            part = range(start, min(start + data.size, where.stop))
+            samples = data.samples(part)
+            features = self.engine.features(samples, exponent)
+            self.zero_gradient_log.note(samples, features.ranks)
+            if part == where:
+                return features
+            if whole is None:
+                whole = features.over([t.new_empty(len(where), *t.shape[1:]) for t in features.tensors])
+            for target, tensor in zip(whole.tensors, features.tensors, strict=True):
+                target[start - where.start : part.stop - where.start] = tensor
+        assert whole is not None
+        return whole
+
+    def _tile(self, left: Features, right: Features, where: range) -> Tensor:
+        """Return reduce( S(x) S(x')ᵀ ) for all pairs, `where` the places of the left samples."""
+        if self.kernel.reduce is mean_diagonal:
+            return self._to_result_dtype(left.traces(right) / self.d, where)
+        reduced = self.kernel.reduce(self._to_result_dtype(left.blocks(right), where))
+        return self._to_result_dtype(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
+
+    def _to_result_dtype(self, values: Tensor, where: range) -> Tensor:
+        """Return values (b, m, ...) in the dtype of results, or raise if they overflow."""
+        converted = values.to(self.dtype)
+        if not converted.sum().isfinite():
+            self.engine.finish_checks()  # gradients that are not finite are named first
+            refuse_out_of_range(converted, self.rows.samples(where).ids, self.kernel)
+        return converted
+
+
+def _part(features: Features, where: range) -> Features:
+    return features.over([tensor[where.start : where.stop] for tensor in features.tensors])

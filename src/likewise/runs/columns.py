@@ -28,8 +28,13 @@ from likewise.statistics.neighbors import (
     SelfSimilarityReducer,
     mean_between_classes,
 )
-from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
-from likewise.statistics.reliability import NeighborMeansReducer, PredictionTargets, Reliability
+from likewise.statistics.reliability import (
+    NEIGHBORS,
+    ClosenessReducer,
+    NeighborMeansReducer,
+    PredictionTargets,
+    Reliability,
+)
 from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty
 

@@ -7,8 +7,7 @@ import torch
 
 from likewise.data import batches
 from likewise.gram import GramMatrix
-from likewise.gram.projection import Sketch, bucket_count, sketch_bytes
-from likewise.gram.sketches import Sketches
+from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network
 from likewise.runs.columns import Request, Targets, pair_statistics
 from likewise.runs.tables import sketch_width

@@ -8,8 +8,15 @@ from torch import Tensor
 
 from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix
-from likewise.gram.projection import Sketch, Sketched, bucket_count, whiten_sketches
-from likewise.gram.sketches import Sketches, measure_error, sketch_rows
+from likewise.gram.sketches import (
+    Sketch,
+    Sketched,
+    Sketches,
+    bucket_count,
+    measure_error,
+    sketch_rows,
+    whiten_sketches,
+)
 from likewise.runs.store import Arrays, RunStore
 
 SHARD = 4096  # samples

@@ -24,7 +24,7 @@ from likewise.runs.columns import (
 from likewise.runs.sketch_stages import sketched_statistics
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.label_issues import margins_of
-from likewise.statistics.targets import are_chances, model_outputs, unlikely
+from likewise.statistics.targets import accuracy_warning, are_chances, model_outputs
 from likewise.thumbnails import Picture, kept, values_of
 from likewise.watch import Watch
 
@@ -156,7 +156,7 @@ def _caveats(targets: Targets, n: int) -> list[str]:
     if targets.labels is None:
         found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
     if targets.classes is not None and targets.chances is not None:
-        odd = unlikely(targets.chances, targets.classes)
+        odd = accuracy_warning(targets.chances, targets.classes)
         found += [] if odd is None else [f"{odd} (likewise analyze --classes gives their order.)"]
     if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
         found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")

@@ -1,1 +1,12 @@
-"""The paper's statistics and a few more, each a few lines on a GramMatrix."""
+"""The paper's statistics and a few more, each a few lines on a GramMatrix.
+
+neighbors     the most similar samples; similarity of classes
+density       how many samples are similar: soft, hard and positive neighbors, histograms
+uncertainty   how freely a prediction can move, and what moves with it
+denoising     how much label noise the neighborhood averages out
+fit           over- or underfit
+label_issues  which labels look wrong; noise_rate: how many are
+reliability   novelty of an input, agreement of its neighbors; calibration: how often such predictions are right
+lipschitz     how far outputs can differ, from similarities
+targets       labels, predictions and checks that they share
+"""

@@ -36,7 +36,7 @@ class Calibration:
 
     def __call__(self, found: Reliability) -> Tensor:
         """Return the chance that each prediction is right, (n,), or for values its expected error."""
-        _refuse_other(found)
+        _check_reliability(found)
         if (found.confidence is None) != (self._factor is not None):
             raise ValueError("Calibrated on classes, asked of values, or the other way round.")
         mean, spread = self._scale
@@ -53,25 +53,27 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
     """
     levels = check_integer("levels", levels, 1)
-    values = _checked(found, truth)
+    values = _check_truth(found, truth)
     features = _ingredients(found)
     scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
     standard = (features - scale[0]) / scale[1]
     if found.confidence is not None:
         outcome = (found.prediction.cpu() == values[:, 0]).double()
-        made = Calibration(_logistic(standard, outcome), scale, None)
+        calibration = Calibration(_fit_logistic(standard, outcome), scale, None)
     else:
         outcome = (found.prediction.cpu().double() - values).norm(dim=1)
-        weights = _least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
+        weights = _fit_least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
         raw = Calibration(weights, scale, 1.0)(found)
-        made = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
-    made.levels = _levels(made(found), outcome, levels, shares=found.confidence is not None)
-    return made
+        calibration = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
+    calibration.levels = _held_out_levels(
+        calibration(found), outcome, levels, shares=found.confidence is not None
+    )
+    return calibration
 
 
-def _checked(found: Reliability, truth: Tensor) -> Tensor:
+def _check_truth(found: Reliability, truth: Tensor) -> Tensor:
     """Return true labels as numbers, (n, q), or say what is wrong with them."""
-    _refuse_other(found)
+    _check_reliability(found)
     n, truth = len(found.closeness), check_tensor("truth", truth, finite=False)
     if truth.dim() == 0 or len(truth) != n:
         given = len(truth) if truth.dim() else 1
@@ -100,7 +102,7 @@ def _log_odds(share: Tensor) -> Tensor:
     return share.double().clamp(1e-4, 1 - 1e-4).logit()
 
 
-def _logistic(features: Tensor, right: Tensor) -> Tensor:
+def _fit_logistic(features: Tensor, right: Tensor) -> Tensor:
     with warnings.catch_warnings():  # importing it changes their filters
         from sklearn.linear_model import LogisticRegression
 
@@ -111,7 +113,7 @@ def _logistic(features: Tensor, right: Tensor) -> Tensor:
     return torch.tensor(np.concatenate([fitted.intercept_, fitted.coef_[0]]))
 
 
-def _least_squares(features: Tensor, target: Tensor) -> Tensor:
+def _fit_least_squares(features: Tensor, target: Tensor) -> Tensor:
     """Return weights of the right sign: nothing that speaks for a prediction makes its error larger."""
     from scipy.optimize import nnls
 
@@ -120,7 +122,7 @@ def _least_squares(features: Tensor, target: Tensor) -> Tensor:
     return torch.cat([target.mean()[None], torch.tensor(found) * signs])
 
 
-def _refuse_other(found: Reliability) -> None:
+def _check_reliability(found: Reliability) -> None:
     if not isinstance(found, Reliability):
         raise TypeError(f"found must be what likewise.reliability(gram) returns, found {describe(found)}.")
 
@@ -135,7 +137,7 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float, float]:
     return hits / n, float(interval.low), float(interval.high)
 
 
-def _levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:
+def _held_out_levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:
     found = []
     for places in expected.argsort().tensor_split(min(levels, len(expected) // 10)):
         part, count = outcome[places], len(places)

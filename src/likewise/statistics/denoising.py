@@ -4,6 +4,14 @@ At the optimum of a squared loss, Σ_j K(x_i, x_j)(ŷ_j − ỹ_j) = 0, so the m
 x_i is that of the noisy labels: E_k[ŷ] = E_k[ỹ], with E_k[a] = Σ_j W_ij a_j and the weights
 W_ij = (Σ_j K_ij)⁻¹ K_ij. Noise of size σ on each label leaves σ · √(Σ_j ‖W_ij‖² / r) on that mean, r the
 rank of Σ_j K_ij: d as a rule, less for outputs that cannot move independently.
+
+The sums of squares come from random signs r, in linear time: E[(Σ_j r_j k_ij)²] = Σ_j k_ij². Since every pair shares
+a common direction, plain probes err alike for all samples; so the leading directions U of Σ Sᵀ S are found first, by a
+randomized range finder, their part is taken exactly, and only the rest is probed:
+
+    tr S C Sᵀ = 2 (S Uᵀ)·(S C Uᵀ) − (S Uᵀ)·(S Uᵀ U C Uᵀ) + tr S (I − P) C (I − P) Sᵀ
+
+with C = Σ_j S(x_j)ᵀ S(x_j), which is never formed, and P = Uᵀ U. Nothing grows with the data set.
 """
 
 from typing import Any, NamedTuple
@@ -14,11 +22,10 @@ from torch import Tensor
 from likewise.checks import check_flag, check_integer, check_seed
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import finite_outputs
+from likewise.gram.products import Products, Weights
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.statistics.lipschitz import Reach, output_head, pair_bounds, reach
-from likewise.statistics.squared_sums import Squares, row_squares
-from likewise.statistics.targets import given_labels, numeric
-from likewise.statistics.uncertainty import refuse_centered
+from likewise.statistics.targets import given_labels, label_values, refuse_centered
 
 FEWEST_DRAWS, MOST_DRAWS = 4, 1_000_000  # fewer have no error bar
 RELATIVE = Kernel(-1, 0, whole_block)  # K(x,x)⁻¹ K(x,x'): free of the scale of gradients
@@ -58,7 +65,7 @@ def denoising(
     exact, seed = check_flag("exact", exact), check_seed("seed", seed)
     inner = gram.with_kernel(INNER_PRODUCT)
     found = given_labels(gram, labels)
-    means = _Means(inner, None if found is None else numeric(found, gram.d))
+    means = _Means(inner, None if found is None else label_values(found, gram.d))
     unit = means.unit
     pairs = _from_pairs(inner, unit, None if exact else draws, seed)
     squares = Squares(pairs.squares, torch.zeros_like(pairs.squares))
@@ -152,8 +159,8 @@ def _from_pairs(inner: GramMatrix, unit: Tensor, columns: int | None, seed: int)
     """Return what all columns tell, or so many of them, drawn."""
     m = inner.shape[1]
     if columns is not None and columns < m:
-        chosen = torch.randperm(m, generator=torch.Generator().manual_seed(seed))[:columns].sort().values
-        inner = inner.with_columns(inner.columns.take(chosen.tolist()))
+        places = torch.randperm(m, generator=torch.Generator().manual_seed(seed))[:columns].sort().values
+        inner = inner.with_columns(inner.columns.take(places.tolist()))
     scale, bounds = m / inner.shape[1], _Bounds(inner)
     left = unit @ inner.self_kernel()
 
@@ -188,3 +195,66 @@ class _Bounds:
         k = torch.einsum("nde,nmef,mfd->nm", self._root[part], blocks, self._other) / self._d
         rows = Reach(*(value[part] for value in self._rows))
         return pair_bounds(rows, self._columns, k, self._d, self._head.slope)
+
+
+class Squares(NamedTuple):
+    """Σ_j ‖L_i B_ij‖² over the columns j, for each row i."""
+
+    sums: Tensor  # (n,)
+    error: Tensor  # (n,) standard error
+
+
+def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Squares:
+    """Return Σ_x' ‖L(x) B(x, x')‖² of the kernel's blocks B, for L (n, d, d), by random signs."""
+    if draws < 4:
+        raise ValueError(f"At least 4 draws are needed for an error bar, found {draws}.")
+    products = gram.products()
+    leading = min(draws // 4, 32, max(1, products.vectors_per_pass // 3))
+    signs = _Signs(products.d, draws, seed)
+    basis = torch.linalg.qr(products.vjp(signs.columns(0, leading)).T).Q.T
+    exact = _exact_part(products, left, basis)
+
+    def squares(where: range, outputs: Tensor) -> Tensor:
+        size = (left[where.start : where.stop] @ outputs).square().sum(1)
+        return torch.stack([size.sum(1), size.square().sum(1)], 1)
+
+    count, moments = draws - leading, exact.new_zeros(len(exact), 2)
+    for start in range(leading, draws, products.vectors_per_pass):
+        probes = products.vjp(signs.columns(start, min(start + products.vectors_per_pass, draws)))
+        probes -= (probes @ basis.T) @ basis
+        moments += products.jvp(probes, squares) / count
+    rest, second = moments.unbind(1)
+    error = ((second - rest.square()).clamp(min=0) / (count - 1)).sqrt()
+    return Squares((exact + rest).clamp(min=0), error)
+
+
+class _Signs:
+    """Random signs for each column sample, the same whenever and wherever they are asked for."""
+
+    def __init__(self, d: int, draws: int, seed: int) -> None:
+        self._d, self._draws, self._seed = d, draws, seed
+
+    def columns(self, start: int, stop: int) -> Weights:
+        """Return the weights of draws start to stop, by place."""
+
+        def weights(where: range) -> Tensor:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + where.start)
+            shape = (len(where), self._d, self._draws)
+            signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
+            return signs[:, :, start:stop].double() * 2 - 1
+
+        return weights
+
+
+def _exact_part(products: Products, left: Tensor, basis: Tensor) -> Tensor:
+    def along(where: range) -> Tensor:
+        return products.engine.jvp(products.columns.samples(where), basis, products.right_power).outputs
+
+    spread = products.vjp(along)  # U C
+    inner = spread @ basis.T
+
+    def read(where: range, outputs: Tensor) -> Tensor:
+        near, far = (left[where.start : where.stop] @ outputs).split(len(basis), dim=2)
+        return (near * (2 * far - near @ inner)).sum((1, 2))
+
+    return products.jvp(torch.cat([basis, spread]), read)

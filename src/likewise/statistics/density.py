@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer, check_number
-from likewise.gram import GramMatrix, Reducer, Strip
-from likewise.gram.sketches import pair_source
+from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.statistics.targets import refuse_other
 
 MOST_BINS = 1_000_000

@@ -7,21 +7,19 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_number
-from likewise.gram import GramMatrix
-from likewise.gram.sketches import pair_source
+from likewise.gram import GramMatrix, pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.density import soft_neighbors
 from likewise.statistics.reliability import NeighborMeansReducer
 from likewise.statistics.targets import (
     class_chances,
     given_labels,
+    label_values,
     model_outputs,
-    numeric,
     of_classes,
     readout_looks_at_label,
-    refuse_other,
+    refuse_centered,
 )
-from likewise.statistics.uncertainty import refuse_centered
 
 Verdict = Literal["underfit", "fit", "overfit"]
 UNDERFIT, OVERFIT = 0.05, 0.15  # more learned than supported
@@ -50,8 +48,8 @@ class FitQuality(NamedTuple):
 
     def __repr__(self) -> str:
         neighbors = f"{float(self.neighbors.median()):.0f} neighbors of {len(self.neighbors)} in the median"
-        told = f"learned {self.learned:.2f}, supported {self.supported:.2f}, gap {self.gap:+.2f}"
-        return f"FitQuality({self.verdict}: {told}; {neighbors})"
+        shares = f"learned {self.learned:.2f}, supported {self.supported:.2f}, gap {self.gap:+.2f}"
+        return f"FitQuality({self.verdict}: {shares}; {neighbors})"
 
 
 def fit_quality(
@@ -77,7 +75,6 @@ def fit_quality(
     tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
     docs/uses.md: how often the verdict was right.
     """
-    refuse_other(gram)
     refuse_centered(gram)
     alone, overfit_above = check_number("alone", alone), check_number("overfit_above", overfit_above)
     if underfit_below is not None:
@@ -129,7 +126,7 @@ def decide_verdict(
 
 def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
     """Return that around each sample by k^I, and that of all labels."""
-    y = numeric(labels, gram.d).cpu()
+    y = label_values(labels, gram.d).cpu()
     y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
     inner = gram.with_kernel(INNER_PRODUCT)
     sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, y.square()], 1)).cpu()

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer, check_number, check_type
-from likewise.gram import GramMatrix, Reducer, Strip
-from likewise.gram.sketches import pair_source
+from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.noise_rate import Interval, estimate_noise
-from likewise.statistics.novelty import refuse_unbounded
 from likewise.statistics.targets import (
+    accuracy_warning,
     class_chances,
     class_numbers,
     model_outputs,
     readout_looks_at_label,
     refuse_other,
-    unlikely,
+    refuse_unbounded,
 )
 from likewise.watch import Watch
 
@@ -42,11 +41,11 @@ class LabelSuspicion(NamedTuple):
 
     def __repr__(self) -> str:
         low, likely, high = (round(v) for v in self.errors)
-        told = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
+        errors = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
         sure = f", {self.precision.likely:.0%} of the flagged" if self.precision.likely > 0 else ""
         group = "" if self.distinct else "; they do not stand out as a group"
         flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
-        return f"LabelSuspicion({flags}; {told}{sure}{group})"
+        return f"LabelSuspicion({flags}; {errors}{sure}{group})"
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def label_suspicion(
     outputs = model_outputs(gram) if gram.of_network else None
     chances = None if outputs is None else class_chances(outputs, given)
     if outputs is not None:
-        _warn(gram, outputs, chances, given)
+        _warn_of_weak_votes(gram, outputs, chances, given)
     return suspicion_from_votes(
         votes, given, chances, margins, isolated_below=isolated_below, dtype=gram.dtype
     )
@@ -120,9 +119,9 @@ def margins_of(watch: Any, given: Tensor) -> Tensor:
     return check_type("watch", watch, Watch, "a likewise.Watch", advice).margins_for(given)
 
 
-def _warn(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tensor) -> None:
+def _warn_of_weak_votes(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tensor) -> None:
     """Say what makes votes or the network's opinion worth less than one may think."""
-    odd = unlikely(chances, given)
+    odd = accuracy_warning(chances, given)
     if chances is None and outputs.shape[1] > 1:
         odd = (
             f"Labels go up to {int(given.max())} and there are {outputs.shape[1]} outputs: these are not "

@@ -20,7 +20,7 @@ from likewise.engines import jacobians_one_by_one, record_calls
 from likewise.gram import GramMatrix
 from likewise.kernels import CORRELATION
 from likewise.model import Network
-from likewise.statistics.uncertainty import refuse_centered
+from likewise.statistics.targets import refuse_centered
 
 # Activations and a bound of their derivative.
 ACTIVATIONS: tuple[tuple[Callable[[Tensor], Tensor], float], ...] = (
@@ -59,7 +59,7 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
     """Return a bound of ‖f(x) − f(x')‖ for each pair, (n, m), from similarities alone.
 
     Infinite where the outputs are not those of a last linear layer with a bias, or an activation of
-    it, whose parameters are used once and chosen.
+    it, whose parameters are used once and among those compared.
     """
     refuse_centered(gram)
     head = output_head(gram)
@@ -142,7 +142,7 @@ def last_linear(net: Network, samples: Samples) -> Head | None:
     last = calls[-1]
     weight, bias = last.parameters
     slope = _slope(last, outputs)
-    if slope is None or not {weight, bias} <= set(net.names) or not _alone(net, last, samples):
+    if slope is None or not {weight, bias} <= set(net.names) or not _is_used_once(net, last, samples):
         return None
     return Head(weight, bias, slope)
 
@@ -164,7 +164,7 @@ def _slope(call: _Call, outputs: Tensor) -> float | None:
     return None
 
 
-def _alone(net: Network, call: _Call, samples: Samples) -> bool:
+def _is_used_once(net: Network, call: _Call, samples: Samples) -> bool:
     """Whether ∂f/∂W = ∂f/∂b ⊗ a: W and b have no other use."""
     weight, bias = call.parameters
     layer = net.with_parameters([weight, bias])

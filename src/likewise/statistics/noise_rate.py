@@ -6,8 +6,8 @@ Counted: votes are turned into chances q(c) that class c is the label at hand, b
 gets such a share of the votes (isotonic). A matrix T(c, y), how often class c is labeled y, is read off the
 votes: from samples whose votes reach the usual share of some class, and as two ends, from the quarter of each
 class's samples with the clearest votes and from all. With T, q is taken apart into chances of the true
-class, and Bayes' rule says how likely the label is wrong. Where a network has learned wrong labels by
-heart, some of them win the vote, and this finds too few.
+class, and Bayes' rule says how likely the label is wrong. Where a network has
+memorized wrong labels, some of them win the vote, and this finds too few.
 
 Grouped: the logarithm of the best other class's share over the label's own is drawn from two normal
 distributions, labels that are right and labels that are wrong, which finds too many. If two explain the
@@ -56,11 +56,11 @@ def estimate_noise(shares: Tensor, given: Tensor) -> NoiseEstimate:
         none = torch.zeros(len(given), dtype=torch.float64)
         lost = float((shares.argmax(1) != given).sum())
         return NoiseEstimate(none, Interval(0.0, 0.0, lost), False, (none, none))
-    joint = _confident(shares, given)
-    counted = wrong_chance(calibrated(shares, given), _smoothed(joint), given)
-    grouped, distinct = _of_two_groups(shares, given)
+    joint = _count_confident(shares, given)
+    counted = wrong_chance(calibrate_shares(shares, given), _smooth_rates(joint), given)
+    grouped, distinct = _fit_two_groups(shares, given)
     winners = torch.bincount(shares.argmax(1), minlength=shares.shape[1]).double()
-    rates = (_rates(_by_winner(shares, given, share)) for share in (0.75, 0.0))
+    rates = (_rates(_count_winners(shares, given, share)) for share in (0.75, 0.0))
     low, high = sorted(float((winners * (1 - rate.diagonal())).sum()) for rate in rates)
     low = max(0.0, low - 1.96 * (4 * low) ** 0.5) if distinct else 0.0  # seen in a quarter
     likely, high = float(joint.sum() - joint.diagonal().sum()), high + 1.96 * high**0.5
@@ -73,7 +73,7 @@ def estimate_noise(shares: Tensor, given: Tensor) -> NoiseEstimate:
     )
 
 
-def calibrated(shares: Tensor, given: Tensor) -> Tensor:
+def calibrate_shares(shares: Tensor, given: Tensor) -> Tensor:
     """Return the chance of each class to be the label at hand, (n, c), growing with its share of votes."""
     with warnings.catch_warnings():  # importing it changes their filters
         from sklearn.isotonic import IsotonicRegression
@@ -102,7 +102,7 @@ def wrong_chance(q: Tensor, transition: Tensor, given: Tensor) -> Tensor:
     return (1 - right / joint.sum(1).clamp(min=1e-300)).clamp(0, 1)
 
 
-def _of_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
+def _fit_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
     """Return the chance of each label to be of the group with more votes against it, and if there are two."""
     with warnings.catch_warnings():
         from sklearn.mixture import GaussianMixture
@@ -125,7 +125,7 @@ def _of_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
     return torch.tensor(chance), bool(gain > DISTINCT and voted_down and won > 0.5)
 
 
-def _confident(shares: Tensor, given: Tensor) -> Tensor:
+def _count_confident(shares: Tensor, given: Tensor) -> Tensor:
     """Return how many samples of class c are labeled y, (c, c): those that reach c's usual share count."""
     classes = shares.shape[1]
     members = torch.nn.functional.one_hot(given, classes).double()
@@ -134,11 +134,11 @@ def _confident(shares: Tensor, given: Tensor) -> Tensor:
     reached = (shares >= usual.clamp(min=1 / classes)) & (sizes > 1)  # nobody votes for a class of one
     sure = reached.any(1)
     likely = torch.where(reached, shares, -1).argmax(1)
-    joint = _counts(likely[sure], given[sure], classes)
+    joint = _count_pairs(likely[sure], given[sure], classes)
     return joint / joint.sum(0).clamp(min=1) * sizes  # each label as often as it is given
 
 
-def _by_winner(shares: Tensor, given: Tensor, least: float) -> Tensor:
+def _count_winners(shares: Tensor, given: Tensor, least: float) -> Tensor:
     """Return how the winners of votes are labeled, (c, c): of each class, those above this quantile."""
     winner, largest = shares.argmax(1), shares.max(1).values
     order = torch.argsort(largest).argsort() + len(largest) * winner  # places within each winner, by votes
@@ -146,10 +146,10 @@ def _by_winner(shares: Tensor, given: Tensor, least: float) -> Tensor:
     sizes = torch.bincount(winner, minlength=shares.shape[1])
     place = (rank - (sizes.cumsum(0) - sizes)[winner]) / sizes[winner]
     sure = place >= least
-    return _counts(winner[sure], given[sure], shares.shape[1])
+    return _count_pairs(winner[sure], given[sure], shares.shape[1])
 
 
-def _counts(true: Tensor, given: Tensor, classes: int) -> Tensor:
+def _count_pairs(true: Tensor, given: Tensor, classes: int) -> Tensor:
     return torch.bincount(true * classes + given, minlength=classes**2).reshape(classes, classes).double()
 
 
@@ -159,7 +159,7 @@ def _rates(joint: Tensor) -> Tensor:
     return torch.where(sizes > 0, joint / sizes.clamp(min=1), torch.eye(len(joint)).to(joint))
 
 
-def _smoothed(joint: Tensor) -> Tensor:
+def _smooth_rates(joint: Tensor) -> Tensor:
     """Return rates of labels, drawn towards errors that are equally likely for all classes."""
     classes = len(joint)
     total = float(joint.sum())

@@ -1,4 +1,4 @@
-"""Labels in the form that sums over a neighborhood need."""
+"""What statistics need besides similarities: labels, predictions, and a matrix they can work on."""
 
 from typing import Any
 
@@ -22,6 +22,26 @@ def refuse_other(gram: GramMatrix) -> None:
         raise TypeError(
             f"A GramMatrix is needed, found {type(gram).__name__}: likewise.GramMatrix(model, data), or of "
             "new inputs and training data likewise.GramMatrix(model, new, columns=training)."
+        )
+
+
+def refuse_centered(gram: GramMatrix) -> None:
+    """Raise where a sum of gradients is divided by, which centering makes zero."""
+    refuse_other(gram)
+    if gram.centered:
+        raise ValueError(
+            "Centered gradients sum to zero over the data, so nothing can be divided by their sum, and "
+            "they do not bound the outputs: make the GramMatrix with centered=False."
+        )
+
+
+def refuse_unbounded(gram: GramMatrix) -> None:
+    """Raise where similarities have no largest value to compare with."""
+    refuse_other(gram)
+    if not gram.kernel.bounded:
+        raise ValueError(
+            f"Similarities of at most 1 are needed, and those of {gram.kernel} have no limit: use "
+            "gram.with_kernel(likewise.CORRELATION)."
         )
 
 
@@ -125,7 +145,7 @@ def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
     return None
 
 
-def unlikely(chances: Tensor | None, classes: Tensor) -> str | None:
+def accuracy_warning(chances: Tensor | None, classes: Tensor) -> str | None:
     """Return what is odd about predictions that are no better than chance, or cannot be compared."""
     if chances is None:
         return None
@@ -147,7 +167,7 @@ def are_chances(outputs: Tensor) -> bool:
     return inside and (outputs.shape[1] == 1 or bool((values.sum(1) - 1).abs().max() < 1e-3))
 
 
-def numeric(labels: Tensor, d: int) -> Tensor:
+def label_values(labels: Tensor, d: int) -> Tensor:
     """Return labels as numbers to average, (m, q): classes one-hot, numbers as they are.
 
     Integers from 0 to below MOST_CLASSES, one a sample, are classes: at least d of them, so that a

@@ -11,7 +11,7 @@ from likewise.gram import GramMatrix
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.linalg import matrix_power, rank_floor
 from likewise.model import Network
-from likewise.statistics.targets import refuse_other
+from likewise.statistics.targets import refuse_centered
 
 
 def uncertainty(gram: GramMatrix) -> Tensor:
@@ -61,13 +61,3 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     there = GramMatrix(net, of, columns=here.columns, kernel=INNER_PRODUCT)
     moves = there.products().product(lambda where: weights[where.start : where.stop], 1)
     return moves[:, :, 0].to(there.dtype)
-
-
-def refuse_centered(gram: GramMatrix) -> None:
-    """Raise where a sum of gradients is divided by, which centering makes zero."""
-    refuse_other(gram)
-    if gram.centered:
-        raise ValueError(
-            "Centered gradients sum to zero over the data, so nothing can be divided by their sum, and "
-            "they do not bound the outputs: make the GramMatrix with centered=False."
-        )
