@@ -30,17 +30,19 @@ LEVELS = {
     "data": 2,
     "model": 2,  # knows the readouts
     "report": 2,  # knows only its folder
+    "identity": 3,  # of models, data and readouts
     "engines": 3,
     "losses": 4,
     "gram": 6,
     "statistics": 8,
+    "index": 8.5,
     "runs": 9,
     "integrations": 9,
     "demo": 10,
     "cli": 11,
     "__main__": 12,
 }
-WRITERS = {"files", "manifest", "runs", "report", "watch"}
+WRITERS = {"files", "manifest", "index", "runs", "report", "watch"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

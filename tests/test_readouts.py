@@ -118,7 +118,7 @@ def test_combinations_are_computed_once_whoever_asks_first():
 
 def test_a_projection_that_was_used_is_the_same_readout_as_one_that_was_not():
     from likewise.fingerprint import Fingerprint
-    from likewise.runs.identity import fingerprint_code
+    from likewise.identity import fingerprint_code
 
     used = lw.projected_outputs(2)
     used(torch.randn(2, 9), None)

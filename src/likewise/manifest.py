@@ -1,6 +1,6 @@
-"""The manifest of a run folder, and whether the files that it names are as they were written.
+"""The manifest of a folder of results, and whether the files that it names are as they were written.
 
-manifest.json ends with the checksum of its own bytes, and report.html with that of its own and of the
+A folder is a run or an index, each with a schema of its own. manifest.json ends with the checksum of its own bytes, and report.html with that of its own and of the
 manifest that it shows; all other files have theirs in the manifest. So every flipped bit is noticed.
 """
 
@@ -25,13 +25,34 @@ class DamagedRunError(ValueError):
         parts: What is wrong with each damaged file, by its name.
     """
 
+    noun = "run"
+    advice = "The same command, or call of likewise.analyze, that wrote it rebuilds what is damaged."
+
     def __init__(self, folder: Path, parts: Mapping[str, str]) -> None:
         self.folder, self.parts = folder, dict(parts)
         listed = ", ".join(f"{name} ({reason})" for name, reason in parts.items())
-        super().__init__(
-            f"The run in {folder} is damaged: {listed}. The same command, or call of likewise.analyze, that "
-            "wrote it rebuilds what is damaged."
-        )
+        super().__init__(f"The {self.noun} in {folder} is damaged: {listed}. {self.advice}")
+
+
+class DamagedIndexError(DamagedRunError):
+    """Files of an index are not as they were written; attributes as for a run."""
+
+    noun = "index"
+    advice = (
+        "Delete the damaged files and give the same command, or call of likewise.build_index, that wrote it: "
+        "only what is missing is computed again."
+    )
+
+
+class Kind(NamedTuple):
+    """What a folder holds."""
+
+    noun: str
+    schema: int  # that this version reads and writes
+    damaged: type[DamagedRunError]
+
+
+RUN = Kind("run", SCHEMA, DamagedRunError)
 
 
 class Integrity(NamedTuple):
@@ -54,23 +75,31 @@ def write_manifest(folder: Path, state: Mapping[str, Any]) -> None:
     files.write_text(folder / NAME, files.seal(body, _ENDING))
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path, kind: Kind = RUN) -> dict[str, Any]:
     """Return what the manifest of a folder says.
 
+    Args:
+        folder: The folder.
+        kind: What it should hold.
+
     Raises:
-        FileNotFoundError: There is no run in the folder.
-        DamagedRunError: The manifest is not as it was written.
-        ValueError: The run is of another version of likewise.
+        FileNotFoundError: There is no such thing in the folder.
+        DamagedRunError: The manifest is not as it was written; DamagedIndexError of an index.
+        ValueError: It is something else, or of another version of likewise.
     """
     path = folder / NAME
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no run: there is no {NAME} in it.")
+        raise FileNotFoundError(f"{folder} holds no {kind.noun}: there is no {NAME} in it.")
     content = path.read_bytes()
     if not files.is_sealed(content, _ENDING):
-        _refuse_schema(folder, _unsealed_schema(content))
-        raise DamagedRunError(folder, {NAME: DIFFERENT})
+        _refuse_schema(folder, _unsealed_schema(content), RUN)
+        raise kind.damaged(folder, {NAME: DIFFERENT})
     state: dict[str, Any] = json.loads(content)
-    _refuse_schema(folder, state["schema"])
+    if state.get("kind", RUN.noun) != kind.noun:
+        raise ValueError(
+            f"{folder} holds something else: {state.get('kind', RUN.noun)}, expected {kind.noun}."
+        )
+    _refuse_schema(folder, state["schema"], kind)
     del state["sha256"]
     return state
 
@@ -125,9 +154,9 @@ def _unsealed_schema(content: bytes) -> int:
     return schema if schema in (1, 2, 3) else SCHEMA
 
 
-def _refuse_schema(folder: Path, schema: int) -> None:
-    if schema != SCHEMA:
+def _refuse_schema(folder: Path, schema: int, kind: Kind) -> None:
+    if schema != kind.schema:
         raise ValueError(
-            f"{folder} holds a run of another version of likewise (schema {schema}; this version reads and "
-            f"writes {SCHEMA}): choose another folder."
+            f"{folder} holds {'an' if kind.noun == 'index' else 'a'} {kind.noun} of another version of likewise "
+            f"(schema {schema}; this version reads and writes {kind.schema}): choose another folder."
         )

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from likewise import identity
 from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
 from likewise.data import Batches, batches
 from likewise.distributed import world_size
@@ -34,7 +35,7 @@ from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
 from likewise.readouts import Readout
 from likewise.report import write_report
-from likewise.runs import identity, tables
+from likewise.runs import tables
 from likewise.runs.result import Analysis
 from likewise.runs.store import open_folder
 from likewise.statistics.targets import finite_labels, model_outputs

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from likewise import files
+from likewise.identity import same_behavior
 from likewise.locks import CREATED_NAME, LOCK_NAME, lock_folder
 from likewise.manifest import (
     NAME,
@@ -33,7 +34,6 @@ from likewise.manifest import (
     read_manifest,
     write_manifest,
 )
-from likewise.runs.identity import same_behavior
 
 Arrays = dict[str, np.ndarray]
 Stage = Callable[[], Mapping[str, Tensor]]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import likewise as lw
-from likewise.runs.identity import fingerprint_code, fingerprint_model, read_data
+from likewise.identity import fingerprint_code, fingerprint_model, read_data
 
 
 class Scaled(nn.Module):
@@ -182,7 +182,7 @@ def test_code_differs_by_closure_defaults_constants_globals_and_what_it_calls(mo
 def test_fingerprints_of_code_do_not_depend_on_the_process():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_identity as t\n"
-        "from likewise.model import Network; from likewise.runs import identity\n"
+        "from likewise.model import Network; from likewise import identity\n"
         "import torch; torch.manual_seed(0)\n"
         "f = [t.calling, t.scaled(2), lambda a, b: a in {'a', 'b', 'c', 'd', 'e'}]\n"
         "print(identity.fingerprint_code(*f), identity.fingerprint_model(Network(t.Scaled())))"
