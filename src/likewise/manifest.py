@@ -1,7 +1,8 @@
 """The manifest of a folder of results, and whether the files that it names are as they were written.
 
-A folder is a run or an index, each with a schema of its own. manifest.json ends with the checksum of its own bytes, and report.html with that of its own and of the
-manifest that it shows; all other files have theirs in the manifest. So every flipped bit is noticed.
+A folder is a run or an index, each with a schema of its own. manifest.json ends with the checksum of its own
+bytes, and report.html with that of its own and of the manifest that it shows; all other files have theirs in the
+manifest. So every flipped bit is noticed.
 """
 
 import json
