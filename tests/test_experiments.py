@@ -375,7 +375,7 @@ def test_binary_and_picture_files_of_cifar_are_the_same(experiments, tmp_path, m
 
 
 def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
-    from likewise.cli import exit_code
+    from likewise.cli.app import exit_code
 
     (tmp_path / "one.py").write_text("import sys\n\ndef main():\n    print(sys.argv[1:])\n\nmain()\n")
     (tmp_path / "part.py").write_text("not run\n")
@@ -395,7 +395,7 @@ def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
 
 
 def test_a_module_that_is_missing_stops_one_experiment_and_says_what_to_install(tmp_path, capsys):
-    from likewise.cli import exit_code
+    from likewise.cli.app import exit_code
 
     (tmp_path / "first.py").write_text("import no_such_module\n\ndef main(): pass\n")
     (tmp_path / "second.py").write_text("print('second ran')\n\ndef main(): pass\n")

@@ -554,7 +554,7 @@ def test_wrong_options_of_a_likelihood_are_refused():
     ],
 )
 def test_the_command_refuses_what_is_no_readout(name, message, tmp_path, capsys):
-    from likewise.cli import exit_code
+    from likewise.cli.app import exit_code
 
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 3), dtype=np.float32))
     (tmp_path / "net.py").write_text("import torch\nmodel = lambda: torch.nn.Linear(3, 2)\n")

@@ -37,7 +37,7 @@ from likewise.readouts import (
     sequence_log_likelihood,
     token_log_likelihood,
 )
-from likewise.runs import analyze
+from likewise.runs.analyze import analyze
 from likewise.runs.result import Analysis
 from likewise.statistics.calibration import Calibration, calibrate
 from likewise.statistics.denoising import Denoising, denoising

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from likewise.runs import analyze
+from likewise.runs.analyze import analyze
 from likewise.runs.result import Analysis
 
 SEED = 0

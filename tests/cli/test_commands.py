@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import likewise as lw
-from likewise.cli import app, exit_code
+from likewise.cli.app import app, exit_code
 from likewise.runs.config import INPUTS, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
@@ -291,8 +291,8 @@ def test_an_interrupted_run_says_how_to_go_on(made, tmp_path):
         "import sys, time\nsys.path.insert(0, "
         + repr(str(EXAMPLES))
         + ")\nimport table\nmodel = table.model\n"
-        "import likewise.runs.tables as tables\nplain = tables.pair_statistics\n"
-        "tables.pair_statistics = lambda *a: (open("
+        "import likewise.runs.stages as stages\nplain = stages.pair_statistics\n"
+        "stages.pair_statistics = lambda *a: (open("
         + repr(str(tmp_path / "begun"))
         + ", 'w').close(), time.sleep(300), plain(*a))[2]\n"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from likewise.cli import exit_code
+from likewise.cli.app import exit_code
 
 TABLES = ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet")
 MODEL = """
@@ -107,15 +107,15 @@ import os, sys, time, traceback
 import torch
 torch.set_num_threads(1)
 import jinja2, pandas, pyarrow.parquet, pydantic, tomlkit
-import likewise.cli as cli
-from likewise.runs import config, tables
+import likewise.cli.app as cli
+from likewise.runs import analyze, config
 out, count, log = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-plain = tables.write
+plain = analyze.run_stages
 def write(*given):
     with open(log, "a") as file:
         file.write(f"{os.getpid()}\\n")
     return plain(*given)
-tables.write = write
+analyze.run_stages = write
 children = []
 begin = time.time() + 0.2
 for _ in range(count):
@@ -161,7 +161,7 @@ def write(path, *given):
     time.sleep(0.02)
     return digest
 files.write_atomically = write
-import likewise.cli as cli
+import likewise.cli.app as cli
 cli.main(sys.argv[1:])
 """
 
@@ -208,7 +208,7 @@ def test_handlers_and_warnings_are_as_before_after_a_command(given, whole):
 
 LIMITED = """
 import resource, sys
-import likewise.cli as cli
+import likewise.cli.app as cli
 kind, limit = getattr(resource, sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(kind, (limit, limit))
 cli.main(sys.argv[3:])

@@ -332,7 +332,7 @@ def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
     model, x, y = example()
     first = lw.analyze(model, (x, y), out=tmp_path / "run")
     before = {p.name: p.read_bytes() for p in first.folder.iterdir()}
-    monkeypatch.setattr("likewise.runs.tables.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("likewise.runs.analyze.run_stages", lambda *_: 1 / 0)
     again = lw.analyze(model, (x, y), out=tmp_path / "run")
     assert {p.name: p.read_bytes() for p in again.folder.iterdir()} == before
 
@@ -428,7 +428,7 @@ import likewise as lw
 from likewise.runs.export import knn_graph
 model, x, y = example(400)
 from likewise import files
-from likewise.runs import sketch_stages
+from likewise.runs import stages
 plain = files.write_atomically
 def slow(*given):
     time.sleep(0.03)
@@ -436,7 +436,7 @@ def slow(*given):
     time.sleep(0.03)
     return digest
 files.write_atomically = slow
-sketch_stages.SHARD = 100
+stages.SHARD = 100
 lw.analyze(model, (x, y), out=sys.argv[1], sketch=sys.argv[3] if sys.argv[3] == "never" else int(sys.argv[3]))
 """
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.manifest import SCHEMA, DamagedRunError, check_integrity, read_manifest, write_manifest
-from likewise.runs import tables
+from likewise.runs import stages
 
 PARTS = (
     "details.parquet",
@@ -153,9 +153,9 @@ def test_stages_of_other_versions_are_recomputed(tmp_path, whole, monkeypatch):
     state["stages"]["pairs"]["versions"] = {"torch": "2.0.0", "likewise": "0.0.1"}
     write_manifest(out, state)
     done = []
-    plain = {name: getattr(tables, name) for name in ("pair_statistics", "pass_statistics")}
+    plain = {name: getattr(stages, name) for name in ("pair_statistics", "pass_statistics")}
     for name in plain:
-        monkeypatch.setattr(tables, name, lambda *a, name=name: (done.append(name), plain[name](*a))[1])
+        monkeypatch.setattr(stages, name, lambda *a, name=name: (done.append(name), plain[name](*a))[1])
     lw.analyze(model, (x, y), out=out)
     assert done == ["pair_statistics"]
     assert (out / "samples.parquet").read_bytes() == (whole / "samples.parquet").read_bytes()

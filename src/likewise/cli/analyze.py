@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from likewise.cli.inputs import open_inputs
-from likewise.cli.options import Form, Quiet, Request, takes_settings
+from likewise.cli.options import Form, Quiet, Request, open_inputs, takes_settings
 from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
 from likewise.runs.config import INPUTS, Settings
 
@@ -84,10 +83,10 @@ def plan(
     """
     be_quiet(quiet)
     settings = request.settings
-    from likewise.runs.plan import planned
+    from likewise.runs.plan import plan_run
 
     net, read = open_inputs(settings)
-    found = planned(net, read.dataset, read.labels, settings.max_memory)
+    found = plan_run(net, read.dataset, read.labels, settings.max_memory)
     how = (
         f"from sketches of {found.sketch} numbers a sample"
         if found.sketch
@@ -105,7 +104,7 @@ def plan(
 def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
     """Return the results of a run with these settings."""
     from likewise import loading
-    from likewise.runs import analyze
+    from likewise.runs.analyze import analyze
 
     net, read = open_inputs(settings)
     show = read.show if settings.show is None else loading.import_object(settings.show)

@@ -4,8 +4,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from likewise.cli.inputs import open_inputs
-from likewise.cli.options import Form, Request, takes_settings
+from likewise.cli.options import Form, Request, open_inputs, takes_settings
 from likewise.cli.output import Format, gigabytes, print_result
 from likewise.runs.config import INPUTS, Settings
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from likewise.report.run_data import Run
+from likewise.report.payload import Run
 
 
 class Card(NamedTuple):

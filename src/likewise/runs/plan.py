@@ -1,4 +1,4 @@
-"""What a run would take, from a trial on a few samples."""
+"""What a run would take, from a dry run on a few samples."""
 
 import time
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from likewise.gram import GramMatrix
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network
 from likewise.runs.columns import Request, Targets, pair_statistics
-from likewise.runs.tables import sketch_width
+from likewise.runs.stages import sketch_width
 from likewise.statistics.neighbors import nearest
 from likewise.statistics.uncertainty import uncertainty
 
@@ -26,7 +26,7 @@ class RunPlan(NamedTuple):
     peak_bytes: int  # beside the model and the data
 
 
-def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan:
+def plan_run(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan:
     """Return what `analyze` would take; nothing is written."""
     data = batches(dataset, labels=labels)
     gram = GramMatrix(net, data, max_memory=max_memory)
@@ -46,8 +46,8 @@ def planned(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan
         sketch(gradients, samples)
         each = (time.perf_counter() - start) / few
     pairs = _seconds_of_pairs(data.n, d * q)
-    room = 8 * data.n * d * q + min(max_memory, few * size + max_memory // 4)
-    return RunPlan(data.n, d, p, d * q, each * data.n + pairs, room)
+    peak = 8 * data.n * d * q + min(max_memory, few * size + max_memory // 4)
+    return RunPlan(data.n, d, p, d * q, each * data.n + pairs, peak)
 
 
 def _seconds_of_pairs(n: int, width: int) -> float:

@@ -160,7 +160,7 @@ class Analysis:
 
     def report(self) -> Path:
         """Rewrite report.html, and return where it is."""
-        from likewise.report import write_report
+        from likewise.report.build import write_report
 
         with lock_folder(self.folder):
             return write_report(self.folder)

@@ -1,35 +1,18 @@
-"""The stages of a run, one after another, into its folder."""
+"""The tables of a run: samples, neighbors, details and pictures, and what the manifest says of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from likewise.checks import check_integer, describe
+from likewise.checks import describe
 from likewise.data import Batches
-from likewise.gram import GramMatrix, PairSource
-from likewise.runs.columns import (
-    BINS,
-    RESERVED,
-    Request,
-    Results,
-    Targets,
-    pair_statistics,
-    pass_statistics,
-    sample_columns,
-    umap_layout,
-)
-from likewise.runs.sketch_stages import sketched_statistics
+from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
 from likewise.runs.store import Arrays, RunStore
-from likewise.statistics.label_issues import margins_of
-from likewise.statistics.targets import accuracy_warning, are_chances, model_outputs
+from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import Picture, kept, values_of
-from likewise.watch import Watch
 
-AT_MOST = 1e13  # multiplications of exact pairs: some minutes on two cores
-WIDTH = 1024  # numbers per sample of a sketch
 PICTURES = 3_500_000  # bytes
 SEED = 0
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
@@ -45,42 +28,9 @@ class Shown(NamedTuple):
     excerpt_length: int
 
 
-def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> int:
-    """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
-    if isinstance(sketch, str) and sketch == "never":
-        return 0
-    if not isinstance(sketch, str) or sketch != "auto":
-        return check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
-    multiplications = float(gram.shape[0]) ** 2 * gram.d * sum(gram.net.numels.values())
-    return WIDTH if multiplications > AT_MOST else 0
-
-
-def write(
-    folder: RunStore,
-    gram: GramMatrix,
-    labels: Tensor | None,
-    shown: Shown,
-    watch: Watch | None = None,
-    outputs: Tensor | None = None,
-) -> None:
-    """Do what is not done yet, and write the tables; `outputs`: the model's, where they are known."""
-    options, data, n = folder.state["options"], gram.data, gram.shape[0]
-    targets = Targets(labels, _outputs(folder, gram, outputs))
-    _refuse_mismatch(shown, targets, n)
-    margins = None if watch is None else _margins(watch, targets)
-    own_columns = _own_columns(shown.extra, n)
-    source: PairSource
-    if options["sketch"]:
-        found, source = sketched_statistics(folder, gram, options["sketch"], SEED)
-    else:
-        found, source = _exact(folder, gram)
-    k = min(options["neighbors"], n - 1)
-    request = Request(n, k, options["threshold"], targets, SEED)
-    found |= folder.stage("pairs", lambda: pair_statistics(source, request))
-    found["layout"] = found["coordinates"][:, :2]
-    if options["layout"] == "umap":
-        found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
-    results = Results(found, targets, margins)
+def write_tables(folder: RunStore, data: Batches, results: Results, shown: Shown, added: Arrays) -> None:
+    """Write the tables of a run; `added`: the columns that the user gave, as `user_columns` returns them."""
+    found, n = results.found, data.n
     columns = sample_columns(results)
     if shown.names is not None:
         columns = {
@@ -88,18 +38,9 @@ def write(
             "name": np.array([written(name) for name in shown.names], dtype=object),
             **columns,
         }
-    columns |= own_columns
-    folder.state |= {**_described(results, shown, n), "own_columns": list(shown.extra)}
-    suspicion = results.suspicion
-    if targets.classes is not None and suspicion is not None:
-        known = suspicion.distinct and bool(suspicion.flagged.any())
-        folder.state["wrong_labels"] = {
-            "errors": [round(v) for v in suspicion.errors],
-            "precision": [round(v, 3) for v in suspicion.precision] if known else None,
-            "distinct": suspicion.distinct,
-        }
-    folder.state["fit"] = results.fit
-    folder.write_table("neighbors.parquet", _neighbor_table(found, n, k))
+    columns |= added
+    folder.state |= {**_describe(results, shown, n), "own_columns": list(shown.extra)}
+    folder.write_table("neighbors.parquet", _neighbor_table(found))
     lists = {
         "counts": found["counts"].astype(np.int32),
         "coordinates": found["coordinates"].astype(np.float32),
@@ -109,25 +50,42 @@ def write(
     folder.write_table("samples.parquet", columns)
 
 
-def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None) -> Tensor:
-    """Return what the model says, whatever the readout compares."""
-    stage = folder.stage("outputs", lambda: {"outputs": model_outputs(gram) if known is None else known})
-    return torch.tensor(stage["outputs"])
+def refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
+    """Raise where labels, names or what is shown do not fit the samples."""
+    if targets.classes is not None and int(targets.classes.max()) >= MOST_CLASSES:
+        raise ValueError(
+            f"A label of {int(targets.classes.max())} would mean as many classes: number those there are, "
+            "for example by torch.unique(labels, return_inverse=True), or give numbers that are measured "
+            "as floats."
+        )
+    for what, given in (("names", shown.names), ("show", shown.show)):
+        if given is not None and not callable(given) and len(given) != n:
+            raise ValueError(f"{what} has {len(given)} entries for {n} samples.")
+    if (
+        shown.classes is not None
+        and targets.groups is not None
+        and int(targets.groups.max()) >= len(shown.classes)
+    ):
+        raise ValueError(
+            f"There are {len(shown.classes)} names of classes, and a label or prediction is class "
+            f"{int(targets.groups.max())}: give a name for each class, in order from 0."
+        )
 
 
-def _margins(watch: Watch, targets: Targets) -> Tensor:
-    if targets.classes is None:
-        raise ValueError("A record of training tells of labels that are classes: this data set has none.")
-    return margins_of(watch, targets.classes)
+def user_columns(extra: Mapping[str, Any], n: int) -> Arrays:
+    """Return the columns that the user gave, or say what is wrong with them."""
+    found: Arrays = {}
+    for name, values in extra.items():
+        column = _user_column(name, values)
+        if name in RESERVED or column.shape != (n,):
+            wrong = "is a name of ours" if name in RESERVED else f"has shape {column.shape}, not ({n},)"
+            raise ValueError(f"The column {name!r} of your own {wrong}: one value a sample, another name.")
+        plain = column.dtype.kind in "biuf"
+        found[str(name)] = column if plain else np.array([written(v) for v in column], dtype=object)
+    return found
 
 
-def _exact(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairSource]:
-    found = folder.stage("passes", lambda: pass_statistics(gram))
-    folder.state["approximations"] = []
-    return found, gram
-
-
-def _described(results: Results, shown: Shown, n: int) -> dict[str, Any]:
+def _describe(results: Results, shown: Shown, n: int) -> dict[str, Any]:
     targets = results.targets
     groups = targets.groups
     about: dict[str, Any] = {"edges": np.linspace(-1, 1, BINS + 1).round(4).tolist()}
@@ -142,6 +100,15 @@ def _described(results: Results, shown: Shown, n: int) -> dict[str, Any]:
             about["class_similarity"] = [
                 [None if np.isnan(v) else round(float(v), 4) for v in r] for r in means
             ]
+    suspicion = results.suspicion
+    if targets.classes is not None and suspicion is not None:
+        known = suspicion.distinct and bool(suspicion.flagged.any())
+        about["wrong_labels"] = {
+            "errors": [round(v) for v in suspicion.errors],
+            "precision": [round(v, 3) for v in suspicion.precision] if known else None,
+            "distinct": suspicion.distinct,
+        }
+    about["fit"] = results.fit
     about["caveats"] = _caveats(targets, n)
     if results.margins is not None and results.margins.isnan().any():
         unseen = int(results.margins.isnan().sum())
@@ -167,28 +134,8 @@ def _caveats(targets: Targets, n: int) -> list[str]:
     return found
 
 
-def _refuse_mismatch(shown: Shown, targets: Targets, n: int) -> None:
-    if targets.classes is not None and int(targets.classes.max()) >= MOST_CLASSES:
-        raise ValueError(
-            f"A label of {int(targets.classes.max())} would mean as many classes: number those there are, "
-            "for example by torch.unique(labels, return_inverse=True), or give numbers that are measured "
-            "as floats."
-        )
-    for what, given in (("names", shown.names), ("show", shown.show)):
-        if given is not None and not callable(given) and len(given) != n:
-            raise ValueError(f"{what} has {len(given)} entries for {n} samples.")
-    if (
-        shown.classes is not None
-        and targets.groups is not None
-        and int(targets.groups.max()) >= len(shown.classes)
-    ):
-        raise ValueError(
-            f"There are {len(shown.classes)} names of classes, and a label or prediction is class "
-            f"{int(targets.groups.max())}: give a name for each class, in order from 0."
-        )
-
-
-def _neighbor_table(found: Arrays, n: int, k: int) -> Arrays:
+def _neighbor_table(found: Arrays) -> Arrays:
+    n, k = found["indices"].shape
     return {
         "sample": np.repeat(np.arange(n), k),
         "rank": np.tile(np.arange(k), n),
@@ -203,20 +150,7 @@ def _lists(values: np.ndarray) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
 
 
-def _own_columns(extra: Mapping[str, Any], n: int) -> Arrays:
-    """Return the columns that the user gave, or say what is wrong with them."""
-    found: Arrays = {}
-    for name, values in extra.items():
-        column = _own_column(name, values)
-        if name in RESERVED or column.shape != (n,):
-            wrong = "is a name of ours" if name in RESERVED else f"has shape {column.shape}, not ({n},)"
-            raise ValueError(f"The column {name!r} of your own {wrong}: one value a sample, another name.")
-        plain = column.dtype.kind in "biuf"
-        found[str(name)] = column if plain else np.array([written(v) for v in column], dtype=object)
-    return found
-
-
-def _own_column(name: Any, values: Any) -> np.ndarray:
+def _user_column(name: Any, values: Any) -> np.ndarray:
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,0 +1,170 @@
+"""The command `likewise`: arguments → settings → runs and reports.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 what --fail-on forbids, or a run that
+verify finds damaged; 2 bad usage or input; 3 not enough memory; 130 interrupted, by Ctrl-C or SIGTERM.
+"""
+
+import os
+import shlex
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from likewise.cli import analyze, demo, doctor, inspect, reproduce
+from likewise.cli.output import Failed, print_message, print_warning
+from likewise.engines.memory import MemoryLimitError, is_out_of_memory
+from likewise.files import DiskFullError
+from likewise.loading.expansion import ExpansionError
+
+app = typer.Typer(
+    name="likewise",
+    help="Which inputs does your neural network treat alike? Start with: likewise demo",
+    epilog="--traceback, with any command, shows where an error came from.",
+    no_args_is_help=True,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _start(
+    version: Annotated[bool, typer.Option("--version", help="Tell the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(metadata.version("likewise"))
+        raise typer.Exit()
+
+
+for command in (
+    demo.demo,
+    analyze.analyze,
+    analyze.plan,
+    inspect.neighbors,
+    inspect.report,
+    inspect.compare,
+    inspect.export,
+    inspect.verify,
+    doctor.doctor,
+):
+    app.command()(command)
+PASSING_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=PASSING_ON)(reproduce.reproduce)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command, and leave by its exit code."""
+    sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def exit_code(given: list[str]) -> int:
+    """Return what the command ends with, having said why. SIGTERM ends it as Ctrl-C does."""
+    verbose = "--traceback" in given
+    words = [word for word in given if word != "--traceback"]
+    try:
+        with warnings.catch_warnings(), _terminated_as_interrupted():
+            warnings.showwarning = lambda message, *_, **__: print_message(f"warning: {message}")
+            code = int(copy_context().run(app, words, standalone_mode=False) or 0)
+        return _interrupted(given) if code == 130 else code
+    except Failed as failure:
+        print_warning(str(failure))
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted(given)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # of the parser of arguments
+            print_warning(
+                f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more."
+            )
+            return 2
+        if verbose:
+            traceback.print_exc()
+        if any(is_out_of_memory(each) for each in _with_causes(error)):
+            return _out_of_memory(given, error)
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        known = isinstance(error, ValueError | TypeError | LookupError | OSError | ImportError)
+        name = "" if known else f"{type(error).__name__}: "
+        print_warning(
+            f"error: {name}{text}", *([] if known or verbose else ["Add --traceback to see where."])
+        )
+        if isinstance(error, DiskFullError):
+            _say_how_to_go_on(given)
+        return 2
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt inside, in this process and not in its children."""
+    if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
+        yield
+        return
+    process = os.getpid()
+
+    def interrupt(number: int, _: object) -> None:
+        if os.getpid() == process:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _interrupted(given: list[str]) -> int:
+    print_warning("Interrupted.")
+    _say_how_to_go_on(given)
+    return 130
+
+
+def _say_how_to_go_on(given: list[str]) -> None:
+    if given[:1] in (["analyze"], ["reproduce"]):
+        print_warning(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
+
+
+def _out_of_memory(given: list[str], error: Exception) -> int:
+    if isinstance(error, MemoryLimitError | ExpansionError):
+        print_warning(f"error: {error}", f"This would fit: {_with_memory(given, error.enough)}")
+        return 3
+    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    print_warning(
+        f"error: out of memory: {text}",
+        "The system gave no more memory. What may help: other programs ended, a smaller --max-memory or "
+        "--limit, fewer --parameters.",
+    )
+    _say_how_to_go_on(given)
+    return 3
+
+
+def _with_memory(given: list[str], enough: int) -> str:
+    """Return the command with so many bytes as --max-memory, or more: what just fits takes long."""
+    megabytes = max(256, -(-4 * enough // 2**20))
+    words, skip = [], False
+    for word in given:
+        if skip or word.startswith("--max-memory="):
+            skip = False
+        elif word == "--max-memory":
+            skip = True
+        else:
+            words.append(word)
+    return shlex.join(["likewise", *words, "--max-memory", f"{megabytes}MiB"])

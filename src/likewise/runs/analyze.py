@@ -1,0 +1,219 @@
+"""A model and a data set in, a folder of results out: `likewise.analyze`."""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from likewise import identity
+from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
+from likewise.data import Batches, batches
+from likewise.distributed import world_size
+from likewise.engines.memory import MemoryLimitError
+from likewise.gram import GramMatrix
+from likewise.manifest import NAME as MANIFEST
+from likewise.model import Network, to_network
+from likewise.readouts import Readout
+from likewise.report.build import write_report
+from likewise.runs.result import Analysis
+from likewise.runs.stages import run_stages, sketch_width
+from likewise.runs.store import open_folder
+from likewise.runs.tables import Shown
+from likewise.statistics.targets import finite_labels, model_outputs
+from likewise.thumbnails import EXCERPT
+from likewise.watch import Watch
+
+if TYPE_CHECKING:
+    from likewise.runs.config import Settings
+
+Show = Callable[[int], Any] | Sequence[Any]
+
+
+def analyze(
+    model: nn.Module | Network,
+    dataset: Any,
+    labels: Any = None,
+    *,
+    out: str | Path = "run",
+    readout: Readout | None = None,
+    parameters: Any = None,
+    neighbors: int = 10,
+    threshold: float = 0.5,
+    sketch: int | Literal["auto", "never"] = "auto",
+    layout: Literal["pca", "umap"] = "pca",
+    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    show: Show | None = None,
+    extra: Mapping[str, Any] | None = None,
+    excerpt_length: int = EXCERPT,
+    watch: Watch | str | Path | None = None,
+    settings: "Settings | None" = None,
+    max_memory: int = 2**31,
+    wait: float = math.inf,
+) -> Analysis:
+    """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
+
+    Density of each sample, how freely its prediction moves, its most similar samples, a map, and, where
+    labels are classes, which of them look wrong; report.html shows all of it. Exact where all pairs of
+    gradients take minutes; beyond, from gradients made small (`sketch`: numbers per sample, 1024 by default),
+    with the error measured. `layout`: how the map is drawn. `classes`: their names; `names`: of the samples;
+    `show`: what a person should see of sample i (image, text, dict, array), a function or a sequence;
+    `extra`: columns of your own for the table; `excerpt_length`: the characters that the report shows of a
+    text. `watch`: the record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
+    `settings`: what a command was told.
+    `wait`: for how many seconds, if another process is writing into the folder.
+
+    The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
+    readout, precision and options are those of the run in it; another run is refused.
+    """
+    if world_size() > 1:
+        raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
+    net = to_network(model, readout, parameters)
+    gram = _gram_of_decoded(net, batches(dataset, labels=labels), max_memory)
+    data = gram.data
+    neighbors = check_integer("neighbors", neighbors, 1)
+    check_choice("layout", layout, ("pca", "umap"))
+    excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
+    out, shown = _check_out(out), _check_shown(classes, names, show, extra, excerpt_length)
+    if not isinstance(wait, float) or wait != math.inf:
+        wait = check_number("wait", wait, least=0, advice="seconds, or math.inf")
+    options = {
+        "readout": getattr(net.readout, "__name__", repr(net.readout)),
+        "parameters": list(net.names),
+        "neighbors": neighbors,
+        "threshold": check_number("threshold", threshold, -1, 1),
+        "sketch": sketch_width(gram, sketch),
+        "layout": layout,
+        "excerpt_length": excerpt_length,
+    }
+    record = Watch.load(watch) if isinstance(watch, str | Path) else watch
+    if record is not None and check_type("watch", record, Watch, "a likewise.Watch or its file").n != data.n:
+        raise ValueError(
+            f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
+            "same samples, in the same order."
+        )
+    data_print, given, outputs = _read(gram, out)
+    given = None if given is None else finite_labels(given)
+    found = {
+        "model": identity.fingerprint_model(net),
+        "data": data_print,
+        "readout": identity.fingerprint_readout(net, data),
+        "precision": identity.precision_settings(net),
+        "options": options,
+        "naming": _naming(shown),
+        "behavior": identity.measure_behavior(net, data),
+        "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
+    }
+    with open_folder(out, found, wait) as folder:
+        if folder.needs("settings.toml"):
+            folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
+        if not folder.finished:
+            folder.state["about"] = _about(net, data)
+            run_stages(folder, gram, given, shown, record, outputs)
+            folder.finish()
+        if folder.needs("report.html"):
+            write_report(folder.path)
+    return Analysis(folder.path)
+
+
+def _gram_of_decoded(net: Network, data: Batches, max_memory: int) -> GramMatrix:
+    """Return the matrix of samples that are decoded once: a quarter of the memory may hold them.
+
+    A model that takes more than the rest gets all of it, and samples are read again by each pass.
+    """
+    whole = GramMatrix(net, data, centered=True, max_memory=max_memory)
+    decoded, size = data.with_cache(whole.max_memory // 4)
+    if not size:
+        return whole
+    gram = GramMatrix(net, decoded, centered=True, max_memory=whole.max_memory - size)
+    try:
+        _ = gram.engine
+    except MemoryLimitError:
+        return whole
+    return gram
+
+
+def _read(gram: GramMatrix, out: Path) -> tuple[str, Tensor | None, Tensor | None]:
+    """Return fingerprint and labels of the data, and what the model says of them where no run has noted it."""
+    record = identity.DataRecord()
+    if (out / MANIFEST).exists():
+        return (*record.complete(gram.data), None)
+    observed = copy.copy(gram)
+    observed.data = record.observe(gram.data)
+    outputs = model_outputs(observed)
+    return (*record.complete(gram.data), outputs)
+
+
+def _check_out(out: Any) -> Path:
+    check_type("out", out, (str, PathLike), "the path of a folder")
+    if not str(out):
+        raise ValueError("out must be the path of a folder, found an empty one.")
+    return Path(out)
+
+
+def _check_shown(classes: Any, names: Any, show: Any, extra: Any, excerpt_length: int) -> Shown:
+    """Return what a person is told of the samples; lengths are compared where they are known."""
+    for name, given in (("classes", classes), ("names", names)):
+        if given is not None and (isinstance(given, Tensor) or not _is_listed(given)):
+            raise TypeError(f"{name} must be a list of text, found {describe(given)}.")
+    if show is not None and not _is_listed(show):
+        check_function("show", show, "of a sample's number, or a list")
+    check_type("extra", {} if extra is None else extra, Mapping, "a dict of columns")
+    for name, values in (extra or {}).items():
+        if not _is_listed(values):
+            raise TypeError(f"extra[{name!r}] must hold one value a sample, found {describe(values)}.")
+    return Shown(classes, names, show, extra or {}, excerpt_length)
+
+
+def _is_listed(given: Any) -> bool:
+    """Whether there is an entry for each place: a list, an array, a column of a table."""
+    if isinstance(given, str | bytes):
+        return False
+    return isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
+
+
+def _given_in_python(options: Mapping[str, Any]) -> "Settings":
+    from likewise.runs.config import GIVEN_IN_PYTHON, Settings
+
+    same = ("neighbors", "threshold", "layout", "readout", "parameters", "excerpt_length")
+    known = {name: options[name] for name in same}
+    known["sketch"] = options["sketch"] or "never"
+    return Settings(model=GIVEN_IN_PYTHON, data=GIVEN_IN_PYTHON, **known)
+
+
+def _about(net: Network, data: Batches) -> Mapping[str, Any]:
+    return {
+        "model": type(net.model).__name__,
+        "parameters": sum(net.numels.values()),
+        "samples": data.n,
+        "device": str(next(net.model.parameters()).device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _naming(shown: Shown) -> str:
+    """Return the fingerprint of what samples, classes and columns are called, and which of them are shown."""
+    own = {
+        name: [str(v) for v in torch.as_tensor(v).tolist()] if isinstance(v, Tensor) else [str(x) for x in v]
+        for name, v in shown.extra.items()
+    }
+    parts = [
+        None if given is None else [str(name) for name in given] for given in (shown.classes, shown.names)
+    ]
+    show = identity.fingerprint_code(shown.show) if callable(shown.show) else _texts(shown.show)
+    return hashlib.sha256(repr((parts, own, show)).encode("utf-8", "replace")).hexdigest()
+
+
+def _texts(show: Any) -> list[str]:
+    """Return what is to be seen of samples, as far as it is text or numbers."""
+    return (
+        [str(value) for value in show if isinstance(value, str | int | float)]
+        if isinstance(show, list)
+        else []
+    )
