@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import trange
 
 import likewise as lw
-from likewise.demo import train_network
+from likewise.cli.demo import train_network
 from likewise.statistics.label_issues import suspicion_from_votes
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))

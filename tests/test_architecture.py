@@ -11,7 +11,6 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
-    "escapes": -1,  # of text: knows nothing of the package
     "model_state": -1,
     "linalg": 0,
     "kernels": 0,
@@ -38,7 +37,6 @@ LEVELS = {
     "index": 8.5,
     "runs": 9,
     "integrations": 9,
-    "demo": 10,
     "cli": 11,
     "__main__": 12,
 }

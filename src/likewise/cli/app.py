@@ -23,7 +23,7 @@ from likewise.cli import analyze, demo, doctor, inspect, reproduce
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
-from likewise.loading.expansion import ExpansionError
+from likewise.loading.paths import ExpansionError
 
 app = typer.Typer(
     name="likewise",

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from likewise.escapes import escape_controls
+from likewise.thumbnails import escape_controls
 
 
 class Format(StrEnum):

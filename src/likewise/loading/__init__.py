@@ -7,8 +7,8 @@ An import string is `package.module:object` or `path/to/file.py:object`, and run
 data and weights never run code: no pickle is read.
 """
 
+from likewise.loading.dataset import Read
 from likewise.loading.imports import import_object
 from likewise.loading.load import data, model
-from likewise.loading.options import Read
 
 __all__ = ["Read", "data", "import_object", "model"]

@@ -8,11 +8,8 @@ from zipfile import ZipFile, is_zipfile
 import numpy as np
 from torch import Tensor
 
-from likewise.loading.expansion import refuse_expansion
-from likewise.loading.labels import Labels, labels_from
-from likewise.loading.options import Options, Read
-from likewise.loading.paths import listed
-from likewise.loading.samples import Prepared, as_tensor
+from likewise.loading.dataset import Labels, Options, Prepared, Read, as_tensor, labels_from
+from likewise.loading.paths import listed, refuse_expansion
 
 INPUTS = ("x", "X", "inputs", "images")
 LABELS = ("y", "labels")

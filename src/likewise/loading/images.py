@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likewise.loading.expansion import ExpansionError, refuse_expansion
+from likewise.loading.dataset import Options, Preparation, Prepared, Read
 from likewise.loading.imports import library
-from likewise.loading.options import Options, Preparation, Read
-from likewise.loading.paths import listed
-from likewise.loading.samples import Prepared
+from likewise.loading.paths import ExpansionError, listed, refuse_expansion
 
 if TYPE_CHECKING:
     from PIL.Image import Image

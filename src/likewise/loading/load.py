@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import nn
 
 from likewise.loading.arrays import read_arrays
+from likewise.loading.dataset import Options, Preparation, Read
 from likewise.loading.images import read_folder
 from likewise.loading.imports import build_object, import_object, is_import
-from likewise.loading.options import Options, Preparation, Read
 from likewise.loading.paths import existing
 from likewise.loading.python_objects import read_object
 from likewise.loading.tables import read_table

@@ -1,4 +1,8 @@
-"""Files that are there, and words close to those that are not."""
+"""Which files are read: those that exist, inside the memory that their content may take.
+
+A few kilobytes can declare, or expand to, more than a machine has. Sizes are taken from headers and compared
+with a limit before anything is decompressed or allocated.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -38,3 +42,30 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return (", ".join(every[:most]) or "nothing") + more
+
+
+class ExpansionError(MemoryError):
+    """A file expands to more than may be used.
+
+    Attributes:
+        path: The file.
+        enough: A max_memory, in bytes, that would do: what its content takes.
+        allowed: The bytes that it may take.
+    """
+
+    def __init__(self, path: Path, what: str, needed: int, allowed: int) -> None:
+        super().__init__(
+            f"{what} in {path} takes {_megabytes(needed)} MB once it is decompressed, and "
+            f"{_megabytes(allowed)} MB are allowed: if you trust the file, allow max_memory={needed:_}."
+        )
+        self.path, self.enough, self.allowed = path, needed, allowed
+
+
+def refuse_expansion(path: Path, what: str, needed: int, max_memory: int) -> None:
+    """Raise an error if content takes more than `max_memory` bytes and more than the file it is in."""
+    if needed > max(max_memory, path.stat().st_size):
+        raise ExpansionError(path, what, needed, max_memory)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:,.1f}"

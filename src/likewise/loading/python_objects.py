@@ -8,11 +8,9 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from likewise.loading.dataset import Labels, Options, Preparation, Prepared, Read, as_tensor, labels_from
 from likewise.loading.imports import build_object, import_object
-from likewise.loading.labels import Labels, labels_from
-from likewise.loading.options import Options, Preparation, Read
 from likewise.loading.paths import listed
-from likewise.loading.samples import Prepared, as_tensor
 from likewise.loading.tables import table_read
 
 USED = ("label", "prepare", "limit", "show_columns")

@@ -9,12 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likewise.loading.expansion import refuse_expansion
+from likewise.loading.dataset import Labels, Options, Prepared, Read, labels_from
 from likewise.loading.imports import library
-from likewise.loading.labels import Labels, labels_from
-from likewise.loading.options import Options, Read
-from likewise.loading.paths import listed
-from likewise.loading.samples import Prepared
+from likewise.loading.paths import listed, refuse_expansion
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

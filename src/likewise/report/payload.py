@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from likewise.escapes import escape_controls
 from likewise.manifest import read_manifest
-from likewise.thumbnails import Picture
+from likewise.thumbnails import Picture, escape_controls
 
 MOST_POINTS_AS_SVG = 4000  # more are drawn by WebGL
 RANKED = ("label_suspicion", "error", "novelty")  # by which samples are listed

@@ -1,14 +1,51 @@
-"""Raw samples turned into a model's inputs, one by one, when they are asked for."""
+"""What every reader takes and returns: options, labels as numbers, raw samples prepared one by one."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from likewise.loading.options import Preparation
+
+class Read(NamedTuple):
+    """A data set for likewise.batches(dataset, labels=labels), and what a person should see of it."""
+
+    dataset: Any
+    labels: Tensor | None = None  # (n,) long for classes, float for numbers; None: none, or in the data set
+    classes: tuple[str, ...] | None = None  # names of the classes, where labels had them
+    names: tuple[str, ...] | None = None  # one a sample, such as its file
+    show: Callable[[int], object] | None = None  # sample i as a PIL image, str, dict of columns or array
+
+
+class Preparation(NamedTuple):
+    """A function from one raw sample to the model's input, and its name."""
+
+    name: str
+    function: Callable[[Any], object]
+
+
+class Options(NamedTuple):
+    """What is asked of a data set; None and False where nothing is."""
+
+    label: str | None = None
+    text_column: str | None = None
+    columns: Sequence[str] | None = None
+    image_size: int | None = None
+    gray: bool = False
+    prepare: Preparation | None = None
+    limit: int | None = None
+    show_columns: Sequence[str] | None = None
+    follow_links: bool = False
+    max_memory: int = 2**31  # bytes that what is compressed may expand to; a limit for every kind of data
+
+    def refuse_all_but(self, used: Sequence[str], kind: str) -> None:
+        """Raise an error that names what was asked and cannot be done for this kind of data."""
+        given = [name for name, value in self._asdict().items() if value is not None and value is not False]
+        unused = [name for name in given if name not in (*used, "max_memory")]
+        if unused:
+            raise ValueError(f"{', '.join(unused)} cannot be used with {kind}, only {', '.join(used)}.")
 
 
 class Prepared(Dataset[Any]):
@@ -114,3 +151,54 @@ def _shapes(found: Any, name: str = "") -> Shapes:
 
 def _written(shapes: Shapes) -> str:
     return ", ".join(f"{name} {shape}".strip() for name, shape in shapes.items())
+
+
+class Labels(NamedTuple):
+    """Labels, and the names of the classes if they are not their numbers."""
+
+    values: Tensor  # (n,) long for classes, else float
+    classes: tuple[str, ...] | None
+
+
+def labels_from(values: np.ndarray, name: str) -> Labels:
+    """Return text, booleans and integers as classes, sorted and numbered from 0, and floats as numbers.
+
+    Integers that can be class numbers stay as they are, without names: a class that is missing here does not
+    move the others. Negative or very large ones are numbered, and named by what they were.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    plain = _of_one_type(values, name)
+    if plain.dtype.kind == "f":
+        return Labels(_numbers(plain, name), None)
+    if plain.dtype.kind not in "biuU" or plain.ndim != 1:
+        raise TypeError(
+            f"The labels {name!r} are {plain.dtype} of shape {plain.shape}: expected one text, bool, integer "
+            "or float a sample."
+        )
+    found, codes = np.unique(plain, return_inverse=True)
+    if plain.dtype.kind in "iu" and found[0] >= 0 and found[-1] < max(1000, 2 * len(found)):
+        return Labels(torch.from_numpy(plain.astype(np.int64)), None)
+    return Labels(torch.from_numpy(codes.astype(np.int64)), tuple(map(str, found)))
+
+
+def _numbers(values: np.ndarray, name: str) -> Tensor:
+    missing = np.argwhere(np.isnan(values))
+    if len(missing):
+        raise ValueError(
+            f"The labels {name!r} have no value for sample {missing[0][0]}: fill it in or leave it out."
+        )
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _of_one_type(values: np.ndarray, name: str) -> np.ndarray:
+    """Return an array of Python objects as one of text or numbers, if they are all of one type."""
+    if values.dtype != object:
+        return values
+    types = {type(value) for value in values.flat}
+    if len(types) != 1 or not types <= {str, bool, int, float}:
+        raise TypeError(
+            f"The labels {name!r} are of the types {sorted(t.__name__ for t in types)}: expected text, "
+            "booleans, integers or floats only."
+        )
+    return np.array(values.tolist())
