@@ -1,0 +1,590 @@
+"""Reheating: a memorized network that is trained on at a high learning rate forgets wrong labels first.
+
+A network that reproduces every label says nothing of which ones are wrong. A copy of it is trained for a few more
+epochs at a rate that is high enough to lose what only a single sample supports: labels that other samples support
+are relearned from these, wrong ones are not. Margins are recorded on the way (watch.py). The rate is found by a
+range test: it is raised step by step until training accuracy falls to about what the neighbors' votes support.
+"""
+
+import copy
+import hashlib
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from likewise import files
+from likewise.checks import (
+    check_function,
+    check_integer,
+    check_number,
+    check_seed,
+    describe,
+)
+from likewise.data import Batches, training_data
+from likewise.distributed import world_size
+from likewise.fingerprint import Fingerprint, checksums, describe_module
+from likewise.gram import GramMatrix
+from likewise.gram.matrix import dataset_outputs
+from likewise.model import Network, call_arguments, to_network
+from likewise.model_state import exclusive, preserve_generators
+from likewise.readouts import all_outputs
+from likewise.votes import class_votes
+from likewise.watch import Watch
+
+MEMORIZED = 0.95  # training accuracy from which a network counts as memorized
+MOST_KEPT = 0.9  # training accuracy to fall to at least: neighbors may agree with what was memorized
+LEAST_KEPT = 0.2  # of the way from naming the largest class to 1: below, a network is destroyed rather than heated
+LOWEST_RATE, HIGHEST_RATE = 1e-5, 10.0  # of the range test
+COARSE, FINE = 8, 24  # steps per factor of ten in the range test, before and after accuracy has begun to fall
+NOTICED = 0.1  # share of the fall to the target from which steps are fine
+AVERAGED = 4  # steps whose accuracy is averaged in the range test
+STEPS_PER_EPOCH = 32  # at least, where the batch size is not given
+LARGEST_BATCH = 256
+SCHEMA = 1
+METADATA = "likewise.reheat"
+WATCH, MODEL, OPTIMIZER = "watch", "model.", "optimizer."  # names of tensors in a checkpoint
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+MakeOptimizer = Callable[..., Optimizer]
+
+
+@dataclass(frozen=True)
+class Reheated:
+    """A network that was trained on at a high learning rate, and how it fared."""
+
+    model: nn.Module | None  # the trained copy, in evaluation mode; None where reheating was skipped
+    watch: Watch | None  # record of the hot epochs; None where reheating was skipped
+    labels: Tensor  # (n,) class numbers that it was trained with
+    skipped: str  # why nothing was done; empty where something was
+    learning_rate: float  # NaN where reheating was skipped
+    target: float  # training accuracy that the range test aimed at; NaN where the rate was given
+    accuracy_before: float  # share of the labels that the network reproduces, in evaluation mode
+    accuracies: tuple[float, ...]  # the same of each epoch, in training mode, before the update
+    accuracy_after: float  # in evaluation mode; NaN where reheating was skipped
+    epochs: float  # trained in all, with those of the range test
+    seconds: float  # wall clock, with the range test and the neighbors' votes
+
+    @property
+    def margins(self) -> Tensor:
+        """Mean margin over the hot epochs, (n,); low means suspicious. NaN where reheating was skipped."""
+        if self.watch is None:
+            return torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
+        return self.watch.margins
+
+    def __repr__(self) -> str:
+        if self.skipped:
+            return f"Reheated(skipped: {self.skipped})"
+        path = f"training accuracy {self.accuracy_before:.3f} to {min(self.accuracies):.3f}, after {self.accuracy_after:.3f}"
+        return f"Reheated(learning rate {self.learning_rate:.1e}, {path}; {self.epochs:.1f} epochs, {self.seconds:.0f} s)"
+
+
+def reheat(
+    model: nn.Module | Network,
+    data: Any,
+    *,
+    labels: Any = None,
+    epochs: int = 2,
+    rounds: int = 1,
+    learning_rate: float | None = None,
+    target: float | None = None,
+    memorized_above: float = MEMORIZED,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer = torch.optim.Adam,
+    augment: Callable[[Any], Any] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    sketch: int | None = 1024,
+    checkpoint: str | Path | None = None,
+) -> Reheated:
+    """Train a copy of a memorized network for a few epochs at a high learning rate, and record its margins.
+
+    The model, its mode, its gradients and all random generators are afterwards as before. Every parameter that
+    requires grad is trained; modules are in training mode. A round holds the rate for the first half of its epochs and
+    lets it fall to 0 over the second; each round goes on from the last one with a new optimizer. Where the network
+    reproduces fewer than `memorized_above` of the labels nothing is done, and `skipped` says so: it still tells wrong
+    labels from right ones itself, and reheating would do harm.
+
+    The range test raises the rate step by step, from 1e-5, until the accuracy of the last four training batches falls
+    to `target`. The same seed gives the same numbers, on a GPU up to its own nondeterminism.
+
+    Args:
+        model: A trained classifier, any torch.nn.Module, or a Network (its autocast is used, its readout is not).
+        data: The data set that it was trained on: anything that `likewise.batches` accepts. Here it may also shuffle
+            or augment at random: a DataLoader's data set, collate function and batch size are used, in an order of
+            this function's own.
+        labels: (n,) class numbers; those that travel with the data if None. With one output, 0 and 1.
+        epochs: Of each round.
+        rounds: How many times.
+        learning_rate: The high rate; None finds it by the range test.
+        target: Training accuracy at which the range test stops; None for what neighbors' votes support, which visits
+            all pairs, and no more than 0.9.
+        memorized_above: Training accuracy below which nothing is done; 0 reheats any network.
+        loss: (outputs, labels) -> one number; None for the cross entropy.
+        optimizer: Called with parameters and `lr=`; a class or a functools.partial of one.
+        augment: Called with the inputs of each training batch, on the model's device; returns inputs.
+        batch_size: None for the loader's, else so that an epoch has 32 steps, and at most 256.
+        seed: Of the order of samples, dropout and augmentation.
+        sketch: Width of the sketches that neighbors' votes are estimated from; None is exact.
+        checkpoint: A file, written after the range test and after each epoch. If it is there, training goes on from
+            it, and a finished one is only read.
+
+    Returns:
+        Reheated; `lw.label_suspicion(gram, reheat=reheated)` ranks labels by it.
+
+    Raises:
+        TypeError: Labels are no class numbers, the model cannot be copied.
+        ValueError: Labels do not fit the outputs, or the checkpoint is of another model, data set or setting.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> x = torch.randn(64, 4)
+        >>> lw.reheat(torch.nn.Linear(4, 3), (x, x[:, :3].argmax(1))).skipped
+        'the network reproduces 23 % of the labels, and 95 % count as memorized'
+
+    """
+    if world_size() > 1:
+        raise RuntimeError(
+            f"reheat trains in one process, and this one is of {world_size()}: call it before torchrun, and pass the result on."
+        )
+    settings = _Settings(
+        epochs=check_integer("epochs", epochs, 1),
+        rounds=check_integer("rounds", rounds, 1),
+        learning_rate=None
+        if learning_rate is None
+        else check_number("learning_rate", learning_rate, above=0),
+        target=None if target is None else check_number("target", target, least=0, most=1),
+        memorized_above=check_number("memorized_above", memorized_above, least=0, most=1),
+        batch_size=None if batch_size is None else check_integer("batch_size", batch_size, 1),
+        seed=check_seed("seed", seed),
+        sketch=sketch,
+    )
+    if not callable(optimizer):
+        raise TypeError(
+            f"optimizer must be called with parameters and lr=, found {describe(optimizer)}: give a class of "
+            "torch.optim, or a functools.partial of one."
+        )
+    functions = _Functions(
+        _cross_entropy if loss is None else check_function("loss", loss, "(outputs, labels) -> a number"),
+        optimizer,
+        None if augment is None else check_function("augment", augment, "(inputs) -> inputs"),
+    )
+    with _training_state():
+        net = to_network(model)
+        samples = _Samples(training_data(data, labels=labels), net)
+        return _Run(net, samples, settings, functions).result(None if checkpoint is None else Path(checkpoint))
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Options that are numbers: a checkpoint belongs to one set of them."""
+
+    epochs: int
+    rounds: int
+    learning_rate: float | None
+    target: float | None
+    memorized_above: float
+    batch_size: int | None
+    seed: int
+    sketch: int | None
+
+
+@dataclass(frozen=True)
+class _Functions:
+    loss: Loss
+    optimizer: MakeOptimizer
+    augment: Callable[[Any], Any] | None
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How far a run is: what a checkpoint holds beside tensors."""
+
+    accuracy_before: float
+    learning_rate: float = math.nan
+    target: float = math.nan
+    range_steps: int = 0
+    accuracies: tuple[float, ...] = ()  # of the epochs that are done
+    seconds: float = 0.0
+    skipped: str = ""
+
+
+class _Samples:
+    """The samples to train on, by their places 0 to n - 1."""
+
+    def __init__(self, data: Batches, net: Network) -> None:
+        self.data, self.net, self.n = data, net, data.n
+        found = data.labels()
+        if found is None:
+            raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
+        self.labels = _class_numbers(found)
+
+    def read(self, places: list[int]) -> tuple[Any, Tensor]:
+        """Return the inputs, on the model's device, and the labels of some samples."""
+        batch = self.data.take(places).samples(range(len(places)))
+        return self.net.to_device(batch.inputs), self.labels[places]
+
+    def batch_size(self, given: int | None) -> int:
+        """Return the number of samples of a step."""
+        if given is None and not self.data.given:
+            given = min(LARGEST_BATCH, max(8, self.n // STEPS_PER_EPOCH))
+        return min(self.n, given or self.data.size)
+
+    def steps(self, size: int, seed: int) -> Iterator[list[int]]:
+        """Yield the places of one epoch's batches, whose sizes differ by one at most: none is a lone sample."""
+        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(seed))
+        for places in order.tensor_split(max(1, round(self.n / size))):
+            yield places.tolist()
+
+    def checksum(self) -> str:
+        """Return a checksum of the labels, and of the inputs where they are the same each time they are read."""
+        once, again = Fingerprint(), Fingerprint()
+        self.data.add_to(once, "samples")
+        self.data.add_to(again, "samples")
+        inputs = str(once.entries) if once.entries == again.entries else "random"
+        return f"{checksums([self.labels])[0]} {inputs}"
+
+
+class _Run:
+    """One call of `reheat`: trains copies of the model, which itself is only read."""
+
+    def __init__(self, net: Network, samples: _Samples, settings: _Settings, functions: _Functions) -> None:
+        self.net, self.samples, self.settings, self.functions = net, samples, settings, functions
+        self.size = samples.batch_size(settings.batch_size)
+        self.begun = time.monotonic()
+
+    def result(self, path: Path | None) -> Reheated:
+        """Return the reheated network, going on from a checkpoint if there is one."""
+        checkpoint = None if path is None else _Checkpoint(path, self._identity())
+        saved = None if checkpoint is None else checkpoint.read()
+        progress = self._prepare() if saved is None else saved.progress
+        self.begun -= 0.0 if saved is None else progress.seconds
+        if progress.skipped:
+            return self._result(None, None, progress)
+        model, watch = self._copy(), Watch(self.samples.n)
+        tensors = {} if saved is None else saved.tensors
+        if saved is not None:
+            _restore_model(model, tensors)
+            watch.merge_part(slice(0, self.samples.n), tensors[WATCH])
+        optimizer = self._optimizer(model, progress.learning_rate)
+        for epoch in range(len(progress.accuracies), self.settings.epochs * self.settings.rounds):
+            if epoch % self.settings.epochs == 0:
+                optimizer = self._optimizer(model, progress.learning_rate)
+            elif tensors:
+                _restore_optimizer(optimizer, tensors)
+            tensors = {}
+            accuracy = self._train_epoch(model, optimizer, watch, epoch, progress.learning_rate)
+            progress = replace(progress, accuracies=(*progress.accuracies, accuracy))
+            if not all(bool(value.isfinite().all()) for value in model.parameters()):
+                reason = f"training at a learning rate of {progress.learning_rate:.1e} ended in NaN: give a lower one"
+                return self._result(None, None, replace(progress, skipped=reason))
+            if checkpoint is not None:
+                checkpoint.write(replace(progress, seconds=self._seconds()), model, optimizer, watch)
+        return self._result(model, watch, progress)
+
+    def _prepare(self) -> _Progress:
+        """Return the accuracy before, and the learning rate or the reason why there is nothing to do."""
+        progress = _Progress(self._accuracy(self.net.model))
+        if progress.accuracy_before < self.settings.memorized_above:
+            share, least = (100 * v for v in (progress.accuracy_before, self.settings.memorized_above))
+            reason = f"the network reproduces {share:.0f} % of the labels, and {least:.0f} % count as memorized"
+            return replace(progress, skipped=reason)
+        if self.settings.learning_rate is not None:
+            return replace(progress, learning_rate=self.settings.learning_rate)
+        target = self._target()
+        rate, steps = self._range_test(target)
+        progress = replace(progress, target=target, range_steps=steps)
+        if rate is None:
+            reason = f"training accuracy stays above {target:.2f} up to a learning rate of {HIGHEST_RATE}"
+            return replace(progress, skipped=f"{reason}: give another optimizer")
+        return replace(progress, learning_rate=rate)
+
+    def _target(self) -> float:
+        """Return the training accuracy to fall to: what neighbors support, between two bounds."""
+        if self.settings.target is not None:
+            return self.settings.target
+        labels = self.samples.labels
+        gram = GramMatrix(Network(self.net.model, all_outputs, autocast=self.net.autocast), self.samples.data)
+        votes = class_votes(gram, labels, sketch=self.settings.sketch).cpu()
+        supported = float((votes.argmax(1) == labels).double().mean())
+        usual = float(torch.bincount(labels).max()) / len(labels)  # by always naming the largest class
+        return min(MOST_KEPT, max(supported, usual + LEAST_KEPT * (1 - usual)))
+
+    def _range_test(self, target: float) -> tuple[float | None, int]:
+        """Return the learning rate at which training accuracy falls to the target, and the steps that it took."""
+        model = self._copy()
+        optimizer = self._optimizer(model, LOWEST_RATE)
+        accuracies, rates, rate = list[float](), list[float](), LOWEST_RATE
+        for places in self._endless_steps():
+            outputs = self._step(model, optimizer, places, rate)
+            accuracies.append(_share_right(outputs, self.samples.labels[places]))
+            rates.append(rate)
+            recent = sum(accuracies[-AVERAGED:]) / len(accuracies[-AVERAGED:])
+            if recent <= target and len(rates) >= AVERAGED:
+                return math.sqrt(rate * rates[-AVERAGED]), len(rates)
+            rate *= 10 ** (1 / (COARSE if recent > 1 - NOTICED * (1 - target) else FINE))
+            if rate > HIGHEST_RATE:
+                break
+        return None, len(rates)
+
+    def _endless_steps(self) -> Iterator[list[int]]:
+        epoch = 0
+        while True:
+            seed = _mixed(self.settings.seed, 0, epoch)
+            _seed_generators(seed)
+            yield from self.samples.steps(self.size, seed)
+            epoch += 1
+
+    def _train_epoch(
+        self, model: nn.Module, optimizer: Optimizer, watch: Watch, epoch: int, rate: float
+    ) -> float:
+        """Train for one epoch, and return its accuracy."""
+        seed = _mixed(self.settings.seed, 1, epoch)
+        _seed_generators(seed)  # of each epoch, so that a checkpoint need not hold the generators
+        steps = list(self.samples.steps(self.size, seed))
+        right = 0.0
+        for i, places in enumerate(steps):
+            done = (epoch % self.settings.epochs + i / len(steps)) / self.settings.epochs
+            outputs = self._step(model, optimizer, places, rate * min(1.0, 2 * (1 - done)))
+            labels = self.samples.labels[places]
+            watch.update(outputs, labels, torch.tensor(places))
+            right += _share_right(outputs, labels) * len(places)
+        return right / self.samples.n
+
+    def _step(self, model: nn.Module, optimizer: Optimizer, places: list[int], rate: float) -> Tensor:
+        """Take one step, and return the outputs before it."""
+        inputs, labels = self.samples.read(places)
+        if self.functions.augment is not None:
+            inputs = self.functions.augment(inputs)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        outputs = self._outputs(model, inputs)
+        _refuse_other_outputs(outputs, self.samples.labels)
+        loss = self.functions.loss(outputs, labels.to(outputs.device))
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ValueError(f"loss must return one number, found {describe(loss)}: take its mean.")
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return outputs.detach()
+
+    def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
+        low, device = self.net.autocast, next(model.parameters()).device.type
+        with torch.autocast(device, dtype=low, enabled=low is not None):
+            positional, named = call_arguments(inputs)
+            outputs = all_outputs(model(*positional, **named))
+        return outputs.float() if low is not None else outputs
+
+    def _accuracy(self, model: nn.Module) -> float:
+        """Return the share of the labels that a model reproduces in evaluation mode."""
+        net = Network(model, all_outputs, autocast=self.net.autocast)
+        _seed_generators(_mixed(self.settings.seed, 2, 0))
+        outputs = dataset_outputs(net, self.samples.data, masked=True).cpu()
+        _refuse_other_outputs(outputs, self.samples.labels)
+        return _share_right(outputs, self.samples.labels)
+
+    def _copy(self) -> nn.Module:
+        """Return a copy of the model in training mode, without gradients."""
+        try:
+            model = copy.deepcopy(self.net.model)
+        except Exception as error:  # whatever a module's own __deepcopy__ raises
+            raise TypeError(
+                f"{type(self.net.model).__name__} cannot be copied ({error}): reheating trains a copy, and leaves the model "
+                "as it is. Load its weights into a fresh one."
+            ) from error
+        for value in model.parameters():
+            value.grad = None
+        return model.train()
+
+    def _optimizer(self, model: nn.Module, rate: float) -> Optimizer:
+        trained = [value for value in model.parameters() if value.requires_grad]
+        if not trained:
+            raise ValueError("No parameter of the model requires grad: there is nothing to train.")
+        return self.functions.optimizer(trained, lr=rate)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def _result(self, model: nn.Module | None, watch: Watch | None, progress: _Progress) -> Reheated:
+        after = math.nan
+        if model is not None:
+            after = self._accuracy(model.eval())
+            for value in model.parameters():
+                value.grad = None
+        ranged = progress.range_steps / max(1, round(self.samples.n / self.size))
+        return Reheated(
+            model=model,
+            watch=watch,
+            labels=self.samples.labels,
+            skipped=progress.skipped,
+            learning_rate=progress.learning_rate,
+            target=progress.target,
+            accuracy_before=progress.accuracy_before,
+            accuracies=progress.accuracies,
+            accuracy_after=after,
+            epochs=len(progress.accuracies) + ranged,
+            seconds=self._seconds(),
+        )
+
+    def _identity(self) -> dict[str, str]:
+        """Return what a checkpoint must have in common with this call, in words."""
+        model = self.net.model
+        state = [*dict(model.named_parameters()).values(), *dict(model.named_buffers()).values()]
+        functions = Fingerprint()
+        functions.add("functions", (self.functions.loss, self.functions.optimizer, self.functions.augment))
+        return {
+            "model": f"{describe_module(model)} {checksums(state)}",
+            "data": self.samples.checksum(),
+            "settings": f"{asdict(self.settings)} {self.net.autocast} {functions.entries}",
+        }
+
+
+class _Saved(NamedTuple):
+    progress: _Progress
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A safetensors file with the state of a run between two epochs."""
+
+    path: Path
+    identity: dict[str, str]
+
+    def write(self, progress: _Progress, model: nn.Module, optimizer: Optimizer, watch: Watch) -> None:
+        """Write the state, complete or not at all."""
+        tensors = {
+            WATCH: watch.part(slice(0, watch.n)),
+            **{f"{MODEL}{name}": value for name, value in _named_state(model).items()},
+            **{f"{OPTIMIZER}{name}": value for name, value in _optimizer_state(optimizer).items()},
+        }
+        plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        about = {"schema": SCHEMA, "progress": asdict(progress), "identity": self._digests()}
+        content = save(plain, {METADATA: json.dumps(about)})
+        files.make_folder(self.path.absolute().parent)
+        files.write_atomically(self.path, lambda file: file.write(content), len(content))
+
+    def read(self) -> _Saved | None:
+        """Return the state that was written, None if there is none yet."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} cannot be read as a checkpoint of likewise.reheat ({error}): remove it, or name another file."
+            ) from error
+        if about.get("schema") != SCHEMA:
+            raise ValueError(
+                f"{self.path} is no checkpoint that this version's likewise.reheat wrote: name another file."
+            )
+        differing = [name for name, digest in self._digests().items() if about["identity"].get(name) != digest]
+        if differing:
+            raise ValueError(
+                f"{self.path} is the checkpoint of another call: {' and '.join(differing)} differ. Remove it, or name another file."
+            )
+        progress = about["progress"]
+        return _Saved(_Progress(**{**progress, "accuracies": tuple(progress["accuracies"])}), tensors)
+
+    def _digests(self) -> dict[str, str]:
+        return {
+            name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in self.identity.items()
+        }
+
+
+@contextmanager
+def _training_state() -> Iterator[None]:
+    """Gradients on, random generators and everything global restored on leaving; one thread at a time."""
+    with exclusive, ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(preserve_generators())
+        yield
+
+
+def _class_numbers(labels: Tensor) -> Tensor:
+    found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
+        raise TypeError(
+            f"labels must be class numbers from 0, one a sample, found {describe(labels)}: reheating is for classifiers. "
+            "Numbers that are classes: labels.long(); one-hot: labels.argmax(1)."
+        )
+    return found.cpu().long()
+
+
+def _refuse_other_outputs(outputs: Tensor, labels: Tensor) -> None:
+    classes = max(2, outputs.shape[1])
+    if int(labels.max()) >= classes:
+        raise ValueError(
+            f"Labels go up to {int(labels.max())}, and the model has {outputs.shape[1]} outputs, those of {classes} classes: "
+            "these are not the classes that it tells."
+        )
+
+
+def _share_right(outputs: Tensor, labels: Tensor) -> float:
+    """Return the share of predictions that are the labels; one output is the logit of class 1 of two."""
+    guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+    right = (guess == labels.to(guess.device)) & outputs.isfinite().all(1)
+    return float(right.double().mean())
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    if outputs.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(outputs[:, 0], labels.to(outputs))
+    return F.cross_entropy(outputs, labels)
+
+
+def _mixed(seed: int, use: int, epoch: int) -> int:
+    """Return a seed of its own for each use and epoch."""
+    return int(np.random.SeedSequence([seed, use, epoch]).generate_state(1)[0])
+
+
+def _seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - augmentation of the user's may draw from it
+
+
+def _named_state(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _restore_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in _named_state(model).items():
+            value.copy_(tensors[f"{MODEL}{name}"])
+
+
+def _optimizer_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimizer keeps of each parameter, by its number and the name of the value."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": torch.as_tensor(value)
+        for number, values in state.items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    state = dict[int, dict[str, Tensor]]()
+    for name, value in tensors.items():
+        if name.startswith(OPTIMIZER):
+            number, inner = name.removeprefix(OPTIMIZER).split(".", 1)
+            state.setdefault(int(number), {})[inner] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

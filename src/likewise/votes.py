@@ -1,0 +1,48 @@
+"""Votes: every other sample votes for its own class, the more the network treats the two alike."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from likewise.checks import check_number
+from likewise.gram import GramMatrix, Reducer, Strip
+from likewise.gram.sketches import pair_source
+
+EXPONENT = 4  # of votes: how local they are
+
+
+@dataclass(frozen=True)
+class VotesReducer(Reducer):
+    """The votes of all other samples on each row: Σ max(centered similarity, 0)^exponent by class."""
+
+    members: Tensor  # (m, classes) one-hot
+    exponent: float = EXPONENT
+    centered: ClassVar[bool] = True
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the votes, (b, classes) in float64."""
+        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
+        return (weights @ self.members.to(weights),)
+
+
+def class_votes(
+    gram: GramMatrix, classes: Tensor, *, exponent: float = EXPONENT, sketch: int | None = None
+) -> Tensor:
+    """Σ max(centered similarity, 0)^exponent over the other samples of each class; visits all pairs.
+
+    Args:
+        gram: A square matrix.
+        classes: (n,) class numbers.
+        exponent: How local votes are.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        (n, classes) in float64.
+
+    """
+    exponent = check_number("exponent", exponent, above=0)
+    members = torch.nn.functional.one_hot(classes).double()
+    ((votes,),) = pair_source(gram, sketch).visit(VotesReducer(members, exponent))
+    return votes
