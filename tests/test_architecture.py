@@ -32,7 +32,9 @@ LEVELS = {
     "identity": 3,  # of models, data and readouts
     "engines": 3,
     "losses": 4,
-    "gram": 6,
+    "gram": 5,
+    "votes": 6,
+    "reheat": 7,
     "statistics": 8,
     "index": 8.5,
     "runs": 9,

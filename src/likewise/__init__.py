@@ -37,6 +37,7 @@ from likewise.readouts import (
     sequence_log_likelihood,
     token_log_likelihood,
 )
+from likewise.reheat import Reheated, reheat
 from likewise.runs.analyze import analyze
 from likewise.runs.result import Analysis
 from likewise.statistics.calibration import Calibration, calibrate
@@ -83,6 +84,7 @@ __all__ = [
     "Plan",
     "RankLostError",
     "RankMismatchError",
+    "Reheated",
     "Reliability",
     "RemoteError",
     "Samples",
@@ -122,6 +124,7 @@ __all__ = [
     "projected_outputs",
     "rank_timeout",
     "reduction",
+    "reheat",
     "reliability",
     "sequence_log_likelihood",
     "similarity",

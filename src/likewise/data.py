@@ -45,19 +45,27 @@ class Source(Protocol):
         """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
 
 
-def opened(dataset: Any, labels: Any) -> tuple[Source, int | None, int]:
-    """Return where samples are fetched from, in what batches if that is given, and how many."""
+def opened(dataset: Any, labels: Any, fixed: bool = True) -> tuple[Source, int | None, int]:
+    """Return where samples are fetched from, in what batches if that is given, and how many.
+
+    Args:
+        dataset: As `batches` takes it.
+        labels: As `batches` takes them.
+        fixed: Refuse what shuffles or augments at random.
+
+    """
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
-        size = _ordered_batch_size(dataset)
-        collate = default_collate if dataset.batch_size is None else dataset.collate_fn
-        source = _opened(dataset.dataset, labels, collate)
+        size = _ordered_batch_size(dataset) if fixed else _batch_size(dataset)
+        alone = dataset.batch_size is None and dataset.batch_sampler is None
+        collate = default_collate if alone or (fixed and dataset.batch_size is None) else dataset.collate_fn
+        source = _opened(dataset.dataset, labels, collate, fixed)
         n = len(source)
-        return source, size, n - n % size if dataset.drop_last else n
-    source = _opened(dataset, labels, default_collate)
+        return source, size, n - n % size if dataset.drop_last and fixed else n
+    source = _opened(dataset, labels, default_collate, fixed)
     return source, None, len(source)
 
 
-def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> Source:
+def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any], fixed: bool) -> Source:
     if dataset is None or isinstance(dataset, str | bytes | PathLike):
         raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
     if isinstance(dataset, type):
@@ -71,8 +79,8 @@ def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any]) -> S
     if whole is not None:
         return _Whole(*_apart(whole, labels))
     if hasattr(dataset, "column_names"):
-        return _Items(dataset, lambda rows: rows, labels, by_columns=True)
-    return _Items(dataset, collate, labels, by_columns=False)
+        return _Items(dataset, lambda rows: rows, labels, by_columns=True, fixed=fixed)
+    return _Items(dataset, collate, labels, by_columns=False, fixed=fixed)
 
 
 def _whole(dataset: Any) -> Any:
@@ -196,7 +204,9 @@ def _copy_leaf(leaf: Any) -> Any:
 class _Items:
     """Samples from a data set that is read item by item, or by columns."""
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool) -> None:
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool, fixed: bool
+    ) -> None:
         self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
         given = labels is not None and labels is not False and not isinstance(labels, str)
         self._given = column("labels", labels) if given else None
@@ -207,8 +217,9 @@ class _Items:
         if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
             found = len(self._given) if self._given.dim() else 1
             raise ValueError(f"{found} labels for {self._n} samples: one for each is needed.")
-        with preserve_generators():  # the data set may draw when it is read
-            self._refuse_chance()
+        if fixed:
+            with preserve_generators():  # the data set may draw when it is read
+                self._refuse_chance()
 
     def __len__(self) -> int:
         return self._n
@@ -455,6 +466,11 @@ def _ordered_batch_size(loader: DataLoader[Any]) -> int:
     return loader.batch_size or 256
 
 
+def _batch_size(loader: DataLoader[Any]) -> int:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else 256
+
+
 @dataclass(frozen=True)
 class Samples:
     """Some samples: what the model is called with, their labels and their numbers."""
@@ -585,3 +601,20 @@ def batches(
     if len(positions) == 0:
         raise ValueError("The data set is empty: there is nothing to compare.")
     return Batches(source, positions[:limit], size or 256, given=size is not None)
+
+
+def training_data(dataset: Any, *, labels: Any = None) -> Batches:
+    """Return a data set to train on, as `batches` does, which may also shuffle or augment at random.
+
+    Of a DataLoader the data set, the collate function and the batch size are used, whatever its sampler: samples are
+    read by their position in the data set.
+
+    Args:
+        dataset: Anything that `batches` accepts, or a DataLoader with any sampler.
+        labels: As `batches` takes them.
+
+    """
+    if isinstance(dataset, Batches):
+        return batches(dataset, labels=labels)
+    source, size, count = opened(dataset, labels, fixed=False)
+    return Batches(source, range(count), size or 256, given=size is not None)

@@ -141,7 +141,7 @@ class Network:
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
         with preserve_attributes(self.model), cast:
-            return functional_call(self.model, {**others, **parameters}, *_arguments(inputs))
+            return functional_call(self.model, {**others, **parameters}, *call_arguments(inputs))
 
     def select_outputs(
         self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None
@@ -392,7 +392,8 @@ def _matching(pattern: str, aliases: list[tuple[str, str, nn.Parameter]]) -> lis
     return matches
 
 
-def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the named arguments that a model is called with."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}

@@ -55,6 +55,13 @@ def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
     return _scores(outputs).flatten(1)
 
 
+def are_chances(outputs: Tensor) -> bool:
+    """Return whether outputs (n, d) are probabilities already: a softmax or sigmoid is the last layer."""
+    values = outputs.double()
+    inside = bool(((values >= 0) & (values <= 1)).all())
+    return inside and (outputs.shape[1] == 1 or bool((values.sum(1) - 1).abs().max() < 1e-3))
+
+
 @dataclass(frozen=True)
 class _OneOutput:
     index: int

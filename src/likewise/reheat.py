@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,17 +42,22 @@ from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.model import Network, call_arguments, to_network
 from likewise.model_state import exclusive, preserve_generators
-from likewise.readouts import all_outputs
+from likewise.readouts import all_outputs, are_chances
 from likewise.votes import class_votes
 from likewise.watch import Watch
 
 MEMORIZED = 0.95  # training accuracy from which a network counts as memorized
 MOST_KEPT = 0.9  # training accuracy to fall to at least: neighbors may agree with what was memorized
-LEAST_KEPT = 0.2  # of the way from naming the largest class to 1: below, a network is destroyed rather than heated
+LEAST_KEPT = (
+    0.2  # of the way from naming the largest class to 1: below, a network is destroyed rather than heated
+)
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 10.0  # of the range test
 COARSE, FINE = 8, 24  # steps per factor of ten in the range test, before and after accuracy has begun to fall
-NOTICED = 0.1  # share of the fall to the target from which steps are fine
+NOTICED = 0.05  # share of the fall to the target from which steps are fine
 AVERAGED = 4  # steps whose accuracy is averaged in the range test
+COOLED = (
+    0.75  # of the rate at which the range test ends: an epoch at a rate forgets more than the few steps there
+)
 STEPS_PER_EPOCH = 32  # at least, where the batch size is not given
 LARGEST_BATCH = 256
 SCHEMA = 1
@@ -88,8 +94,10 @@ class Reheated:
     def __repr__(self) -> str:
         if self.skipped:
             return f"Reheated(skipped: {self.skipped})"
-        path = f"training accuracy {self.accuracy_before:.3f} to {min(self.accuracies):.3f}, after {self.accuracy_after:.3f}"
-        return f"Reheated(learning rate {self.learning_rate:.1e}, {path}; {self.epochs:.1f} epochs, {self.seconds:.0f} s)"
+        before, hot, after = self.accuracy_before, min(self.accuracies), self.accuracy_after
+        accuracies = f"training accuracy {before:.3f}, {hot:.3f} while hot, {after:.3f} after"
+        cost = f"{self.epochs:.1f} epochs, {self.seconds:.0f} s"
+        return f"Reheated(learning rate {self.learning_rate:.1e}; {accuracies}; {cost})"
 
 
 def reheat(
@@ -158,7 +166,7 @@ def reheat(
     """
     if world_size() > 1:
         raise RuntimeError(
-            f"reheat trains in one process, and this one is of {world_size()}: call it before torchrun, and pass the result on."
+            f"reheat trains in one process, and this one is of {world_size()}: call it alone, without torchrun."
         )
     settings = _Settings(
         epochs=check_integer("epochs", epochs, 1),
@@ -178,14 +186,16 @@ def reheat(
             "torch.optim, or a functools.partial of one."
         )
     functions = _Functions(
-        _cross_entropy if loss is None else check_function("loss", loss, "(outputs, labels) -> a number"),
+        None if loss is None else check_function("loss", loss, "(outputs, labels) -> a number"),
         optimizer,
         None if augment is None else check_function("augment", augment, "(inputs) -> inputs"),
     )
     with _training_state():
         net = to_network(model)
         samples = _Samples(training_data(data, labels=labels), net)
-        return _Run(net, samples, settings, functions).result(None if checkpoint is None else Path(checkpoint))
+        return _Run(net, samples, settings, functions).result(
+            None if checkpoint is None else Path(checkpoint)
+        )
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,7 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Functions:
-    loss: Loss
+    loss: Loss | None  # None for the cross entropy
     optimizer: MakeOptimizer
     augment: Callable[[Any], Any] | None
 
@@ -264,6 +274,8 @@ class _Run:
     def __init__(self, net: Network, samples: _Samples, settings: _Settings, functions: _Functions) -> None:
         self.net, self.samples, self.settings, self.functions = net, samples, settings, functions
         self.size = samples.batch_size(settings.batch_size)
+        self.before = self._dataset_outputs(net.model)
+        self.probabilities = are_chances(self.before)
         self.begun = time.monotonic()
 
     def result(self, path: Path | None) -> Reheated:
@@ -280,6 +292,8 @@ class _Run:
             _restore_model(model, tensors)
             watch.merge_part(slice(0, self.samples.n), tensors[WATCH])
         optimizer = self._optimizer(model, progress.learning_rate)
+        if checkpoint is not None and saved is None:
+            checkpoint.write(replace(progress, seconds=self._seconds()), model, optimizer, watch)
         for epoch in range(len(progress.accuracies), self.settings.epochs * self.settings.rounds):
             if epoch % self.settings.epochs == 0:
                 optimizer = self._optimizer(model, progress.learning_rate)
@@ -297,10 +311,12 @@ class _Run:
 
     def _prepare(self) -> _Progress:
         """Return the accuracy before, and the learning rate or the reason why there is nothing to do."""
-        progress = _Progress(self._accuracy(self.net.model))
+        progress = _Progress(_share_right(self._logits(self.before), self.samples.labels))
         if progress.accuracy_before < self.settings.memorized_above:
             share, least = (100 * v for v in (progress.accuracy_before, self.settings.memorized_above))
-            reason = f"the network reproduces {share:.0f} % of the labels, and {least:.0f} % count as memorized"
+            reason = (
+                f"the network reproduces {share:.0f} % of the labels, and {least:.0f} % count as memorized"
+            )
             return replace(progress, skipped=reason)
         if self.settings.learning_rate is not None:
             return replace(progress, learning_rate=self.settings.learning_rate)
@@ -334,7 +350,7 @@ class _Run:
             rates.append(rate)
             recent = sum(accuracies[-AVERAGED:]) / len(accuracies[-AVERAGED:])
             if recent <= target and len(rates) >= AVERAGED:
-                return math.sqrt(rate * rates[-AVERAGED]), len(rates)
+                return COOLED * math.sqrt(rate * rates[-AVERAGED]), len(rates)
             rate *= 10 ** (1 / (COARSE if recent > 1 - NOTICED * (1 - target) else FINE))
             if rate > HIGHEST_RATE:
                 break
@@ -373,13 +389,20 @@ class _Run:
             group["lr"] = rate
         optimizer.zero_grad()
         outputs = self._outputs(model, inputs)
-        _refuse_other_outputs(outputs, self.samples.labels)
-        loss = self.functions.loss(outputs, labels.to(outputs.device))
+        loss = self._loss(outputs, labels.to(outputs.device))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(f"loss must return one number, found {describe(loss)}: take its mean.")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
-        return outputs.detach()
+        return self._logits(outputs.detach())
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self.functions.loss is not None:
+            return self.functions.loss(outputs, labels)
+        logits = self._logits(outputs)
+        if logits.shape[1] > 1:
+            return F.cross_entropy(logits, labels)
+        return F.binary_cross_entropy_with_logits(logits[:, 0], labels.to(logits))
 
     def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
         low, device = self.net.autocast, next(model.parameters()).device.type
@@ -388,13 +411,22 @@ class _Run:
             outputs = all_outputs(model(*positional, **named))
         return outputs.float() if low is not None else outputs
 
-    def _accuracy(self, model: nn.Module) -> float:
-        """Return the share of the labels that a model reproduces in evaluation mode."""
+    def _dataset_outputs(self, model: nn.Module) -> Tensor:
+        """Return the outputs of all samples in evaluation mode."""
         net = Network(model, all_outputs, autocast=self.net.autocast)
         _seed_generators(_mixed(self.settings.seed, 2, 0))
         outputs = dataset_outputs(net, self.samples.data, masked=True).cpu()
         _refuse_other_outputs(outputs, self.samples.labels)
-        return _share_right(outputs, self.samples.labels)
+        return outputs
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """Return outputs as logits, where the model ends in a softmax or sigmoid."""
+        if not self.probabilities:
+            return outputs
+        limits = torch.finfo(outputs.dtype)
+        if outputs.shape[1] > 1:
+            return outputs.clamp(min=limits.tiny).log()
+        return outputs.logit(eps=limits.eps)
 
     def _copy(self) -> nn.Module:
         """Return a copy of the model in training mode, without gradients."""
@@ -402,8 +434,8 @@ class _Run:
             model = copy.deepcopy(self.net.model)
         except Exception as error:  # whatever a module's own __deepcopy__ raises
             raise TypeError(
-                f"{type(self.net.model).__name__} cannot be copied ({error}): reheating trains a copy, and leaves the model "
-                "as it is. Load its weights into a fresh one."
+                f"{type(self.net.model).__name__} cannot be copied by copy.deepcopy ({error}): reheating trains a "
+                "copy, and leaves the model as it is. Load its weights into a fresh one."
             ) from error
         for value in model.parameters():
             value.grad = None
@@ -421,7 +453,7 @@ class _Run:
     def _result(self, model: nn.Module | None, watch: Watch | None, progress: _Progress) -> Reheated:
         after = math.nan
         if model is not None:
-            after = self._accuracy(model.eval())
+            after = _share_right(self._logits(self._dataset_outputs(model.eval())), self.samples.labels)
             for value in model.parameters():
                 value.grad = None
         ranged = progress.range_steps / max(1, round(self.samples.n / self.size))
@@ -443,12 +475,13 @@ class _Run:
         """Return what a checkpoint must have in common with this call, in words."""
         model = self.net.model
         state = [*dict(model.named_parameters()).values(), *dict(model.named_buffers()).values()]
-        functions = Fingerprint()
-        functions.add("functions", (self.functions.loss, self.functions.optimizer, self.functions.augment))
+        functions = [
+            _name(f) for f in (self.functions.loss, self.functions.optimizer, self.functions.augment)
+        ]
         return {
             "model": f"{describe_module(model)} {checksums(state)}",
             "data": self.samples.checksum(),
-            "settings": f"{asdict(self.settings)} {self.net.autocast} {functions.entries}",
+            "settings": f"{asdict(self.settings)} {self.net.autocast} {functions}",
         }
 
 
@@ -487,16 +520,20 @@ class _Checkpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(
-                f"{self.path} cannot be read as a checkpoint of likewise.reheat ({error}): remove it, or name another file."
+                f"{self.path} cannot be read as a checkpoint of likewise.reheat ({error}): remove it, or name another "
+                "file."
             ) from error
         if about.get("schema") != SCHEMA:
             raise ValueError(
                 f"{self.path} is no checkpoint that this version's likewise.reheat wrote: name another file."
             )
-        differing = [name for name, digest in self._digests().items() if about["identity"].get(name) != digest]
+        differing = [
+            name for name, digest in self._digests().items() if about["identity"].get(name) != digest
+        ]
         if differing:
             raise ValueError(
-                f"{self.path} is the checkpoint of another call: {' and '.join(differing)} differ. Remove it, or name another file."
+                f"{self.path} is the checkpoint of another call: {' and '.join(differing)} differ. Remove it, or name "
+                "another file."
             )
         progress = about["progress"]
         return _Saved(_Progress(**{**progress, "accuracies": tuple(progress["accuracies"])}), tensors)
@@ -521,8 +558,8 @@ def _class_numbers(labels: Tensor) -> Tensor:
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
         raise TypeError(
-            f"labels must be class numbers from 0, one a sample, found {describe(labels)}: reheating is for classifiers. "
-            "Numbers that are classes: labels.long(); one-hot: labels.argmax(1)."
+            f"labels must be class numbers from 0, one a sample, found {describe(labels)}: reheating is for "
+            "classifiers. Numbers that are classes: labels.long(); one-hot: labels.argmax(1)."
         )
     return found.cpu().long()
 
@@ -531,8 +568,8 @@ def _refuse_other_outputs(outputs: Tensor, labels: Tensor) -> None:
     classes = max(2, outputs.shape[1])
     if int(labels.max()) >= classes:
         raise ValueError(
-            f"Labels go up to {int(labels.max())}, and the model has {outputs.shape[1]} outputs, those of {classes} classes: "
-            "these are not the classes that it tells."
+            f"Labels go up to {int(labels.max())}, and the model has {outputs.shape[1]} outputs, those of {classes} "
+            "classes: these are not the classes that it tells."
         )
 
 
@@ -543,10 +580,11 @@ def _share_right(outputs: Tensor, labels: Tensor) -> float:
     return float(right.double().mean())
 
 
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    if outputs.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(outputs[:, 0], labels.to(outputs))
-    return F.cross_entropy(outputs, labels)
+def _name(function: Any) -> str:
+    """Return what a function is called, with the options of a partial; what it refers to may change between calls."""
+    if isinstance(function, partial):
+        return f"{_name(function.func)} {function.args} {function.keywords}"
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _mixed(seed: int, use: int, epoch: int) -> int:
@@ -557,7 +595,7 @@ def _mixed(seed: int, use: int, epoch: int) -> int:
 def _seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - augmentation of the user's may draw from it
+    np.random.seed(seed)
 
 
 def _named_state(model: nn.Module) -> dict[str, Tensor]:

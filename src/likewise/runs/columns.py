@@ -16,12 +16,7 @@ from torch import Tensor
 from likewise.gram import GramMatrix, PairSource, Reducer
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.fit import decide_verdict, explained_shares
-from likewise.statistics.label_issues import (
-    EXPONENT,
-    LabelSuspicion,
-    VotesReducer,
-    suspicion_from_votes,
-)
+from likewise.statistics.label_issues import LabelSuspicion, suspicion_from_votes
 from likewise.statistics.neighbors import (
     NearestReducer,
     ProductReducer,
@@ -37,6 +32,7 @@ from likewise.statistics.reliability import (
 )
 from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty
+from likewise.votes import EXPONENT, VotesReducer
 
 Arrays = dict[str, np.ndarray]
 BINS = 40  # of similarity, from -1 to 1

@@ -21,9 +21,8 @@ from likewise.statistics.targets import (
     refuse_other,
     refuse_unbounded,
 )
+from likewise.votes import EXPONENT, class_votes
 from likewise.watch import Watch
-
-EXPONENT = 4  # of votes: how local they are
 
 
 class LabelSuspicion(NamedTuple):
@@ -46,20 +45,6 @@ class LabelSuspicion(NamedTuple):
         group = "" if self.distinct else "; they do not stand out as a group"
         flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
         return f"LabelSuspicion({flags}; {errors}{sure}{group})"
-
-
-@dataclass(frozen=True)
-class VotesReducer(Reducer):
-    """The votes of all other samples on each row: Σ max(centered similarity, 0)^exponent by class."""
-
-    members: Tensor  # (m, classes) one-hot
-    exponent: float = EXPONENT
-    centered: ClassVar[bool] = True
-
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
-        """Return the votes, (b, classes) in float64."""
-        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
-        return (weights @ self.members.to(weights),)
 
 
 def label_suspicion(
@@ -245,18 +230,3 @@ def label_evidence(
         raise ValueError(f"Suspicions of {len(suggested)} samples, and {gram.shape[0]} in the GramMatrix.")
     (best,) = pair_source(gram, sketch).visit(EvidenceReducer(suggested, given, count))
     return Neighbors(*best)
-
-
-def class_votes(
-    gram: GramMatrix, classes: Tensor, *, exponent: float = EXPONENT, sketch: int | None = None
-) -> Tensor:
-    """Σ max(centered similarity, 0)^exponent over the other samples of each class.
-
-    Returns:
-        (n, classes) in float64.
-
-    """
-    exponent = check_number("exponent", exponent, above=0)
-    members = torch.nn.functional.one_hot(classes).double()
-    ((votes,),) = pair_source(gram, sketch).visit(VotesReducer(members, exponent))
-    return votes

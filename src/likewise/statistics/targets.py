@@ -10,7 +10,7 @@ from likewise.data import Batches, column
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.model import Network
-from likewise.readouts import all_outputs
+from likewise.readouts import all_outputs, are_chances
 
 MOST_CLASSES = 100_000
 LABELS_TRIED = 8  # samples, from the first to the last, on which a readout is tried with other labels
@@ -158,13 +158,6 @@ def accuracy_warning(chances: Tensor | None, classes: Tensor) -> str | None:
         "trained, and are classes numbered as they were then? Neighbors vote by its gradients, "
         "which then mean little."
     )
-
-
-def are_chances(outputs: Tensor) -> bool:
-    """Return whether outputs are probabilities already: a softmax or sigmoid is the network's last layer."""
-    values = outputs.double()
-    inside = bool(((values >= 0) & (values <= 1)).all())
-    return inside and (outputs.shape[1] == 1 or bool((values.sum(1) - 1).abs().max() < 1e-3))
 
 
 def label_values(labels: Tensor, d: int) -> Tensor:

@@ -1,0 +1,252 @@
+"""Reheating: what it leaves untouched, when it stands aside, and that it finds wrong labels that were memorized."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import average_precision_score
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import likewise as lw
+
+
+def memorize(model, x, y, steps=400, rate=3e-3):
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """300 digits, a fifth of them with wrong labels, and an MLP that has learned every one."""
+    torch.manual_seed(0)
+    images, truth = load_digits(return_X_y=True)
+    x, truth = torch.tensor(images[:300] / 16, dtype=torch.float32), torch.tensor(truth[:300])
+    wrong = torch.zeros(300, dtype=torch.bool)
+    wrong[torch.randperm(300)[:60]] = True
+    labels = torch.where(wrong, (truth + torch.randint(1, 10, (300,))) % 10, truth)
+    model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
+    return memorize(model, x, labels), x, labels, wrong
+
+
+@pytest.fixture(scope="module")
+def reheated(digits):
+    model, x, labels, _ = digits
+    return lw.reheat(model, (x, labels))
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def average_precision(score, wrong):
+    return average_precision_score(wrong.numpy(), score.numpy())
+
+
+def test_the_model_its_gradients_and_every_generator_are_as_before(digits):
+    model, x, labels, _ = digits
+    model[1].eval()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = state(model)
+    generators = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    lw.reheat(model, (x, labels), learning_rate=1e-2, epochs=1)
+    assert same(before, state(model))
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert torch.equal(generators[0], torch.get_rng_state())
+    assert (generators[1] == np.random.get_state()[1]).all()
+    assert generators[2] == random.getstate()
+    model[0].weight.grad = None
+
+
+def test_accuracy_falls_towards_the_target_and_wrong_labels_are_forgotten_first(digits, reheated):
+    _, x, labels, wrong = digits
+    assert reheated.accuracy_before == 1
+    assert 0.5 < reheated.target <= 0.9
+    assert abs(reheated.accuracy_after - reheated.target) < 0.2
+    learned = reheated.model(x).argmax(1) == labels
+    assert learned[wrong].double().mean() < learned[~wrong].double().mean() - 0.3
+    assert average_precision(-reheated.margins, wrong) > 0.6
+    assert 2 < reheated.epochs < 6
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_does_not(digits, reheated):
+    model, x, labels, _ = digits
+    torch.manual_seed(5)
+    again = lw.reheat(model, (x, labels))
+    other = lw.reheat(model, (x, labels), seed=1)
+    assert same(state(again.model), state(reheated.model))
+    assert torch.equal(again.margins, reheated.margins)
+    assert again.learning_rate == reheated.learning_rate
+    assert not same(state(other.model), state(reheated.model))
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("steps", [3, 40, 47], ids=["first", "second", "next round"])
+def test_what_was_interrupted_goes_on_to_the_same_numbers(digits, tmp_path, steps):
+    model, x, labels, _ = digits
+    options = {
+        "learning_rate": 1e-2,
+        "epochs": 2,
+        "rounds": 2,
+        "batch_size": 20,
+        "checkpoint": tmp_path / "hot",
+    }
+    calls = []
+
+    def augment(inputs):
+        calls.append(len(inputs))
+        if len(calls) == steps:
+            raise Interrupted
+        return inputs + 0.01 * torch.randn_like(inputs)
+
+    with pytest.raises(Interrupted):
+        lw.reheat(model, (x, labels), augment=augment, **options)
+    done = (steps - 1) // 15
+    calls = [0] * 1000
+    found = lw.reheat(model, (x, labels), augment=augment, **options)
+    assert len(calls) - 1000 == 60 - 15 * done
+    straight = lw.reheat(model, (x, labels), augment=augment, **{**options, "checkpoint": None})
+    assert same(state(found.model), state(straight.model))
+    assert torch.equal(found.margins, straight.margins)
+    assert torch.equal(found.watch.forgetting, straight.watch.forgetting)
+    assert found.accuracies == straight.accuracies
+    count = len(calls)
+    read = lw.reheat(model, (x, labels), augment=augment, **options)
+    assert len(calls) == count, "a finished run is read, not trained"
+    assert same(state(read.model), state(found.model))
+
+
+def test_a_checkpoint_of_another_call_is_refused_by_name(digits, tmp_path):
+    model, x, labels, _ = digits
+    options = {"learning_rate": 1e-2, "epochs": 1, "checkpoint": tmp_path / "hot.safetensors"}
+    lw.reheat(model, (x, labels), **options)
+    with pytest.raises(ValueError, match="settings differ"):
+        lw.reheat(model, (x, labels), **{**options, "learning_rate": 2e-2})
+    with pytest.raises(ValueError, match="data differ"):
+        lw.reheat(model, (x + 1e-6, labels), **options)
+    options["checkpoint"].write_bytes(b"no such file")
+    with pytest.raises(ValueError, match="cannot be read"):
+        lw.reheat(model, (x, labels), **options)
+
+
+def test_a_network_that_has_not_memorized_is_left_alone(digits):
+    _, x, labels, _ = digits
+    early = memorize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, labels, 60)
+    found = lw.reheat(early, (x, labels))
+    assert found.model is None
+    assert found.watch is None
+    assert "count as memorized" in found.skipped
+    assert found.skipped in repr(found)
+    assert found.margins.isnan().all()
+    assert found.epochs == 0
+
+
+def test_a_rate_that_destroys_the_network_is_said_not_used(digits):
+    model, x, labels, _ = digits
+    found = lw.reheat(model, (x, labels), learning_rate=1e35)
+    assert "lower" in found.skipped
+
+
+def test_an_optimizer_that_forgets_nothing_is_said(digits):
+    model, x, labels, _ = digits
+    frozen = lambda parameters, lr: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)  # noqa: E731
+    assert "another optimizer" in lw.reheat(model, (x, labels), optimizer=frozen, target=0.8).skipped
+
+
+def test_a_shuffled_loader_that_augments_is_read_by_position(digits):
+    model, x, labels, _ = digits
+
+    class Noisy(TensorDataset):
+        def __getitem__(self, place):
+            inputs, label = super().__getitem__(place)
+            return {"inputs": inputs + 0.01 * torch.randn(64), "label": label}
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, input):
+            return self.inner(input)
+
+    def collate(items):
+        inputs = torch.stack([item["inputs"] for item in items])
+        return {"input": inputs, "labels": torch.tensor([int(item["label"]) for item in items])}
+
+    loader = DataLoader(Noisy(x, labels), batch_size=30, shuffle=True, collate_fn=collate)
+    found = lw.reheat(Named(), loader, learning_rate=1e-2, epochs=1)
+    assert torch.equal(found.labels, labels)
+    assert torch.equal(found.watch.labels, labels)
+    assert int(found.watch.updates.min()) == int(found.watch.updates.max()) == 1
+
+
+def test_any_loss_and_probabilities_and_one_output():
+    torch.manual_seed(0)
+    x = torch.randn(80, 6, dtype=torch.float64)
+    y = (x[:, 0] > 0).long()
+    y[:8] = 1 - y[:8]
+    body = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2)).double()
+    model = memorize(nn.Sequential(*body), x, y, 600, 1e-2)
+    with_softmax = nn.Sequential(*body, nn.Softmax(1))
+    logits, chances = (lw.reheat(m, (x, y), target=0.85) for m in (model, with_softmax))
+    torch.testing.assert_close(logits.margins, chances.margins, rtol=1e-4, atol=1e-4)
+
+    single = nn.Sequential(*body[:2], nn.Linear(64, 1)).double()
+    with torch.no_grad():
+        single[2].weight[:] = body[2].weight[1] - body[2].weight[0]
+        single[2].bias[:] = body[2].bias[1] - body[2].bias[0]
+    one = lw.reheat(single, (x, y), learning_rate=1e-2)
+    assert one.accuracy_before == logits.accuracy_before == 1
+    sigmoid = lw.reheat(nn.Sequential(*single, nn.Sigmoid()), (x, y), learning_rate=1e-2)
+    torch.testing.assert_close(
+        one.margins.clamp(-20, 20), sigmoid.margins.clamp(-20, 20), rtol=1e-3, atol=1e-3
+    )
+
+    calls = []
+
+    def loss(outputs, labels):
+        calls.append(outputs.shape)
+        return nn.functional.multi_margin_loss(outputs, labels)
+
+    lw.reheat(model, (x, y), loss=loss, learning_rate=1e-2, epochs=1)
+    assert calls
+    with pytest.raises(ValueError, match="one number"):
+        lw.reheat(model, (x, y), loss=lambda a, b: a, learning_rate=1e-2, epochs=1)
+
+
+def test_labels_that_are_no_classes_are_refused(digits):
+    model, x, labels, _ = digits
+    for wrong, error in ((labels.double(), TypeError), (labels - 1, TypeError), (labels + 5, ValueError)):
+        with pytest.raises(error):
+            lw.reheat(model, (x, wrong))
+    with pytest.raises(TypeError, match="argmax"):
+        lw.reheat(model, (x, nn.functional.one_hot(labels)))
+    with pytest.raises(ValueError, match="Labels are needed"):
+        lw.reheat(model, x)
+    with pytest.raises(TypeError, match="optimizer"):
+        lw.reheat(model, (x, labels), optimizer="adam")
+
+
+def test_only_parameters_that_require_grad_are_trained(digits):
+    model, x, labels, _ = digits
+    model[0].requires_grad_(False)
+    try:
+        found = lw.reheat(model, (x, labels), learning_rate=1e-2, epochs=1)
+    finally:
+        model[0].requires_grad_(True)
+    assert torch.equal(found.model[0].weight, model[0].weight)
+    assert not torch.equal(found.model[3].weight, model[3].weight)
