@@ -33,6 +33,100 @@ def test_examples_in_docstrings_run():
     assert found.attempted > 30 and found.failed == 0
 
 
+# ---- automatic: where no readout is given
+
+
+@pytest.mark.parametrize("d", [1, 10])
+def test_few_outputs_are_all_compared_without_a_notice(d):
+    model, x = mlp(d)
+    net = lw.Network(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = lw.similarity(net, x)
+    assert net.readout is lw.all_outputs and "all_outputs, automatic" in repr(net)
+    torch.testing.assert_close(found, lw.similarity(model, x, readout=lw.all_outputs))
+
+
+def test_many_outputs_are_projected_announced_once_and_shown():
+    model, x = mlp(30)
+    gram = lw.GramMatrix(model, x)
+    assert "automatic readout" in repr(gram)
+    with pytest.warns(lw.ReadoutNotice, match="30 outputs.*8 random combinations.*all_outputs") as notices:
+        found = gram.dense()
+        gram.row_sums()
+    assert len(notices) == 1 and notices[0].filename == __file__
+    assert "projected_outputs(8, seed=0), automatic" in repr(gram) and "projected_outputs(8" in str(
+        gram.plan()
+    )
+    q = orthonormal_columns(30, 8, 0)
+    rows = jacobians(model, x, lambda outputs, _: outputs @ q)
+    torch.testing.assert_close(found, trace(correlation(rows, rows)))
+
+
+@pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
+def test_one_choice_holds_for_all_networks_made_of_one():
+    model, x = mlp(30)
+    net = lw.Network(model)
+    other = net.with_parameters(["0.weight"])
+    other.outputs(x)
+    assert net.readout is other.readout is net.exact().readout
+    assert lw.Network(model, lw.all_outputs).automatic is None
+
+
+@pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
+def test_pixelwise_outputs_are_projected_as_one():
+    model = nn.Conv2d(1, 2, 3, padding=1).double()
+    x = torch.randn(3, 1, 5, 5, dtype=torch.float64)
+    q = orthonormal_columns(50, 8, 0)
+    rows = jacobians(model, x, lambda outputs, _: outputs.flatten(1) @ q)
+    torch.testing.assert_close(lw.similarity(model, x), trace(correlation(rows, rows)))
+
+
+@pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
+def test_a_class_that_is_ruled_out_stays_out_of_combinations():
+    class Masked(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return torch.cat([self.model(x), torch.full((len(x), 3), -torch.inf).to(x)], 1)
+
+    model, x = mlp(20)
+    q = orthonormal_columns(23, 8, 0)[:20]
+    rows = jacobians(model, x, lambda outputs, _: outputs @ q)
+    torch.testing.assert_close(lw.similarity(Masked(model), x), trace(correlation(rows, rows)))
+
+
+def language_models():
+    gpt = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    bert = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    own = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))
+    classes = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, 5))
+    return {
+        "gpt2": (transformers.GPT2LMHeadModel(gpt), True),
+        "masked": (transformers.BertForMaskedLM(bert), False),
+        "token classes": (transformers.BertForTokenClassification(bert), False),
+        "own": (own, True),
+        "own token classes": (classes, False),
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt2", "masked", "token classes", "own", "own token classes"])
+def test_a_language_model_is_read_by_the_likelihood_of_the_text(name):
+    model, causal = language_models()[name]
+    tokens = torch.randint(0, VOCABULARY, (3, 6))
+    data = (
+        tokens if name.startswith("own") else {"input_ids": tokens, "attention_mask": torch.ones(3, 6).long()}
+    )
+    with pytest.warns(lw.ReadoutNotice, match="log-likelihood" if causal else "8 random combinations"):
+        found = lw.similarity(model, data)
+    readout = lw.sequence_log_likelihood() if causal else lw.projected_outputs(8)
+    torch.testing.assert_close(found, lw.similarity(model, data, readout=readout))
+
+
 # ---- projected outputs
 
 

@@ -26,6 +26,7 @@ from likewise.liveness import RankLostError, rank_timeout
 from likewise.model import Network
 from likewise.readouts import (
     CompletionPairs,
+    ReadoutNotice,
     all_outputs,
     completion_against_alternative,
     label_against_random,
@@ -84,6 +85,7 @@ __all__ = [
     "Plan",
     "RankLostError",
     "RankMismatchError",
+    "ReadoutNotice",
     "Reheated",
     "Reliability",
     "RemoteError",

@@ -23,7 +23,14 @@ from likewise.checks import check_names, check_type, describe, refuse_unreadable
 from likewise.cuda_graphs import is_recording
 from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
 from likewise.model_state import evaluation, exclusive, preserve_attributes
-from likewise.readouts import Readout, all_outputs, check_readout, looks_at_label
+from likewise.readouts import (
+    AutomaticReadout,
+    ExtraArguments,
+    Readout,
+    check_readout,
+    looks_at_label,
+    readout_name,
+)
 
 Parameters = dict[str, Tensor]
 Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
@@ -40,7 +47,9 @@ class Network:
 
     Args:
         model: Any torch.nn.Module.
-        readout: Turns what the model returns into outputs (n, d).
+        readout: Turns what the model returns into outputs (n, d). None: chosen at the model's first call and then
+            fixed: all outputs up to ten, `projected_outputs(8)` of more, the log-likelihood of the text for a causal
+            language model. A `ReadoutNotice` says what was chosen, if not all outputs.
         parameters: None for all that require grad, or names and glob patterns like "layer4.*". Values are read from
             the model at each call, so that a Network follows a model in training.
         autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
@@ -51,7 +60,7 @@ class Network:
     def __init__(
         self,
         model: nn.Module,
-        readout: Readout = all_outputs,
+        readout: Readout | None = None,
         *,
         parameters: str | Sequence[str] | None = None,
         autocast: torch.dtype | None = None,
@@ -59,13 +68,13 @@ class Network:
         check_model(model)
         if not any(autocast is known for known in (None, torch.bfloat16, torch.float16)):
             raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, found {autocast!r}.")
-        self._extra_arguments = check_readout(readout)
         self.model = _unwrap(model)
-        self.readout = readout
+        self._readout = AutomaticReadout(self.model) if readout is None else readout
+        self._known_arguments = (self._readout, check_readout(self._readout))
         self.autocast = autocast
         with exclusive:  # while another thread evaluates the model, other tensors stand for its parameters
             self.names = _select_parameters(self.model, parameters)
-        self._reads_labels = looks_at_label(readout)  # of a custom readout tested on first use
+        self._reads_labels: bool | None = None  # of a custom readout tested on first use
         self._cast: torch.dtype | None = None  # the compute dtype, if not the model's
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
@@ -73,8 +82,24 @@ class Network:
 
     def __repr__(self) -> str:
         p = sum(self.numels.values())
-        readout = getattr(self.readout, "__name__", str(self.readout))
-        return f"Network({type(self.model).__name__}, {readout}, {p:,} parameters)"
+        return f"Network({type(self.model).__name__}, {readout_name(self._readout)}, {p:,} parameters)"
+
+    @property
+    def readout(self) -> Readout:
+        """What turns the model's result into outputs (n, d); one that is chosen automatically once it is."""
+        given = self._readout
+        return given.chosen or given if isinstance(given, AutomaticReadout) else given
+
+    @property
+    def automatic(self) -> AutomaticReadout | None:
+        """How the readout was chosen, or will be; None where it was given."""
+        return self._readout if isinstance(self._readout, AutomaticReadout) else None
+
+    def choose_readout(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None) -> Readout:
+        """Return the readout; one that is automatic and not chosen yet is chosen by calling the model on samples."""
+        if self.automatic is not None and self.automatic.chosen is None:
+            self.outputs(inputs, labels, ids)
+        return self.readout
 
     @property
     def parameters(self) -> Parameters:
@@ -101,11 +126,15 @@ class Network:
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters selected."""
-        return Network(self.model, self.readout, parameters=parameters, autocast=self.autocast)
+        return Network(self.model, self._readout, parameters=parameters, autocast=self.autocast)
+
+    def with_readout(self, readout: Readout) -> "Network":
+        """Return the same model and parameters with another readout."""
+        return Network(self.model, readout, parameters=self.names, autocast=self.autocast)
 
     def exact(self, readout: Readout | None = None) -> "Network":
         """Return the network without autocast, as a reference; with another readout if one is given."""
-        return Network(self.model, readout or self.readout, parameters=self.names)
+        return Network(self.model, readout or self._readout, parameters=self.names)
 
     def in_float64(self) -> "Network":
         """Return the same in float64: parameters, buffers and inputs are cast at each call.
@@ -158,9 +187,19 @@ class Network:
 
     def read(self, outputs: Any, labels: Tensor | None, ids: Tensor | None, inputs: Inputs) -> Tensor:
         """Return what the readout makes of the model's outputs."""
+        if self.automatic is not None and self.automatic.chosen is None:
+            self.automatic.choose(outputs, labels, inputs)
         known, extra = {"ids": ids, "inputs": inputs}, self._extra_arguments
         more = {name: known[name] for name in extra.by_name}
         return self.readout(outputs, labels, *(known[name] for name in extra.by_place), **more)
+
+    @property
+    def _extra_arguments(self) -> ExtraArguments:
+        """What the readout takes beside outputs and labels."""
+        readout = self.readout
+        if self._known_arguments[0] is not readout:
+            self._known_arguments = (readout, check_readout(readout))
+        return self._known_arguments[1]
 
     def reads_labels(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> bool:
         """Whether the readout's result depends on the labels.
@@ -174,6 +213,8 @@ class Network:
             ids: Their numbers.
 
         """
+        if self._reads_labels is None and labels is not None:
+            self._reads_labels = looks_at_label(self.choose_readout(inputs, labels, ids))
         if self._reads_labels is None and labels is not None:
             with self.evaluation_mode():
                 returned = self.call_model({}, inputs)
@@ -222,7 +263,7 @@ class Network:
             for part, checksum in self._checksums.get(state).items():
                 fingerprint.put("weights", part, checksum)
             fingerprint.put("weights", "modules", describe_module(self.model))
-        fingerprint.add("readout", self.readout)
+        fingerprint.add("readout", self._readout)
         fingerprint.add("parameters", list(self.names))
         fingerprint.add("autocast", self.autocast)
 
@@ -250,7 +291,7 @@ def to_network(
 
     Args:
         model: A model, or a Network.
-        readout: Whose gradients are compared; all outputs if None.
+        readout: Whose gradients are compared; chosen automatically if None.
         parameters: Names or patterns; all that require grad if None.
 
     Raises:
@@ -258,7 +299,7 @@ def to_network(
 
     """
     if not isinstance(model, Network):
-        return Network(model, all_outputs if readout is None else readout, parameters=parameters)
+        return Network(model, readout, parameters=parameters)
     given = [name for name, value in (("readout", readout), ("parameters", parameters)) if value is not None]
     if given:
         raise ValueError(
@@ -338,7 +379,7 @@ def _description(net: Network, inputs: Inputs, labels: Any, ids: Any) -> str:
     return (
         f"This happened when {type(net.model).__name__}({called}) was called on {which}, with "
         f"{'no labels' if labels is None else f'labels {shown(labels)}'} and the readout "
-        f"{getattr(net.readout, '__name__', net.readout)!r}. Samples lie along the first dimension: one "
+        f"{readout_name(net.readout)!r}. Samples lie along the first dimension: one "
         "alone needs x[None]. Of a tuple or pair the last is the label unless labels=False; a dict becomes "
         "keyword arguments. Integers are passed as they are: images may need x.float() / 255."
     )

@@ -6,6 +6,9 @@ argument named `inputs` what the model was called with.
 """
 
 import inspect
+import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,6 +37,8 @@ IGNORED = -100  # the label of a token that does not count, as in torch.nn.funct
 CHUNK = 2**22  # logits that are cast, exponentiated and summed at a time
 MATRICES = 4  # that a projection keeps: one for each number of outputs, device and dtype
 BLOCK = 2**16  # rows of a projection that are made orthonormal at a time
+MOST_OUTPUTS = 10  # that are all compared where no readout is given
+COMBINATIONS = 8  # of more; k^C then correlates .988 or better with that of all outputs (docs/method.md)
 
 
 def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
@@ -252,6 +257,7 @@ class _ProjectedOutputs:
 
     def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
         every = all_outputs(outputs)
+        every = torch.where(every == -torch.inf, 0, every)  # a class that is ruled out has no gradient
         return every @ self.matrices.get(every.shape[1], every, self._build)
 
     def _build(self, d: int) -> Tensor:
@@ -533,6 +539,106 @@ def completion_against_alternative(
     return one - other
 
 
+class ReadoutNotice(UserWarning):
+    """Says which readout was chosen where none was given, and how to choose another."""
+
+
+class AutomaticReadout:
+    """The readout where none is given: chosen by what the model returns at its first call, then fixed.
+
+    A causal language model gets `sequence_log_likelihood()`; other models all outputs up to `most_outputs` of them,
+    beyond that `projected_outputs(combinations)`. Anything but all outputs is announced by a `ReadoutNotice`.
+
+    Args:
+        model: Whose outputs are read.
+        most_outputs: So many are all compared.
+        combinations: Of more outputs.
+
+    """
+
+    def __init__(
+        self, model: nn.Module, most_outputs: int = MOST_OUTPUTS, combinations: int = COMBINATIONS
+    ) -> None:
+        self._model = model
+        self.most_outputs, self.combinations = most_outputs, combinations
+        self.chosen: Readout | None = None
+        self.outputs = 0  # of a sample, of which the readout was chosen
+
+    def __repr__(self) -> str:
+        return "automatic readout" if self.chosen is None else f"{readout_name(self.chosen)}, automatic"
+
+    def __call__(self, outputs: Outputs, labels: Tensor | None = None, inputs: Inputs = None) -> Tensor:
+        """Return the outputs that the chosen readout selects."""
+        readout = self.choose(outputs, labels, inputs)
+        return readout(outputs, labels, inputs) if check_readout(readout).has("inputs") else readout(outputs)
+
+    def choose(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs) -> Readout:
+        """Return the readout, chosen by the shapes of these if it is not chosen yet."""
+        if self.chosen is None:
+            scores = _scores(outputs)
+            self.outputs = scores[0].numel()
+            self.chosen = self._select(scores, labels, inputs)
+            if self.chosen is not all_outputs:
+                warnings.warn(self._message(scores), ReadoutNotice, stacklevel=_depth_in_package())
+        return self.chosen
+
+    def add_to(self, fingerprint: Any, name: str) -> None:
+        """Add how it chooses, to what ranks must have in common: the choice follows from it."""
+        fingerprint.put("options", name, f"automatic, {self.most_outputs}, {self.combinations}")
+
+    def _select(self, scores: Tensor, labels: Tensor | None, inputs: Inputs) -> Readout:
+        if _predicts_tokens(self._model, scores, labels, inputs):
+            return sequence_log_likelihood()
+        few = self.outputs <= self.most_outputs
+        return all_outputs if few else projected_outputs(self.combinations)
+
+    def _message(self, scores: Tensor) -> str:
+        found = f"{type(self._model).__name__} returns {self.outputs:,} outputs a sample"
+        if isinstance(self.chosen, _ProjectedOutputs):
+            return (
+                f"{found}: gradients of {self.combinations} random combinations of them are compared, "
+                f"readout=likewise.projected_outputs({self.combinations}). All of them: "
+                "readout=likewise.all_outputs; of classes also likewise.predicted_class."
+            )
+        return (
+            f"{found}, {scores.shape[2]:,} at each of {scores.shape[1]:,} tokens: gradients of the text's mean "
+            "log-likelihood are compared, readout=likewise.sequence_log_likelihood(). Others: "
+            "likewise.token_log_likelihood, likewise.projected_outputs(r)."
+        )
+
+
+def _depth_in_package() -> int:
+    """Return the stack level of the caller's caller outside of this package: the line that a warning names."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("likewise."):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def readout_name(readout: Readout) -> str:
+    """Return what a readout is called in messages, plans, manifests and reports."""
+    return str(getattr(readout, "__name__", readout))
+
+
+def _predicts_tokens(model: nn.Module, scores: Tensor, labels: Tensor | None, inputs: Inputs) -> bool:
+    """Whether scores are those of the next token: a causal or encoder-decoder language model.
+
+    Models of transformers say whether they generate text. Of others, an embedding tells of as many tokens as there
+    are scores: a model that classifies tokens has fewer classes.
+    """
+    if scores.dim() != 3:
+        return False
+    tokens = labels
+    if tokens is None and not _is_encoder_decoder(inputs):
+        tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != scores.shape[:2]:
+        return False
+    can_generate = getattr(model, "can_generate", None)
+    if callable(can_generate):
+        return bool(can_generate())
+    return any(isinstance(m, nn.Embedding) and m.num_embeddings == scores.shape[2] for m in model.modules())
+
+
 def looks_at_label(readout: Readout) -> bool | None:
     """Return whether a readout compares what the network says of the label; None of a user's own.
 
@@ -596,6 +702,14 @@ NAMED: Mapping[str, Readout] = {  # what settings and the command line call them
     "sequence_log_likelihood": sequence_log_likelihood(),
     "token_log_likelihood": token_log_likelihood,
 }
+
+
+def named_readout(text: str) -> Readout | None:
+    """Return the readout of a name in NAMED, or of "projected_outputs(8)" and "projected_outputs(8, seed=0)"."""
+    combinations = re.fullmatch(r"projected_outputs\((\d+)(?:, *seed=(\d+))?\)", text)
+    if combinations is not None:
+        return projected_outputs(int(combinations[1]), int(combinations[2] or 0))
+    return NAMED.get(text)
 
 
 def main_tensor(outputs: Outputs) -> Tensor:

@@ -24,6 +24,7 @@ from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
 from likewise.loading.paths import ExpansionError
+from likewise.readouts import ReadoutNotice
 
 app = typer.Typer(
     name="likewise",
@@ -74,7 +75,7 @@ def exit_code(given: list[str]) -> int:
     words = [word for word in given if word != "--traceback"]
     try:
         with warnings.catch_warnings(), _terminated_as_interrupted():
-            warnings.showwarning = lambda message, *_, **__: print_message(f"warning: {message}")
+            warnings.showwarning = _show_warning
             code = int(copy_context().run(app, words, standalone_mode=False) or 0)
         return _interrupted(given) if code == 130 else code
     except Failed as failure:
@@ -101,6 +102,11 @@ def exit_code(given: list[str]) -> int:
         if isinstance(error, DiskFullError):
             _say_how_to_go_on(given)
         return 2
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    kind = "note" if issubclass(category, ReadoutNotice) else "warning"
+    print_message(f"{kind}: {message}")
 
 
 @contextmanager

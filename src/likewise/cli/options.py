@@ -144,19 +144,22 @@ def _folder_of(settings: Path) -> Path:
 
 
 def _load_readout(text: str) -> Any:
-    """Return the readout of a name or an import string; a model, a class or a number is none."""
+    """Return the readout of a name or an import string, None for auto; a model, a class or a number is none."""
     from torch import nn
 
     from likewise import loading, readouts
     from likewise.checks import describe
 
+    if text == "auto":
+        return None
     if ":" not in text:
-        if text not in readouts.NAMED:
+        named = readouts.named_readout(text)
+        if named is None:
             raise ValueError(
-                f"There is no readout {text!r}: use {', '.join(readouts.NAMED)}, or an import string such as "
-                "mine.py:readout."
+                f"There is no readout {text!r}: use auto, projected_outputs(8), {', '.join(readouts.NAMED)}, or an "
+                "import string such as mine.py:readout."
             )
-        return readouts.NAMED[text]
+        return named
     found = loading.import_object(text)
     if not callable(found) or isinstance(found, type | nn.Module):
         raise ValueError(

@@ -30,6 +30,8 @@ class Matrix(Protocol):
     max_memory: int
 
     @property
+    def of_network(self) -> bool: ...  # noqa: D102
+    @property
     def engine(self) -> Engine: ...  # noqa: D102
     def products(self) -> Products: ...  # noqa: D102
     def tiles(self) -> Tiles: ...  # noqa: D102
@@ -40,7 +42,7 @@ class Matrix(Protocol):
 class Plan:
     """The cost of a statistic, estimated from a dry run."""
 
-    method: str  # the engine
+    method: str  # the engine, and the network with its readout
     passes: int  # over the samples
     visits_of_pairs: int  # of all n × m pairs
     flops: float  # multiplications and additions of matrix products and convolutions
@@ -96,7 +98,7 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
     batch_bytes = memory.fixed_bytes + memory.bytes_per_sample * min(batch, gram.engine.batch_size or 0)
     peak = max(few.peak + growth * (reach - few.n), batch_bytes) + more.result * n / more.n
     return Plan(
-        method=f"engine {gram.engine.name}",
+        method=f"engine {gram.engine.name}" + (f", {gram.net!r}" if gram.of_network else ""),
         passes=sum(p.what != "pairs" for p in more.seconds),
         visits_of_pairs=visits,
         flops=flops,

@@ -48,7 +48,7 @@ class GramMatrix:
     """k(x, x') for the samples x of `data` (rows) and x' of `columns`.
 
     Args:
-        net: The network, or a model whose outputs are all compared.
+        net: The network, or a model, whose readout is chosen automatically (see `Network`).
         data: The rows: anything that `likewise.batches` accepts.
         columns: The columns; None, or `data` again, for a square matrix.
         kernel: Which kernel; k^C by default.

@@ -10,7 +10,7 @@ from likewise.engines import Activations, DenseEngine, EngineName
 from likewise.gram.matrix import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
 from likewise.model import Network, to_network
-from likewise.readouts import Readout
+from likewise.readouts import Readout, all_outputs
 
 
 def similarity(
@@ -31,7 +31,7 @@ def similarity(
         model: A model, or a Network, which has its own readout and parameters.
         a: The rows: anything that `likewise.batches` accepts.
         b: The columns; `a` if None.
-        readout: Whose gradients are compared; all outputs if None.
+        readout: Whose gradients are compared; chosen by the model's outputs if None (see `Network`).
         kernel: Which kernel; k^C by default.
         centered: Double-centered over the columns.
         engine: How gradients are computed.
@@ -64,7 +64,9 @@ def perceptual(
     λ, one by default. Every use of a GramMatrix and every statistic but those of predictions works
     on it; with kernel=INNER_PRODUCT it is the plain sum.
     """
-    net = model if isinstance(model, Network) else Network(model, parameters="*")  # frozen ones too
+    net = (
+        model if isinstance(model, Network) else Network(model, all_outputs, parameters="*")
+    )  # frozen ones too
     names = check_names("layers", layers, "names or glob patterns of modules, such as 'layer4.*'")
     max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
     if weights is not None:

@@ -19,7 +19,7 @@ from likewise.engines.memory import MemoryLimitError
 from likewise.gram import GramMatrix
 from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
-from likewise.readouts import Readout
+from likewise.readouts import Readout, readout_name
 from likewise.report.build import write_report
 from likewise.runs.result import Analysis
 from likewise.runs.stages import run_stages, sketch_width
@@ -77,6 +77,8 @@ def analyze(
     net = to_network(model, readout, parameters)
     gram = _gram_of_decoded(net, batches(dataset, labels=labels), max_memory)
     data = gram.data
+    first = data.samples(range(1))
+    net.choose_readout(first.inputs, first.labels, first.ids)
     neighbors = check_integer("neighbors", neighbors, 1)
     check_choice("layout", layout, ("pca", "umap"))
     excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
@@ -84,7 +86,7 @@ def analyze(
     if not isinstance(wait, float) or wait != math.inf:
         wait = check_number("wait", wait, least=0, advice="seconds, or math.inf")
     options = {
-        "readout": getattr(net.readout, "__name__", repr(net.readout)),
+        "readout": readout_name(net.readout),
         "parameters": list(net.names),
         "neighbors": neighbors,
         "threshold": check_number("threshold", threshold, -1, 1),

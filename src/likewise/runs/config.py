@@ -99,9 +99,9 @@ class Settings(BaseModel):
     classes: Names | None = Field(default=None, description="Names of the classes, in order, with commas.")
     limit: int | None = Field(default=None, ge=1, description="Only so many samples.")
     readout: str = Field(
-        default="all_outputs",
-        description="Whose gradients are compared: all_outputs, log_probabilities, label_against_rest, "
-        "predicted_class, sequence_log_likelihood, token_log_likelihood, or an import string.",
+        default="auto",
+        description="Whose gradients are compared: auto, all_outputs, projected_outputs(8), log_probabilities, "
+        "label_against_rest, predicted_class, sequence_log_likelihood, token_log_likelihood, or an import string.",
     )
     parameters: Names | None = Field(
         default=None, description="Only these parameters, with commas: `layer4.*,fc.*`."

@@ -11,6 +11,7 @@ from likewise.gram import GramMatrix
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.linalg import matrix_power, rank_floor
 from likewise.model import Network
+from likewise.readouts import all_outputs
 from likewise.statistics.targets import refuse_centered
 
 
@@ -47,7 +48,7 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     several samples, moved together by `move`, (n, d) or one (d,) for all; directions in which no
     parameter moves them are left out.
     """
-    net = net if isinstance(net, Network) else Network(net)
+    net = net if isinstance(net, Network) else Network(net, all_outputs)
     move = check_tensor("move", move)
     here = GramMatrix(net, at, kernel=Kernel(0, 0, whole_block))
     n, d = here.data.n, here.d
