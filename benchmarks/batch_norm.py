@@ -2,7 +2,7 @@
 
 The term is taken with BatchNorm's running statistics, the loss with those of the batch: what each asks of the
 weights is not quite of the same network. Six seeds, 30 epochs, `losses.group` of classes; accuracy as the
-network stands, after its statistics were taken anew, and with what goes around it. ± is half of the 95 %
+network stands, after its statistics were recomputed, and with what goes around it. ± is half of the 95 %
 interval of the mean.
 
     python benchmarks/batch_norm.py            about fourteen minutes of one thread
@@ -47,7 +47,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor, weight: float, shared: bool)
 
 
 def accuracies(norm: str, weight: float, seed: int) -> tuple[float, float]:
-    """Return the accuracy as the network stands, and with statistics taken anew."""
+    """Return the accuracy as the network stands, and with statistics recomputed."""
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     x = (x.float().view(-1, 1, 8, 8) - 5) / 6
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Findings on scikit-learn's digits, of ten networks that learned 5 % wrong labels by heart.
+"""Findings on scikit-learn's digits, of ten networks that memorized 5 % wrong labels.
 
 Which readouts make neighbors that know of wrong labels? Does N_S tell who stands alone? How tight is the
 bound on the shift? Means over networks (each its own seed, split of the digits and wrong labels), ± half of
@@ -46,7 +46,7 @@ def digits(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.where(wrong, other, y), wrong
 
 
-def likeness(k: Tensor) -> Tensor:
+def centered(k: Tensor) -> Tensor:
     """Return similarities less what all samples share: a cosine again."""
     means = k.mean(1)
     left = k - means[:, None] - means + means.mean()
@@ -73,16 +73,16 @@ def measured(seed: int) -> Iterator[tuple[str, float]]:
     model = train_network(x, y, epochs=60, seed=seed)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(x), y, reduction="none")
-    yield "labels learned by heart", float((model(x).argmax(1) == y).float().mean())
+    yield "labels memorized", float((model(x).argmax(1) == y).float().mean())
     yield "precision of the loss", average_precision_score(wrong, loss)
     for name, readout in READOUTS.items():
         k = lw.GramMatrix(lw.Network(model, readout), (x, y)).dense().double()
-        for kind, similar in (("plain", k), ("centered", likeness(k))):
+        for kind, similar in (("plain", k), ("centered", centered(k))):
             for exponent in (4, 8, 16):
                 found = suspicion(similar, y, exponent)
                 yield f"precision, {name}, {kind}, {exponent}", average_precision_score(wrong, found)
         if name == "all_outputs":
-            near = likeness(k).fill_diagonal_(-1)
+            near = centered(k).fill_diagonal_(-1)
             local = near.clamp(min=0).pow(4).sum(1)
             for what, density in (("N_S", k.sum(1)), ("local density", local)):
                 for about, value in alone(density, 1 - near.amax(1)):

@@ -5,7 +5,7 @@
 
 MNIST and Fashion-MNIST (5,000 images, a convolutional net of 290,000 parameters), CIFAR-10 (10,000 images,
 ResNet-9 of 1.6 million); a share of the labels made wrong, uniformly, into the next class, or by how hard
-an image is; networks stopped early and after they have learned nearly all labels by heart. Cross-validation
+an image is; networks stopped early and after they have memorized nearly all labels. Cross-validation
 trains five more networks, with the early schedule, its better one; its ranking and flags are cleanlab's.
 """
 
@@ -26,7 +26,7 @@ SKETCH = 1024
 MEMORY = 8 * 2**30
 NETS = {"mnist": conv6, "fashion-mnist": conv6, "cifar10": partial(resnet9, width=32)}
 COUNT = {"mnist": 5000, "fashion-mnist": 5000, "cifar10": 10_000}
-EPOCHS = {"mnist": (8, 40), "fashion-mnist": (8, 40), "cifar10": (8, 30)}  # stopped early, learned by heart
+EPOCHS = {"mnist": (8, 40), "fashion-mnist": (8, 40), "cifar10": (8, 30)}  # stopped early, memorized
 FIRST = 0  # of the images: defaults were chosen on others
 
 
@@ -99,7 +99,7 @@ def trak(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def judged(setting: dict[str, Any], stage: str, shared: dict[str, Any]) -> dict[str, Any]:
     x, y, labels, clock = (shared[name] for name in ("x", "y", "labels", "clock"))
-    wrong, epochs = labels != y, EPOCHS[setting["data"]][stage == "by heart"]
+    wrong, epochs = labels != y, EPOCHS[setting["data"]][stage == "memorized"]
     fit = clock(f"train {stage}", lambda: made(setting["data"], x, labels, epochs, setting["seed"]))
     model, outputs = fit.model, evaluated(fit.model, x)
     gram = lw.GramMatrix(model, (x, labels), max_memory=MEMORY)
@@ -152,7 +152,7 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
         "cross-validation", lambda: cross_validated(setting["data"], x, labels, early, setting["seed"])
     )
     shared = {"x": x, "y": y, "labels": labels, "validated": validated, "clock": clock}
-    results = {stage: judged(setting, stage, shared) for stage in ("early", "by heart")}
+    results = {stage: judged(setting, stage, shared) for stage in ("early", "memorized")}
     peer = flags(pruned(labels, validated), (labels != y).cpu())
     return {**results, "cleanlab flags": peer, "seconds": clock.seconds}
 

@@ -19,7 +19,7 @@ from spread import interval
 
 PAGE = Path(__file__).parent.parent / "docs" / "uses.md"
 Rows = list[dict[str, Any]]
-STAGES = {"early": "early", "by heart": "memorized"}  # as recorded, as shown
+STAGES = ("early", "memorized")
 SHORT = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
@@ -66,7 +66,7 @@ def labels(rows: Rows) -> str:
     body = []
     groups = grouped(cases, lambda c: (c[1], c[0]["noise"], c[0]["data"]))
     for (stage, noise, data), found in sorted(groups.items(), key=lambda g: (order.index(g[0][0]), g[0][1:])):
-        body.append([STAGES[stage], noise, SHORT[data], str(len(found)), *_scores(found)])
+        body.append([stage, noise, SHORT[data], str(len(found)), *_scores(found)])
     body.append(["**all**", "", "", str(len(cases)), *_scores(cases)])
     return table(["network", "noise", "data", "runs", *LABELS, "likewise − CV"], body)
 
@@ -89,7 +89,7 @@ def areas_of_labels(rows: Rows) -> str:
                 == ("cifar10", "uniform", share)
             ]
             means = [statistics.mean(s[name][1] for s in here) for name in LABELS]
-            body.append([STAGES[stage], f"{share:.0%}", str(len(here)), *best(means, True, ".3f")])
+            body.append([stage, f"{share:.0%}", str(len(here)), *best(means, True, ".3f")])
     return table(["network", "noise", "runs", *LABELS], body)
 
 

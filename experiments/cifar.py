@@ -2,7 +2,7 @@
 
 Paired runs as in experiments/mnist.py, mixed mini-batches of 16 a side; each term at a tenth of its
 usual weight and at a hundredth. The terms are taken in evaluation mode,
-with batch normalization's running statistics, the loss in training mode; accuracy with statistics taken anew.
+with batch normalization's running statistics, the loss in training mode; accuracy with statistics recomputed.
 For a GPU. The third part of the figure is of earlier runs of ResNet-18, judged with running statistics.
 
     likewise reproduce cifar --data DIR --out out/cifar --processes 12
@@ -136,7 +136,7 @@ def trained(cell: Cell, run: int, given: Images, moments: list[int]) -> list[int
 
 
 def evaluated(model: nn.Module, given: Images) -> int:
-    """Return how many test images are right, with batch norms' statistics taken anew."""
+    """Return how many test images are right, with batch norms' statistics recomputed."""
     judged = copy.deepcopy(model)
     update_bn(given.x[:1000].split(250), judged)
     judged.eval()

@@ -164,7 +164,7 @@ def evaluated(stack: Stack, given: Images, runs: int) -> list[int]:
     return [int(r) for r in right]
 
 
-def likenesses(stack: Stack, given: Images, runs: int, each: int = 20) -> list[list[float]]:
+def similarities(stack: Stack, given: Images, runs: int, each: int = 20) -> list[list[float]]:
     """Return the mean similarity of test images of one class, and of two, by each of the first networks."""
     chosen = torch.cat([(given.truth == c).nonzero()[:each, 0] for c in range(10)])
     x, y = given.test[chosen], given.truth[chosen]
@@ -208,7 +208,7 @@ def trained(cell: Cell, given: Images, points: int, followed: int = SIMILAR) -> 
         if step in moments:
             found["right"].append(evaluated(stack, given, cell.runs))
         if step in looks and followed:
-            found["similar"].append(likenesses(stack, given, followed))
+            found["similar"].append(similarities(stack, given, followed))
         if step < cell.steps:
             optimizer.zero_grad()
             for part in parts:

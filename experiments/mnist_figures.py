@@ -82,7 +82,7 @@ def drawn(lines: list[Line], folder: Path) -> None:
     lines = sorted_lines(lines)
     if found(lines, study="main"):
         _curves(lines, folder / "mnist-curves.png")
-        _likenesses(found(lines, study="main"), folder / "mnist-similarities.png")
+        _similarities(found(lines, study="main"), folder / "mnist-similarities.png")
     if found(lines, study="nets"):
         _forest(lines, folder / "mnist-gains.png")
     if found(lines, study="weights"):
@@ -137,7 +137,7 @@ def _curve(line: Line, lines: list[Line], above: Axes, below: Axes) -> None:
         below.fill_between(steps, mean - wide, mean + wide, color=color, alpha=0.2, lw=0)
 
 
-def _likenesses(main: list[Line], path: Path) -> None:
+def _similarities(main: list[Line], path: Path) -> None:
     shapes = sorted({(line["cell"]["batch"], line["cell"]["mixed"]) for line in main})
     size = (max(8.5, 3.6 * len(shapes) + 0.6), 3.8)
     figure, axes = plt.subplots(

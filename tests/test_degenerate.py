@@ -39,7 +39,7 @@ def half_dead():
     return Dead(), x, torch.tensor([False, True, False, False, True, False])
 
 
-def test_vanishing_gradients_are_named_and_left_out():
+def test_zero_gradients_are_named_and_left_out():
     model, x, dead = half_dead()
     gram = lw.GramMatrix(model, x)
     with pytest.warns(lw.ZeroGradientWarning, match=r"2 of 6 samples .*ids 1, 4"):
@@ -51,7 +51,7 @@ def test_vanishing_gradients_are_named_and_left_out():
 
 
 @pytest.mark.filterwarnings("ignore::likewise.ZeroGradientWarning")
-def test_no_statistic_of_vanishing_gradients_is_nan():
+def test_no_statistic_of_zero_gradients_is_nan():
     model, x, dead = half_dead()
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
     gram, alive = lw.GramMatrix(model, x), lw.GramMatrix(model, x[~dead])
@@ -72,7 +72,7 @@ def test_no_statistic_of_vanishing_gradients_is_nan():
         assert not any(v.isnan().any() for v in [*values, fit.label_variance, suspicion.suspicion])
 
 
-def test_vanishing_columns_are_named_too():
+def test_zero_columns_are_named_too():
     model, x, dead = half_dead()
     with pytest.warns(lw.ZeroGradientWarning, match="ids 1, 4"):
         counts = lw.soft_neighbors(lw.GramMatrix(model, x[~dead], columns=x))

@@ -175,3 +175,55 @@ def test_products_of_batches_of_matrices():
     expected = a.double() @ b.double().mT
     found = product(a, b)
     assert found.dtype == torch.float64 and (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("engine", ["autograd", "layers"])
+def test_normalization_does_not_lose_float32(engine):
+    class Parallel(nn.Module):
+        """Two outputs that are nearly the same."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x):
+            a = self.a(x)
+            return torch.cat([a, a + 1e-2 * self.b(x)], 1)
+
+    found = lw.similarity(Parallel(), X, kernel=lw.INFLUENCE, engine=engine)
+    exact = lw.similarity(Parallel().double(), X, kernel=lw.INFLUENCE, engine=engine)
+    assert (found - exact).abs().max() < 1e-4 * exact.abs().max()
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
+def test_tiny_and_huge_gradients_give_the_ratios_of_ordinary_ones(scale):
+    class Scaled(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            torch.manual_seed(0)
+            self.out, self.scale = nn.Linear(3, 2), scale
+
+        def forward(self, x):
+            return self.out(x) * self.scale
+
+    plain, scaled = (lw.GramMatrix(Scaled(s), X) for s in (1.0, scale))
+    labels = torch.randn(12)
+    assert torch.allclose(lw.uncertainty(scaled), lw.uncertainty(plain), rtol=1e-4)
+    assert torch.allclose(lw.disturbance(scaled), lw.disturbance(plain), rtol=1e-4)
+    assert torch.allclose(lw.soft_neighbors(scaled), lw.soft_neighbors(plain), rtol=1e-4)
+    for exact in (True, False):
+        found, expected = (lw.denoising(g, exact=exact).factor for g in (scaled, plain))
+        assert torch.allclose(found, expected, rtol=1e-3)
+    found, expected = (lw.fit_quality(g, labels).label_variance for g in (scaled, plain))
+    assert torch.allclose(found, expected, rtol=1e-3)
+
+
+def test_autocast_around_a_call_does_not_coarsen_it():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    expected = lw.similarity(model, X)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(lw.similarity(model, X), expected)

@@ -657,3 +657,17 @@ def test_the_command_refuses_what_is_no_readout(name, message, tmp_path, capsys)
     capsys.readouterr()
     assert exit_code([*given, "--readout", name]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_draws_of_different_seeds_are_independent():
+    from likewise.readouts import _scrambled
+
+    ids = torch.arange(20_000)
+    for rivals in (2, 9, 99):
+        first = _scrambled(ids, 0) % rivals
+        assert torch.bincount(first).max() < 1.3 * len(ids) / rivals
+        for seed in range(1, 5):
+            equal = (_scrambled(ids, seed) % rivals == first).double().mean()
+            assert abs(equal - 1 / rivals) < 0.02
+        pairs = first[:-1] * rivals + first[1:]
+        assert len(pairs.unique()) > 0.8 * min(rivals**2, len(ids) * 0.8)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import likewise as lw
 from likewise.data import Samples
@@ -328,3 +329,147 @@ def test_rounding_of_float32_inside_a_float64_model_is_no_dependence_on_other_sa
 def test_dependence_is_refused_also_where_a_float64_model_rounds_to_float32():
     with pytest.raises(ValueError, match="depend on the other samples"):
         lw.GramMatrix(SumsInFloat32(shared=0.01), torch.randn(6, 4, dtype=torch.float64)).dense()
+
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Tasks(nn.Module):
+    """One head per task, chosen by the batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.heads = nn.Linear(3, 6), nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
+
+    def forward(self, x, task):
+        return self.heads[int(task[0])](torch.tanh(self.body(x)))
+
+
+class Swapped(nn.Module):
+    """The same two layers, in an order that depends on the batch but not on its numbers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        chosen = x[:, :1] > 1
+        if chosen.any():
+            p, q = self.b(x), self.a(x)
+        else:
+            q, p = self.a(x), self.b(x)
+        return torch.where(chosen, p, q)
+
+
+class Twice(nn.Module):
+    """Works more on batches with an unusual sample."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.out = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        unusual, h = x[:, :1] > 1, self.a(x)
+        if unusual.any():
+            h = torch.where(unusual, self.a(h), h)
+        return self.out(h)
+
+
+@pytest.mark.parametrize("make", [Tasks, Swapped, Twice])
+@pytest.mark.filterwarnings("ignore:.*one sample at a time in some batches")
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot")
+def test_models_that_branch_on_the_batch_are_noticed(make):
+    x = X.clone()
+    x[:, 0] = torch.tensor([0.0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0])
+    data = (x, torch.tensor([0] * 4 + [1] * 8)) if make is Tasks else x
+    labels = False if make is Tasks else None
+    grams = [
+        lw.GramMatrix(make(), lw.batches(data, 4, labels=labels), engine=engine)
+        for engine in ("layers", "autograd")
+    ]
+    for statistic in (lambda g: g.dense(), lw.soft_neighbors, lambda g: g.diagonal(), lw.uncertainty):
+        found, expected = (statistic(gram) for gram in grams)
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot")
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_padded_batches_among_full_ones(kind):
+    from test_model import tiny_hugging_face
+
+    model = tiny_hugging_face()[kind]
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 20, (8, 6), generator=generator)
+    readout = lambda outputs, labels: outputs.logits.flatten(1)[:, :2]  # noqa: E731
+    for padded in (slice(0, 4), slice(4, 8), slice(5, 6), slice(1, 3)):
+        mask = torch.ones(8, 6, dtype=torch.int64)
+        mask[padded, 4:] = 0
+        data = lw.batches({"input_ids": ids, "attention_mask": mask}, 4)
+        found, expected = (
+            lw.GramMatrix(lw.Network(model, readout), data, engine=engine)
+            for engine in ("layers", "autograd")
+        )
+        assert torch.allclose(found.dense(), expected.dense(), atol=1e-8)
+        assert torch.allclose(lw.soft_neighbors(found), lw.soft_neighbors(expected), atol=1e-8)
+
+
+def test_lengths_that_differ_from_batch_to_batch():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.e, self.p = nn.Embedding(9, 4), nn.Parameter(torch.randn(1, 10, 4))
+            self.w, self.out = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 2)
+
+        def forward(self, ids):
+            tokens = self.e(ids) + self.p[:, : ids.shape[1]]
+            flat = torch.mm(tokens.view(-1, 4), self.w).tanh()
+            return self.out(flat.view(len(ids), -1, 4).mean(1))
+
+    rows = [torch.randint(0, 9, (length,)) for length in (3, 3, 5, 5, 4, 4)]
+    data = DataLoader(rows, 2, collate_fn=lambda batch: nn.utils.rnn.pad_sequence(batch, batch_first=True))
+    model = Tokens().double()
+    found, expected = (lw.GramMatrix(model, data, engine=e, max_memory=2**20) for e in ("layers", "autograd"))
+    assert torch.allclose(lw.soft_neighbors(found), lw.soft_neighbors(expected))
+    assert torch.allclose(found.diagonal(), expected.diagonal())
+
+
+def test_recurrent_nets_in_float32_keep_the_fast_engine(recwarn):
+    lstm = nn.LSTM(3, 4, batch_first=True)
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = lstm
+
+        def forward(self, x):
+            return self.lstm(x)[0][:, -1]
+
+    x = torch.randn(6, 5, 3)
+    found = lw.similarity(Last(), x)
+    assert not [str(w.message) for w in recwarn]
+    assert torch.allclose(found, lw.similarity(Last().double(), x.double()).float(), atol=1e-5)
+
+
+def test_little_chance_is_still_chance():
+    class Whisper(nn.Linear):
+        def forward(self, x):
+            return nn.functional.dropout(super().forward(x), 0.5) * 1e-4
+
+    with pytest.raises(ValueError, match="random"):
+        lw.similarity(Whisper(3, 8), X)
+
+    class Flipped(Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            return X[i].flip(0) if torch.rand(()) < 0.5 else X[i]
+
+    for seed in range(10):
+        torch.manual_seed(seed)
+        with pytest.raises(ValueError, match="differs each time"):
+            lw.batches(Flipped())

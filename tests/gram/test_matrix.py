@@ -176,3 +176,55 @@ def test_centered_queries_are_about_the_mean_of_the_columns(case):
         rows = gram.engine.rows(gram.columns.samples(range(10)), -0.5).rows
     shifted = nn.functional.normalize((rows - rows.mean(0)).flatten(1), dim=1)
     assert torch.allclose(gram.dense(), shifted[:3] @ shifted.T)
+
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_sparse_gradients():
+    ids = torch.randint(0, 9, (5, 2))
+    for engine in ("autograd", "layers"):
+        torch.manual_seed(0)
+        sparse = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
+        found = lw.similarity(sparse, ids, engine=engine)
+        sparse[0].sparse = False
+        assert torch.allclose(found, lw.similarity(sparse, ids, engine=engine), atol=1e-6)
+
+
+def test_centered_matrices_follow_the_model_and_are_refused_where_they_mislead():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    gram = lw.GramMatrix(model, X, centered=True)
+    gram.dense()
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    assert torch.allclose(gram.dense(), lw.GramMatrix(model, X, centered=True).dense(), atol=1e-6)
+    for statistic in (lw.lipschitz_bound, lambda g: lw.fit_quality(g, torch.randn(12))):
+        with pytest.raises(ValueError, match="centered=False"):
+            statistic(gram)
+
+
+def test_reductions_that_lose_the_rows_are_refused():
+    gram = lw.GramMatrix(nn.Linear(3, 2), X)
+    with pytest.raises(ValueError, match="keeps the rows"):
+        gram.over_rows(lambda k: k.sum())
+    with pytest.raises(ValueError, match="no single row sum"):
+        gram.with_kernel(lw.Kernel(0, 0, lw.whole_block)).row_sums()
+
+
+def test_batches_bound_the_activations_of_pairs():
+    sizes = []
+
+    class Watched(nn.Linear):
+        def forward(self, x):
+            sizes.append(len(x))
+            return super().forward(x)
+
+    lw.GramMatrix(Watched(3, 2), lw.batches(X, 4)).dense()
+    assert max(sizes) <= 4
+
+
+def test_no_pass_starts_inside_another():
+    gram = lw.GramMatrix(nn.Linear(3, 2), X)
+    with pytest.raises(RuntimeError, match="inside another"):
+        gram.over_rows(lambda k: lw.soft_neighbors(gram))
+    assert lw.soft_neighbors(gram).shape == (12,)  # and nothing is stuck

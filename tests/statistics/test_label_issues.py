@@ -124,3 +124,20 @@ def test_records_of_other_samples_are_refused(digits):
         lw.label_suspicion(gram, watch=watch_with(labels[:200], torch.ones(200)))
     with pytest.raises(TypeError, match=r"watch must be a likewise\.Watch, found 'run\.parquet'"):
         lw.label_suspicion(gram, watch="run.parquet")
+
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_labels_that_are_numbers_or_miss_a_class():
+    gram = lw.GramMatrix(nn.Linear(3, 3), X)
+    labels = torch.tensor([0, 1] * 6)
+    one_hot = nn.functional.one_hot(labels, 3).double()
+    found, expected = lw.denoising(gram, labels), lw.denoising(gram, one_hot)
+    assert torch.allclose(found.smoothed_label, expected.smoothed_label)
+    signs = lw.denoising(gram, 2 * labels - 1)
+    assert signs.smoothed_label.shape == (12, 1)
+    prices = lw.fit_quality(gram, 300_000 + labels)
+    assert abs(prices.total_variance - 0.25) < 1e-9
+    with pytest.raises(ValueError, match="class number of 10000000"):
+        lw.class_similarity(gram, labels + 10**8)

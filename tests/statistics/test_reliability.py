@@ -308,3 +308,14 @@ def test_odd_labels_and_readouts_are_told():
     best = model(x).argmax(1)
     with pytest.warns(UserWarning, match="no more than by chance"):
         lw.label_suspicion(lw.GramMatrix(model, (x, (best + 1) % 3)))
+
+
+def test_isolated_and_unreliable_are_found():
+    model = nn.Linear(4, 1, bias=False).double()
+    x = torch.cat([torch.eye(4)[:1].repeat(9, 1) + 0.01 * torch.rand(9, 4), torch.eye(4)[3:]]).double()
+    found = lw.label_suspicion(lw.GramMatrix(model, x), torch.zeros(10).long())
+    assert found.isolated.tolist() == [False] * 9 + [True]
+    opposed = torch.tensor([[1.0, 0, 0, 0], [-0.9, 0.1, 0, 0], [0, 0, 1, 0]]).double()
+    denoised = lw.denoising(lw.GramMatrix(model, opposed), exact=True)
+    assert denoised.unreliable.tolist() == [True, True, False]
+    assert denoised.factor[0] > 1 and denoised.negative_share[0] > 0.3

@@ -1,0 +1,29 @@
+"""Denoising factors and label variances where outputs or labels are awkward."""
+
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_label_variance_does_not_drown_in_the_mean():
+    gram, labels = lw.GramMatrix(nn.Linear(3, 1), X), torch.randn(12, dtype=torch.float64)
+    plain, far = (lw.fit_quality(gram, labels + offset).label_variance for offset in (0, 1e5))
+    assert torch.allclose(plain, far, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_denoising_of_outputs_that_cannot_move_independently(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4), nn.LogSoftmax(1)).to(dtype)
+    gram = lw.GramMatrix(model, X)
+    found, exact = lw.denoising(gram), lw.denoising(gram, exact=True)
+    assert torch.allclose(found.factor, exact.factor, rtol=0.05)
+    assert (exact.factor >= exact.floor * 0.99).all()
+    assert (exact.shift.norm(dim=1) <= exact.bound).all()
+    alike = lw.denoising(lw.GramMatrix(model, X[:1].expand(4, 3)), exact=True)
+    assert torch.allclose(alike.factor, torch.full((4,), 0.5, dtype=dtype), rtol=1e-3)
+    assert alike.shift.abs().max() < 1e-5

@@ -1,0 +1,16 @@
+"""Verdicts on how well a network fits its labels."""
+
+import torch
+from torch import nn
+
+import likewise as lw
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_verdicts():
+    alone = lw.GramMatrix(nn.Linear(12, 1, bias=False), torch.eye(12))
+    assert lw.fit_quality(alone, torch.randn(12)).verdict == "overfit"
+    crowd = lw.GramMatrix(nn.Linear(3, 1), 0.01 * X)
+    assert lw.fit_quality(crowd, torch.randn(12)).verdict == "underfit"
+    assert lw.fit_quality(crowd, torch.ones(12)).verdict == "fit"
