@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -532,6 +533,36 @@ def test_samples_that_fit_into_no_cache_are_read_three_times_for_sketches(tmp_pa
     extra = 128 + 8 + 6  # samples compared both ways, of the model's behavior, of the set-up of the engine
     assert int((images.reads > 3).sum()) <= extra
     assert int(images.reads.sum()) <= 3 * 400 + extra + 20
+
+
+def test_samples_that_fit_into_no_cache_are_read_three_times_for_exact_pairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(lw.Batches, "with_cache", lambda data, max_bytes: (data, 0))
+    images = CountedImages(400)
+    data = lw.batches(images)
+    images.reads.zero_()
+    lw.analyze(image_model(), data, out=tmp_path / "run", sketch="never")
+    extra = 8 + 6  # samples of the model's behavior, of the set-up of the engine
+    assert int((images.reads > 3).sum()) <= extra
+    assert int(images.reads.sum()) <= 3 * 400 + extra + 20
+
+
+def test_gradients_that_fit_into_no_memory_are_computed_again_for_each_strip_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(lw.Batches, "with_cache", lambda data, max_bytes: (data, 0))
+    images = CountedImages(400)
+    data = lw.batches(images)
+    gram = lw.GramMatrix(image_model(), data, max_memory=2**20)
+    strips = gram.tiles().strips
+    assert len(strips) > 1 and not gram.tiles().fits
+    images.reads.zero_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # little memory is slow, and it says so
+        found = lw.analyze(image_model(), data, out=tmp_path / "run", sketch="never", max_memory=2**20)
+    # outputs, a vjp and a jvp pass, each strip's rows and all columns, pictures
+    assert images.reads.double().mean() <= 3 + 1 + len(strips) + 1 + 0.2
+    monkeypatch.undo()
+    whole = lw.analyze(image_model(), data, out=tmp_path / "whole", sketch="never").table
+    for column in found.table.select_dtypes("number"):
+        np.testing.assert_allclose(found.table[column], whole[column], rtol=1e-4, atol=2e-5)
 
 
 def test_a_cache_holds_no_more_than_it_may_and_changes_no_batch():

@@ -128,6 +128,7 @@ class Features(NamedTuple):
     rows: Tensor  # (n, d, q)
     factors: tuple[tuple[Tensor, Tensor], ...]  # (n, i) and (n, d, o) each
     ranks: Tensor | None
+    self_gram: Tensor | None = None  # (n, d, d) K(x, x) in float64, where the engine had to compute it
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -102,26 +102,31 @@ class TracedEngine(Engine):
 
     def features(self, samples: Samples, exponent: float) -> Features:
         """Return S(x): outer products of linear layers as factors, everything else dense."""
-        parts, ranks = [], []
-        for chunk in self._chunks(samples):
-            features = self._features(chunk, exponent)
-            parts.append(features)
-            if features.ranks is not None:
-                ranks.append(features.ranks)
+        parts = [self._features(chunk, exponent) for chunk in self._chunks(samples)]
         columns = zip(*(part.tensors for part in parts), strict=True)
         concatenated = [tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in columns]
-        return parts[0].over(concatenated)._replace(ranks=torch.cat(ranks) if ranks else None)
+        ranks = [part.ranks for part in parts if part.ranks is not None]
+        grams = [part.self_gram for part in parts if part.self_gram is not None]
+        return (
+            parts[0]
+            .over(concatenated)
+            ._replace(
+                ranks=torch.cat(ranks) if ranks else None, self_gram=torch.cat(grams) if grams else None
+            )
+        )
 
     def _features(self, chunk: GradientBatch, exponent: float) -> Features:
         outer = self._outer_products(chunk)
-        self_kernel = self._self_kernel(chunk, exponent) if exponent and chunk.d > 1 else None
+        gram: Tensor | None = None
+        if exponent and chunk.d > 1:
+            gram = self._self_gram(chunk)
         rows = self._rows(chunk, {k: v for k, v in self._numel.items() if k not in outer})
-        if self_kernel is not None or not exponent:
+        if gram is not None or not exponent:
             self._finite_checks.note(rows, chunk.samples)
         else:  # one output: the squared norm of the rows and factors at hand
-            norms = gram_from_rows(rows) + sum(gradient.self_gram() for gradient in outer.values())
-            self._finite_checks.note(norms, chunk.samples)
-            self_kernel = matrix_power(norms, exponent, rank_floor(self._dtype))
+            gram = gram_from_rows(rows) + sum(gradient.self_gram() for gradient in outer.values())
+            self._finite_checks.note(gram, chunk.samples)
+        self_kernel = None if gram is None else matrix_power(gram, exponent, rank_floor(self._dtype))
         factors = []
         for gradient in outer.values():
             inputs, deltas = gradient.inputs[:, 0].to(rows.dtype), gradient.deltas[:, :, 0].to(rows.dtype)
@@ -139,7 +144,9 @@ class TracedEngine(Engine):
             factors.append((inputs, deltas))
         if self_kernel is None:
             return Features(rows, tuple(factors), None)
-        return Features(whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank)
+        return Features(
+            whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank, gram
+        )
 
     def parts(self, samples: Samples) -> Iterator[GradientParts]:
         """Yield J(x) in parts; each dense part is computed when it is consumed."""
@@ -235,9 +242,12 @@ class TracedEngine(Engine):
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
 
     def _self_kernel(self, chunk: GradientBatch, exponent: float) -> Power:
+        return matrix_power(self._self_gram(chunk), exponent, rank_floor(self._dtype))
+
+    def _self_gram(self, chunk: GradientBatch) -> Tensor:
         total = chunk.self_gram(self._device)
         self._finite_checks.note(total, chunk.samples)
-        return matrix_power(total, exponent, rank_floor(self._dtype))
+        return total
 
     def finish_checks(self) -> None:
         """Raise the errors deferred so as not to synchronize with a GPU, and check a sample of the pass."""

@@ -2,6 +2,7 @@
 
 matrix      GramMatrix: rows, columns, kernel, plain or centered; what every statistic works on
 products    G @ w in two passes over the data, linear in N
+features    per-sample gradients that are kept, where they fit: products and strips from one pass
 strips      all pairs, one strip of whole rows at a time; many reducers in one visit
 centering   double centering of a kernel, then normalization
 sketches    random projections of gradients, and the same strips from them
@@ -11,6 +12,7 @@ cost        what a statistic will take, from a dry run
 
 from likewise.gram.cost import Plan
 from likewise.gram.matrix import GramMatrix
+from likewise.gram.products import RowSums
 from likewise.gram.similarity import perceptual, similarity
 from likewise.gram.sketches import (
     Sketch,
@@ -29,6 +31,7 @@ __all__ = [
     "PairSource",
     "Plan",
     "Reducer",
+    "RowSums",
     "Sketch",
     "Sketched",
     "Sketches",

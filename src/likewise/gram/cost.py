@@ -133,8 +133,7 @@ def _cut(value: Any, gram: Matrix, part: Matrix) -> Any:
 
 
 def _gradient_evaluations(gram: Matrix) -> int:
-    with gram.net.evaluation_mode():
-        return gram.tiles().gradient_evaluations
+    return gram.tiles().gradient_evaluations
 
 
 def _clock(net: Network) -> Clock:

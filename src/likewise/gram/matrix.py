@@ -9,6 +9,7 @@ so that a model is traced and checked once.
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from likewise.distributed import RemoteError, join_results, world_size
 from likewise.engines import (
     Engine,
     EngineName,
+    Features,
     PartsChangedError,
     ZeroGradientLog,
     check_independent_samples,
@@ -36,10 +38,11 @@ from likewise.engines import (
 from likewise.fingerprint import Fingerprint
 from likewise.gram.centering import CenteredPair, Centering, CenteringCache, warn_of_cancellation
 from likewise.gram.cost import Plan, plan_statistic
-from likewise.gram.products import Products
+from likewise.gram.features import FeatureCache, KeptFeatures
+from likewise.gram.products import Products, RowSums
 from likewise.gram.strips import Reducer, Strip, Tiles, reduce_strip, split_results
 from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
-from likewise.linalg import accumulation_dtype
+from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
 from likewise.model_state import exclusive
 
@@ -87,6 +90,8 @@ class GramMatrix:
         self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory)
         self._reference = self.columns  # the samples whose mean is taken off
         self._centerings = CenteringCache()
+        self._feature_cache: FeatureCache | None = None
+        self._whole: GramMatrix | None = None  # of which this is a part, for a dry run
         self._refuse_centering()
 
     def __repr__(self) -> str:
@@ -137,6 +142,17 @@ class GramMatrix:
         other._refuse_centering()
         return other
 
+    def with_feature_cache(self) -> "GramMatrix":
+        """Return the same matrix, whose per-sample gradients are kept once they are computed.
+
+        If they fit into a quarter of max_memory, and the matrix is square: what is computed of it, and of the
+        matrices made from it by `with_kernel` and `with_centering`, then comes from one pass over the data. The
+        memory is free when they are.
+        """
+        other = copy.copy(self)
+        other._feature_cache = FeatureCache()
+        return other
+
     def with_columns(self, columns: Any) -> "GramMatrix":
         """Return the same rows against other samples, with the same engine and reference for centering."""
         other = copy.copy(self)
@@ -156,6 +172,8 @@ class GramMatrix:
         other.columns = other.data if self.square else self.columns.take(range(min(n, self.columns.n)))
         other._reference = other.columns
         other._centerings = CenteringCache()
+        other._feature_cache = None
+        other._whole = self
         return other
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
@@ -228,12 +246,25 @@ class GramMatrix:
             return self.over_rows(
                 lambda k: k.to(accumulation_dtype(k)) @ given.to(k.device, accumulation_dtype(k))
             )
-        coefficients = self.kernel.coefficients(self.d)
+        coefficients, kept = self.kernel.coefficients(self.d), self._kept_features() if self.square else None
+        products = self.products() if kept is None else kept.products(self.kernel, self.max_memory)
         if not self.centered:
-            return self.products().reduced(given, coefficients)
+            return products.reduced(given, coefficients)
         pair = self._centering()
         scaled = pair.scale_weights(given.to(pair.columns.scales))
-        return pair.center_product(self.products().reduced(scaled.cpu(), coefficients), scaled)
+        return pair.center_product(products.reduced(scaled.cpu(), coefficients), scaled)
+
+    def sums_and_diagonals(self, *kernels: Kernel) -> list[RowSums]:
+        """Return the plain Σ_x' k(x, x') and k(x, x) of the rows for each kernel, in float64.
+
+        Two passes for all kernels together, where their vectors fit into memory.
+        """
+        state = _model_state(self.net.model)
+        results = self._joint_sums(kernels)
+        reference = self.data is self.columns is self._reference
+        if self.centered and reference and self.kernel in kernels:  # centering then needs no more passes
+            self._center_reference(results[kernels.index(self.kernel)], state)
+        return results
 
     def over_rows(self, reduce: Callable[[Tensor], Any], *, fill_diagonal: float | None = None) -> Any:
         """Return reduce(k) joined over strips k of whole rows; visits all pairs.
@@ -292,17 +323,13 @@ class GramMatrix:
         """Return k(x, x) of the rows, (n,), or (n, d, d) of whole blocks."""
         return self._to_result_dtype(self.exact_diagonal())
 
-    def mean_similarities(self) -> Tensor:
-        """Return the mean plain k(x, x') of each row over the reference set, (n,), in float64.
-
-        Kept for centering: after this, a centered matrix of the same samples needs no more passes.
-        """
-        return self._centering().rows.means
-
     def exact_diagonal(self) -> Tensor:
         """Return k(x, x) of the rows in float64, for ratios."""
         if self.centered:
             return (self._centering().rows.scales > 0).double()
+        kept = self._kept_features() if self.square else None
+        if kept is not None:
+            return kept.diagonal(self.kernel)
         exponent = 1 + self.kernel.left_power + self.kernel.right_power
         return self._map_rows(lambda x: self.kernel.reduce(self.engine.self_kernel(x, exponent).matrix))
 
@@ -358,25 +385,25 @@ class GramMatrix:
             d=self.d,
             dtype=dtype or self.dtype,
             max_memory=self.max_memory,
+            bytes_per_sample=self._setup.feature_bytes(self.kernel.right_power),
             zero_gradient_log=ZeroGradientLog(),
         )
 
     def _map_strips(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
-        center = self._centering() if needs_centering or self.centered else None
-        try:
-            return self._map_tiles(reduce, center)
-        except PartsChangedError:
-            pass
-        except RemoteError as problem:
-            if problem.kind != f"{PartsChangedError.__module__}.{PartsChangedError.__qualname__}":
-                raise
-        return self._map_tiles(reduce, center)
+        needs_centering = needs_centering or self.centered
+        # Centering needs sums over all columns first: gradients that are kept are not computed again for them.
+        keep = needs_centering and self._feature_cache is None
+        gram = self.with_feature_cache() if keep else self
+        return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
 
-    def _map_tiles(self, reduce: Callable[[Strip], Any], center: CenteredPair | None) -> Any:
+    def _map_tiles(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
+        center = self._centering() if needs_centering else None
         # Centering leaves little where all similarities are large: it begins before they are rounded.
         tiles = self.tiles(None if center is None else center.rows.means.dtype)
-        with self.net.evaluation_mode():
-            again = tiles.gradient_evaluations / (self.data.n + self.columns.n)
+        kept = self._kept_features()
+        if kept is not None and kept.exponent == self.kernel.right_power:
+            tiles = replace(tiles, kept=kept)
+        again = tiles.gradient_evaluations / (self.data.n + self.columns.n)
         if again > 8:
             warnings.warn(
                 f"max_memory={self.max_memory:_} holds the gradients of few samples, so that each is "
@@ -401,18 +428,45 @@ class GramMatrix:
         tiles.zero_gradient_log.warn()
         return joined
 
+    def _kept_features(self) -> KeptFeatures | None:
+        """Return the features of all columns if they are kept, computed now if they were not yet."""
+        if self._feature_cache is None:
+            return None
+        state = _model_state(self.net.model)
+        kept = self._feature_cache.get(self.columns, state)
+        whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
+        if kept is None and whole.tiles().fits:
+            kept = _retry_changed_parts(self._compute_features)
+            self._feature_cache.put(self.columns, state, kept)
+        return kept
+
+    def _compute_features(self) -> KeptFeatures:
+        engine, data, exponent = self.engine, self.columns, self.kernel.right_power
+        zero_gradients = ZeroGradientLog()
+
+        def compute(where: range) -> tuple[Tensor, ...]:
+            samples = data.samples(where)
+            features = engine.features(samples, exponent)
+            zero_gradients.note(samples, features.ranks)
+            gram = engine.self_kernel(samples).matrix if features.self_gram is None else features.self_gram
+            return (gram, *features.tensors)
+
+        with self.net.evaluation_mode():
+            gram, *tensors = join_results(compute, data.spans(), "features", self, engine.finish_checks)
+        zero_gradients.warn()
+        factors = tuple(zip(tensors[1::2], tensors[2::2], strict=True))
+        return KeptFeatures(Features(tensors[0], factors, None), gram, exponent, rank_floor(self.net.dtype))
+
     def _centering(self) -> CenteredPair:
         """Return means and scales of rows and columns, recomputed if the model has changed since."""
         plain = self.with_centering(False)
         state = _model_state(self.net.model)
-        reference_centering = self._centerings.get("reference", self._reference, self.kernel, state)
-        if reference_centering is None:
+        known = self._centerings.get("reference", self._reference, self.kernel, state)
+        if known is None:
             reference = copy.copy(plain)
             reference.data = reference.columns = self._reference
-            sums, diagonal = reference.exact_row_sums()[:, 0], reference.exact_diagonal()
-            reference_centering = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype)
-            warn_of_cancellation(reference_centering, self.dtype)
-            self._centerings.put("reference", self._reference, self.kernel, state, reference_centering)
+            known = self._center_reference(reference._joint_sums((self.kernel,))[0], state)
+        reference_centering = known
         grand_mean = reference_centering.means.mean()
 
         def of(data: Batches) -> Centering:
@@ -422,12 +476,30 @@ class GramMatrix:
             if centering is None:
                 part = copy.copy(plain)
                 part.data, part.columns = data, self._reference
-                sums, diagonal = part.exact_row_sums()[:, 0], part.exact_diagonal()
-                centering = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype, grand_mean)
+                (sums,) = part._joint_sums((self.kernel,))
+                centering = Centering.from_sums(*sums, self._reference.n, self.dtype, grand_mean)
                 self._centerings.put("other", data, self.kernel, state, centering)
             return centering
 
         return CenteredPair(of(self.data), of(self.columns), grand_mean)
+
+    def _center_reference(self, sums: RowSums, state: tuple[tuple[int, int], ...]) -> Centering:
+        """Return the centering of the reference set, stored for the model's present state."""
+        centering = Centering.from_sums(*sums, self._reference.n, self.dtype)
+        warn_of_cancellation(centering, self.dtype)
+        self._centerings.put("reference", self._reference, self.kernel, state, centering)
+        return centering
+
+    def _joint_sums(self, kernels: tuple[Kernel, ...]) -> list[RowSums]:
+        kept = self._kept_features() if self.square else None
+        if kept is not None and all(kernel.linear and not kernel.keeps_blocks for kernel in kernels):
+            return kept.sums_and_diagonals(kernels, self.max_memory)
+        joint = self.products().sums_and_diagonals(kernels)
+        if joint is not None:
+            return joint
+        plain = self.with_centering(False)
+        each = [plain.with_kernel(kernel) for kernel in kernels]
+        return [RowSums(gram.exact_row_sums()[:, 0], gram.exact_diagonal()) for gram in each]
 
     def _refuse_centering(self) -> None:
         kernel = self.kernel
@@ -501,6 +573,7 @@ class _Setup:
         self.of_network = not isinstance(engine, Engine)
         self._engine: Engine | None = None
         self._row_shape: tuple[int, int] | None = None
+        self._feature_bytes: dict[float, int] = {}
 
     # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
     @property
@@ -528,6 +601,17 @@ class _Setup:
                 return self._asked
             share = self._data.n // world_size()
             return select_engine(self._net, first, later, self._asked, self._max_memory // 2, share)
+
+    def feature_bytes(self, exponent: float) -> int:
+        """Return the bytes of the features of one sample with its self kernel, measured on the first."""
+        with exclusive:
+            if exponent not in self._feature_bytes:
+                engine, first = self.engine, self._data.samples(range(1))
+                with self._net.evaluation_mode():
+                    tensors = engine.features(first, exponent).tensors
+                own = 8 * tensors[0].shape[1] ** 2
+                self._feature_bytes[exponent] = own + sum(t.numel() * t.element_size() for t in tensors)
+            return self._feature_bytes[exponent]
 
     def few_samples(self) -> tuple[Samples, Samples]:
         """Return samples to try the model on: the first three, and three of another batch.
@@ -558,6 +642,18 @@ def _model_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
     with exclusive:
         tensors = [*model.parameters(), *model.buffers()]
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+def _retry_changed_parts(function: Callable[[], Any]) -> Any:
+    """Return function(), called again if gradients turned out to come in other parts than those before."""
+    try:
+        return function()
+    except PartsChangedError:
+        pass
+    except RemoteError as problem:
+        if problem.kind != f"{PartsChangedError.__module__}.{PartsChangedError.__qualname__}":
+            raise
+    return function()
 
 
 def _known_engine(engine: EngineName | Engine) -> EngineName | Engine:

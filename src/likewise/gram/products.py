@@ -2,27 +2,85 @@
 
 Σ_x' S(x) S(x')ᵀ w(x') = S(x) u with u = Σ S(x')ᵀ w(x'), one parameter vector for each column of weights. S(x) is the
 whitened Jacobian K(x, x)ᵉ J(x), so that these are products with whitened Jacobians. Exact, linear in N, and nothing
-is stored per sample.
+is stored per sample. Several kernels of the same samples share their passes (`sums_and_diagonals`).
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from likewise.data import Batches
+from likewise.data import Batches, Samples
 from likewise.distributed import join_results, sum_results
 from likewise.engines import Engine, SelfKernelCache, ZeroGradientLog
 from likewise.fingerprint import Fingerprint
+from likewise.kernels import Kernel, mean_diagonal
+from likewise.linalg import Power, matrix_power, rank_floor
 from likewise.model import Network
 
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these places
 
 
+class LinearProducts(ABC):
+    """Products of blocks S(x) S(x')ᵀ with weights, and of their linear reductions."""
+
+    d: int
+
+    @property
+    @abstractmethod
+    def vectors_per_pass(self) -> int:
+        """How many columns of weights are taken at once."""
+
+    @abstractmethod
+    def product(self, weights: Weights, c: int, read: Read = lambda _, outputs: outputs) -> Tensor:
+        """Return read(places, S(x) Σ S(x')ᵀ w(x')) for c columns of weights, in float64."""
+
+    def reduced(self, weights: Tensor, coefficients: Tensor) -> Tensor:
+        """Return Σ_x' reduce(S(x) S(x')ᵀ) w(x') for weights (m, c), (n, c), in float64.
+
+        Args:
+            weights: One number per column sample and column of weights.
+            coefficients: A, (d, d), with reduce(B) = Σ A ∘ B.
+
+        """
+        used = [i for i in range(self.d) if coefficients[i].any()]
+        outputs_per_pass = max(1, min(len(used), self.vectors_per_pass))
+        columns_per_pass = max(1, self.vectors_per_pass // outputs_per_pass)
+        sums = []
+        for some in weights.split(columns_per_pass, dim=1):
+            groups = (used[i : i + outputs_per_pass] for i in range(0, len(used), outputs_per_pass))
+            parts = [self._reduced_part(some, coefficients, group) for group in groups]
+            sums.append(torch.stack(parts).sum(0))
+        return torch.cat(sums, 1)
+
+    def _reduced_part(self, weights: Tensor, coefficients: Tensor, outputs: list[int]) -> Tensor:
+        """Return the part of the sums that some outputs of the rows contribute."""
+        c, some = weights.shape[1], len(outputs)
+        selected = coefficients[outputs].to(weights)  # (some, d)
+
+        def blocks(where: range) -> Tensor:
+            return torch.einsum("nc,ed->ndec", weights[where.start : where.stop], selected).flatten(2)
+
+        def read(_: range, products: Tensor) -> Tensor:
+            mine = products[:, outputs].unflatten(2, (some, c))
+            return mine.diagonal(dim1=1, dim2=2).sum(-1)
+
+        return self.product(blocks, some * c, read)
+
+
+class RowSums(NamedTuple):
+    """What centering and ratios need of each row, in float64."""
+
+    sums: Tensor  # (n,) Σ_x' k(x, x')
+    diagonal: Tensor  # (n,) k(x, x)
+
+
 @dataclass(frozen=True)
-class Products:
+class Products(LinearProducts):
     """Passes over rows and columns, with the powers of a kernel."""
 
     net: Network
@@ -39,6 +97,11 @@ class Products:
     def vectors_per_pass(self) -> int:
         """How many parameter vectors in float64, twice, fit into a quarter of max_memory."""
         return max(1, self.max_memory // 8 // (8 * self.p))
+
+    @property
+    def _keeps_self_kernels(self) -> bool:
+        """Whether the self kernels of all rows fit into an eighth of max_memory."""
+        return 8 * self.rows.n * self.d**2 <= self.max_memory // 8
 
     def spans(self, data: Batches) -> list[range]:
         """Return the batches to load: the user's, or multiples of the engine's batch size."""
@@ -103,42 +166,130 @@ class Products:
             ]
             return read(range(self.rows.n), torch.cat(rounds, 2))
         same = self.rows is self.columns and self.left_power == self.right_power
-        fits = 8 * self.rows.n * self.d**2 <= self.max_memory // 8
-        cache = SelfKernelCache(self.rows.n) if same and fits else None
+        cache = SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
         return self.jvp(self.vjp(weights, cache), read, cache)
 
-    def reduced(self, weights: Tensor, coefficients: Tensor) -> Tensor:
-        """Return Σ_x' reduce(S(x) S(x')ᵀ) w(x') for weights (m, c), (n, c), in float64.
+    def sums_and_diagonals(self, kernels: Sequence[Kernel]) -> list[RowSums] | None:
+        """Return Σ_x' k(x, x') and k(x, x) of each kernel, in one vjp and one jvp pass for all.
 
-        Args:
-            weights: One number per column sample and column of weights.
-            coefficients: A, (d, d), with reduce(B) = Σ A ∘ B.
-
+        Each pass reads a sample once. None if the vectors of all kernels do not fit, or a kernel is not linear.
         """
-        used = [i for i in range(self.d) if coefficients[i].any()]
-        outputs_per_pass = max(1, min(len(used), self.vectors_per_pass))
-        columns_per_pass = max(1, self.vectors_per_pass // outputs_per_pass)
-        sums = []
-        for some in weights.split(columns_per_pass, dim=1):
-            groups = (used[i : i + outputs_per_pass] for i in range(0, len(used), outputs_per_pass))
-            parts = [self._reduced_part(some, coefficients, group) for group in groups]
-            sums.append(torch.stack(parts).sum(0))
-        return torch.cat(sums, 1)
+        if any(not kernel.linear or kernel.keeps_blocks for kernel in kernels):
+            return None
+        coefficients = [kernel.coefficients(self.d) for kernel in kernels]
+        used = [[i for i in range(self.d) if a[i].any()] for a in coefficients]
+        if sum(map(len, used)) > self.vectors_per_pass:
+            return None
+        keep = self._keeps_self_kernels and self.rows is self.columns
+        if keep and len(kernels) == 1 and _is_normalized(kernels[0]):
+            return [self._normalized_sums(used[0], coefficients[0])]
+        powers = _SelfKernels(self, keep)
 
-    def _reduced_part(self, weights: Tensor, coefficients: Tensor, outputs: list[int]) -> Tensor:
-        """Return the part of the sums that some outputs of the rows contribute."""
-        c, some = weights.shape[1], len(outputs)
-        selected = coefficients[outputs].to(weights)  # (some, d)
+        def weights(where: range, samples: Samples) -> Tensor:
+            parts = [
+                (right := powers.matrix(where, samples, kernel.right_power)) @ a[rows].T.to(right)
+                for kernel, a, rows in zip(kernels, coefficients, used, strict=True)
+            ]
+            return torch.cat(parts, 2)
 
-        def blocks(where: range) -> Tensor:
-            return torch.einsum("nc,ed->ndec", weights[where.start : where.stop], selected).flatten(2)
+        directions = self._sum_unwhitened(weights, powers)
 
-        def read(_: range, products: Tensor) -> Tensor:
-            mine = products[:, outputs].unflatten(2, (some, c))
-            return mine.diagonal(dim1=1, dim2=2).sum(-1)
+        def read(where: range, samples: Samples, outputs: Tensor) -> Tensor:
+            parts, results = outputs.split([len(rows) for rows in used], dim=2), []
+            for kernel, rows, part in zip(kernels, used, parts, strict=True):
+                left = powers.matrix(where, samples, kernel.left_power)
+                sums = (left @ part)[:, rows].diagonal(dim1=1, dim2=2).sum(-1)
+                own = powers.matrix(where, samples, 1 + kernel.left_power + kernel.right_power)
+                results += [sums, kernel.reduce(own)]
+            return torch.stack(results, 1)
 
-        return self.product(blocks, some * c, read)
+        columns = self._read_unwhitened(directions, read, powers).unbind(1)
+        return [RowSums(*pair) for pair in zip(columns[::2], columns[1::2], strict=True)]
+
+    def _normalized_sums(self, outputs: list[int], coefficients: Tensor) -> RowSums:
+        """Return the sums where k(x, x) is rank / d: ranks come with the first pass."""
+        cache, selected = SelfKernelCache(self.rows.n), coefficients[outputs].T
+        directions = self.vjp(lambda where: selected.expand(len(where), -1, -1), cache)
+
+        def read(where: range, products: Tensor) -> Tensor:
+            sums = products[:, outputs].diagonal(dim1=1, dim2=2).sum(-1)
+            known = cache.get(where)
+            assert known is not None
+            return torch.stack([sums, known.rank.to(sums) / self.d], 1)
+
+        return RowSums(*self.jvp(directions, read, cache).unbind(1))
+
+    def _sum_unwhitened(self, weights: Callable[[range, Samples], Tensor], powers: "_SelfKernels") -> Tensor:
+        zero_gradients = ZeroGradientLog()
+
+        def term(where: range) -> Tensor:
+            samples = self.columns.samples(where)
+            total = self.engine.vjp(samples, weights(where, samples), 0).total
+            zero_gradients.note(samples, powers.ranks(where, samples))
+            return total
+
+        with self.net.evaluation_mode():
+            spans = self.spans(self.columns)
+            total = sum_results(term, spans, "summing gradients", self, self.engine.finish_checks)
+        if self.rows is not self.columns:  # else the second pass names them
+            zero_gradients.warn()
+        return total
+
+    def _read_unwhitened(
+        self,
+        directions: Tensor,
+        read: Callable[[range, Samples, Tensor], Tensor],
+        powers: "_SelfKernels",
+    ) -> Tensor:
+        zero_gradients = ZeroGradientLog()
+
+        def project(where: range) -> Tensor:
+            samples = self.rows.samples(where)
+            outputs = self.engine.jvp(samples, directions, 0).outputs
+            result = read(where, samples, outputs)
+            zero_gradients.note(samples, powers.ranks(where, samples))
+            return result
+
+        with self.net.evaluation_mode():
+            spans = self.spans(self.rows)
+            results = join_results(project, spans, "reading off", self, self.engine.finish_checks)
+        zero_gradients.warn()
+        return results
+
+
+def _is_normalized(kernel: Kernel) -> bool:
+    """Whether k(x, x) is rank / d."""
+    return kernel.left_power == kernel.right_power == -0.5 and kernel.reduce is mean_diagonal
 
 
 def _some_columns(weights: Weights, which: slice) -> Weights:
     return lambda where: weights(where)[:, :, which]
+
+
+class _SelfKernels:
+    """Powers of K(x, x), each self kernel computed once where they are kept, else once a pass."""
+
+    def __init__(self, products: Products, keep: bool) -> None:
+        self._engine, self._floor = products.engine, rank_floor(products.net.dtype)
+        self._kept = SelfKernelCache(products.rows.n) if keep else None
+        self._seen: set[int] = set()
+        self._last: tuple[Samples, Power] | None = None
+
+    def matrix(self, where: range, samples: Samples, exponent: float) -> Tensor:
+        """Return K(x, x)ᵉ of the samples at these places, (b, d, d)."""
+        return matrix_power(self._get(where, samples).matrix, exponent, self._floor).matrix
+
+    def ranks(self, where: range, samples: Samples) -> Tensor:
+        """Return their ranks, (b,)."""
+        return self._get(where, samples).rank
+
+    def _get(self, where: range, samples: Samples) -> Power:
+        if self._last is not None and self._last[0] is samples:
+            return self._last[1]
+        known = self._kept.get(where) if self._kept is not None and where.start in self._seen else None
+        power = self._engine.self_kernel(samples) if known is None else known
+        if self._kept is not None and known is None:
+            self._kept.put(where, power)
+            self._seen.add(where.start)
+        self._last = samples, power
+        return power

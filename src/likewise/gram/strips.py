@@ -20,6 +20,7 @@ from torch import Tensor
 from likewise.data import Batches
 from likewise.distributed import world_size
 from likewise.engines import Engine, Features, ZeroGradientLog
+from likewise.gram.features import KeptFeatures
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
 
 
@@ -134,7 +135,9 @@ class Tiles:
     d: int
     dtype: torch.dtype
     max_memory: int
+    bytes_per_sample: int  # of features
     zero_gradient_log: ZeroGradientLog
+    kept: KeptFeatures | None = None  # of the columns, with the kernel's right power
 
     @property
     def strips(self) -> list[range]:
@@ -147,7 +150,9 @@ class Tiles:
     @property
     def gradient_evaluations(self) -> int:
         """How many per-sample gradients are computed for all strips together."""
-        if self._fits:
+        if self.kept is not None:
+            return 0 if self._symmetric else self.rows.n
+        if self.fits:
             return self.columns.n + (0 if self._symmetric else self.rows.n)
         return self.rows.n + self.columns.n * len(self.strips)
 
@@ -165,7 +170,7 @@ class Tiles:
     @property
     def cache_bytes(self) -> int:
         """The max_memory at which the features of all columns can be cached."""
-        return 4 * self.columns.n * self._bytes_per_sample
+        return 4 * self.columns.n * self.bytes_per_sample
 
     @property
     def _symmetric(self) -> bool:
@@ -191,32 +196,29 @@ class Tiles:
         assert whole is not None
         return whole
 
-    @cached_property
-    def _bytes_per_sample(self) -> int:
-        first = self.engine.features(self.columns.samples(range(1)), self.kernel.right_power)
-        return sum(part.numel() * part.element_size() for part in first.tensors)
-
     @property
     def _rows_per_strip(self) -> int:
         """How many rows' features fit; without a column cache its share of memory is free too."""
-        share = 8 if self._fits else 3
-        return max(1, self.max_memory // share // self._bytes_per_sample)
+        share = 8 if self.fits else 3
+        return max(1, self.max_memory // share // self.bytes_per_sample)
 
     @property
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """Whether the features of all columns fit into a quarter of the memory."""
         return self.cache_bytes <= self.max_memory
 
     @cached_property
     def _column_cache(self) -> Features | None:
         """The features of all columns, if they fit."""
-        if not self._fits:
+        if self.kept is not None:
+            return self.kept.features
+        if not self.fits:
             return None
         return self._compute_features(self.columns, range(self.columns.n), self.kernel.right_power)
 
     def _column_features(self, strip: int) -> Iterator[Features]:
         blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
-        samples_per_tile = max(1, self.max_memory // 16 // self._bytes_per_sample)
+        samples_per_tile = max(1, self.max_memory // 16 // self.bytes_per_sample)
         for where in self.columns.spans(min(samples_per_tile, blocks)):
             if self._column_cache is not None:
                 yield _part(self._column_cache, where)

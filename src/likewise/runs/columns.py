@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix, PairSource, Reducer
+from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.fit import decide_verdict, explained_shares
 from likewise.statistics.label_issues import LabelSuspicion, suspicion_from_votes
@@ -31,7 +32,7 @@ from likewise.statistics.reliability import (
     Reliability,
 )
 from likewise.statistics.targets import class_chances, of_classes
-from likewise.statistics.uncertainty import uncertainty
+from likewise.statistics.uncertainty import uncertainty_from_sums
 from likewise.votes import EXPONENT, VotesReducer
 
 Arrays = dict[str, np.ndarray]
@@ -128,10 +129,11 @@ PAIR_STATISTICS = (
 
 
 def pass_statistics(gram: GramMatrix) -> dict[str, Tensor]:
-    """Return density and uncertainty of each sample, in linear time."""
+    """Return density and uncertainty of each sample, from the same passes."""
+    correlation, inner = gram.sums_and_diagonals(CORRELATION, INNER_PRODUCT)
     return {
-        "density": gram.mean_similarities(),
-        "uncertainty": uncertainty(gram.with_centering(False)),
+        "density": correlation.sums / gram.shape[1],
+        "uncertainty": uncertainty_from_sums(inner).to(gram.dtype),
     }
 
 

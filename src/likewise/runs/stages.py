@@ -85,6 +85,7 @@ def _margins(watch: Watch, targets: Targets) -> Tensor:
 
 
 def _exact_statistics(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairSource]:
+    gram = gram.with_feature_cache()  # gradients that fit into memory serve sums and pairs
     found = folder.stage("passes", lambda: pass_statistics(gram))
     folder.state["approximations"] = []
     return found, gram

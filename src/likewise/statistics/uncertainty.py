@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_tensor
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, RowSums
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.linalg import matrix_power, rank_floor
 from likewise.model import Network
@@ -23,9 +23,13 @@ def uncertainty(gram: GramMatrix) -> Tensor:
     A sample without a gradient cannot move: 0.
     """
     refuse_centered(gram)
-    inner = gram.with_kernel(INNER_PRODUCT)
-    own = inner.exact_diagonal()
-    return torch.where(own == 0, 0, own / inner.exact_row_sums()[:, 0]).to(gram.dtype)
+    (inner,) = gram.sums_and_diagonals(INNER_PRODUCT)
+    return uncertainty_from_sums(inner).to(gram.device, gram.dtype)
+
+
+def uncertainty_from_sums(inner: RowSums) -> Tensor:
+    """Return `uncertainty` from k^I(x, x) and its row sums, (n,) in float64."""
+    return torch.where(inner.diagonal == 0, 0, inner.diagonal / inner.sums)
 
 
 def disturbance(gram: GramMatrix) -> Tensor:
