@@ -1,4 +1,23 @@
-"""Which inputs does a neural network treat alike?"""
+"""Which inputs does a neural network treat alike?
+
+Two inputs are similar when a parameter update moves both outputs alike: the normalized inner product of their
+gradients. Wrap a model in a `Network`, compare a data set with itself or with another in a `GramMatrix`, and pass
+that to a statistic; or let `analyze` do all of it and write a report.
+
+Where things are, from the bottom up; imports only go down:
+
+    model, readouts, kernels    a module in evaluation mode, which of its outputs are compared, and by which formula
+    data, loading               batches of any data set; data sets and models named on the command line
+    engines                     gradients of each sample: rules for operations, checked against a plain reference
+    distributed                 sharing passes among processes
+    gram                        the matrix of all pairs: products in two passes, strips of rows, centering, sketches
+    statistics                  neighbors, density, label issues, novelty, reliability, ...: reductions of strips
+    losses                      the same similarities as training terms
+    watch, reheat, integrations records of training, and callbacks for trainers
+    runs                        `analyze`: statistics as columns of a folder, settings, exports, comparison
+    report, figures             one HTML page of a run; plots
+    cli                         the commands
+"""
 
 from likewise import figures, losses
 from likewise.data import Batches, Samples, batches
