@@ -90,6 +90,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Return the number of this process among those that share the work, 0 where it is alone."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def join_results(
     function: Callable[[range], Any],
     spans: list[range],
@@ -254,9 +259,9 @@ class _Ranks:
         _refuse([one["at"] for one in full], [_parse_entries(one["entries"]) for one in full])
 
     def share(self, spans: list[range]) -> Iterator[range]:
-        rank = dist.get_rank()
-        mine = spans[rank :: world_size()]
-        quiet = True if rank > 0 or not show_progress.get() else None
+        here = dist.get_rank()
+        mine = spans[here :: world_size()]
+        quiet = True if here > 0 or not show_progress.get() else None
         bar = tqdm(mine, desc=self._name, delay=2, disable=quiet, leave=False)
         for span in bar:
             self._channel.check(self._what)

@@ -1,0 +1,102 @@
+"""What a person sees of the samples of an index: thumbnails, excerpts and names, in files beside the shards."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.data import Batches, Samples
+from likewise.thumbnails import EXCERPT, Picture, Range, picture, values_of
+
+KINDS = ("", "image", "text", "row", "signal")
+COMPARED = 64  # samples whose range of values is drawn as black and white
+
+Show = Callable[[int], Any] | Sequence[Any]
+
+
+class PictureMaker:
+    """Makes what is stored of samples.
+
+    Args:
+        data: The samples.
+        show: What to see of sample i; the inputs themselves if None, where they are arrays.
+        names: One a sample.
+        excerpt_length: Characters that are kept of a text.
+
+    """
+
+    def __init__(
+        self, data: Batches, show: Show | None, names: Sequence[str] | None, excerpt_length: int = EXCERPT
+    ) -> None:
+        self._show, self._names, self._length = show, names, excerpt_length
+        self._values: Range | None = None
+        first = data.samples(range(1)).inputs
+        self._visible = show is not None or (isinstance(first, Tensor) and first.is_floating_point())
+        if show is None and self._visible:
+            places = np.linspace(0, data.n - 1, min(data.n, COMPARED)).astype(int)
+            self._values = values_of(_array(data.samples(range(int(i), int(i) + 1)), 0) for i in places)
+
+    @property
+    def available(self) -> bool:
+        """Whether there is anything to store."""
+        return self._visible or self._names is not None
+
+    def pictures(self, places: range, samples: Samples) -> list[Picture | None]:
+        """Return what to see of a batch."""
+        if not self._visible:
+            return [None] * len(places)
+        return [picture(self._raw(i, samples, place), self._values, self._length) for i, place in enumerate(places)]
+
+    def names(self, places: range) -> list[str]:
+        """Return the names of a batch; empty ones where there are none."""
+        return ["" if self._names is None else str(self._names[i]) for i in places]
+
+    def _raw(self, i: int, samples: Samples, place: int) -> Any:
+        if self._show is None:
+            return _array(samples, i)
+        try:
+            return self._show(place) if callable(self._show) else self._show[place]
+        except Exception as error:
+            raise ValueError(f"show raised {type(error).__name__} for sample {place}: {error}") from error
+
+
+def encode_pictures(pictures: Sequence[Picture | None], names: Sequence[str]) -> dict[str, Tensor]:
+    """Return pictures and names as tensors: all bytes in a row, and where each ends."""
+    written = [name.encode("utf-8", "replace") for name in names]
+    contents = [b"" if seen is None else seen.content for seen in pictures]
+    kinds = [0 if seen is None else KINDS.index(seen.kind) for seen in pictures]
+    return {
+        "kinds": torch.tensor(kinds, dtype=torch.uint8),
+        "content": _bytes(contents),
+        "ends": _ends(contents),
+        "names": _bytes(written),
+        "name_ends": _ends(written),
+    }
+
+
+def decode_picture(stored: Mapping[str, Tensor], row: int) -> tuple[Picture | None, str]:
+    """Return the picture and the name of a row of a shard."""
+    if not stored:
+        return None, ""
+    kind = KINDS[int(stored["kinds"][row])]
+    name = _part(stored["names"], stored["name_ends"], row).decode("utf-8", "replace")
+    return Picture(kind, _part(stored["content"], stored["ends"], row)) if kind else None, name
+
+
+def _array(samples: Samples, i: int) -> np.ndarray:
+    return np.asarray(samples.inputs[i].detach().float().cpu().numpy())
+
+
+def _bytes(parts: Sequence[bytes]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(b"".join(parts), dtype=np.uint8).copy())
+
+
+def _ends(parts: Sequence[bytes]) -> Tensor:
+    return torch.tensor([len(part) for part in parts], dtype=torch.int64).cumsum(0)
+
+
+def _part(content: Tensor, ends: Tensor, row: int) -> bytes:
+    start = 0 if row == 0 else int(ends[row - 1])
+    return content[start : int(ends[row])].numpy().tobytes()

@@ -1,0 +1,219 @@
+"""From inputs to the sketches of an index, and whether a model projects them as the index did.
+
+An index says what it is of: model, readout, parameters, precision and projection. A model that differs in one of them
+is refused by name, because its sketches would be no match.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path, keystr
+
+from likewise.data import Batches, Samples
+from likewise.gram import GramMatrix, Sketch, bucket_count, whiten_sketches
+from likewise.gram.matrix import finite_outputs
+from likewise.gram.sketches import sketch_bytes
+from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
+from likewise.model import Network
+from likewise.readouts import all_outputs
+
+MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
+EXACT_OUTPUTS = 4  # so few are stored as float32
+
+
+class Projected(NamedTuple):
+    """Whitened sketches of some samples."""
+
+    sketches: Tensor  # (n, width), float32 or float64, on the CPU
+    dead: Tensor  # (n,) whether the gradient is zero
+
+
+class Projector:
+    """The random projection of a network's whitened gradients.
+
+    Args:
+        gram: A matrix of the network, whose engine is used; its rows are the data of a build.
+        width: About how many numbers a sample.
+        seed: Of the projection.
+
+    """
+
+    def __init__(self, gram: GramMatrix, width: int, seed: int) -> None:
+        self.gram, self.seed = gram, seed
+        self.d = gram.d
+        self._sketch = Sketch(bucket_count(width, self.d), seed)
+        self._batch: int | None = None
+
+    @property
+    def width(self) -> int:
+        """How many numbers a sketch has."""
+        return self.d * self._sketch.q
+
+    def facts(self, samples: Samples) -> dict[str, Any]:
+        """Return what must be equal for sketches to match, from one sample."""
+        with self.gram.net.evaluation_mode():
+            layout = self._sketch.parts(self.gram.engine, samples[:1])
+        draws = torch.randint(0, 2**31, (64,), generator=torch.Generator().manual_seed(self.seed))
+        return {
+            "width": self.width,
+            "outputs": self.d,
+            "buckets": self._sketch.q,
+            "seed": self.seed,
+            "layout": layout,
+            "draws": hashlib.sha256(draws.numpy().tobytes()).hexdigest()[:16],
+        }
+
+    def batches(self, data: Batches, where: range) -> Iterator[range]:
+        """Yield the places of batches that fit into memory; the same for the same data, model and max_memory."""
+        if self._batch is None:
+            engine = self.gram.engine
+            with self.gram.net.evaluation_mode():
+                size = max(1, sketch_bytes(engine, data.samples(range(1))))
+            fit = self.gram.max_memory // 2 // size
+            self._batch = max(1, min(data.size, fit, engine.batch_size or data.size))
+        for start in range(where.start, where.stop, self._batch):
+            yield range(start, min(start + self._batch, where.stop))
+
+    def project(self, samples: Samples) -> Projected:
+        """Return the sketches of a batch; call it inside `net.evaluation_mode`."""
+        sketched = self._sketch(self.gram.engine, samples)
+        return Projected(whiten_sketches(sketched).cpu(), sketched.ranks.cpu() == 0)
+
+    def project_all(self, data: Batches) -> Projected:
+        """Return the sketches of a few samples, checked as every pass is."""
+        with self.gram.net.evaluation_mode():
+            parts = [self.project(data.samples(where)) for where in self.batches(data, range(data.n))]
+            self.gram.engine.finish_checks()
+        return Projected(*map(torch.cat, zip(*parts, strict=True)))
+
+
+class OutputReader:
+    """What the model says of samples, whatever the readout compares; nothing if that is too much to store."""
+
+    def __init__(self, net: Network, first: Samples) -> None:
+        self._net: Network | None = net
+        if net.readout is not all_outputs:
+            self._net = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
+        try:
+            with net.evaluation_mode():
+                size = self._net.function({}, first.inputs, first.labels, first.ids).shape[1]
+        except TypeError:  # what the model returns, only the readout understands
+            self._net, size = None, 0
+        self.available = self._net is not None and size <= MOST_OUTPUTS
+
+    def read(self, samples: Samples) -> Tensor | None:
+        """Return the model's outputs of a batch, (n, c); call it inside `net.evaluation_mode`."""
+        if not self.available or self._net is None:
+            return None
+        return finite_outputs(self._net, samples, masked=True).cpu()
+
+
+def encode_outputs(outputs: Tensor) -> Tensor:
+    """Return outputs as they are stored: float16, or float32 where there are few numbers or large ones."""
+    wide = outputs.shape[1] <= EXACT_OUTPUTS or bool((outputs.abs() > 6e4).any())
+    return outputs.float() if wide else outputs.half()
+
+
+def describe_network(net: Network) -> dict[str, Any]:
+    """Return what an index says of its network."""
+    return {
+        "model": fingerprint_model(net),
+        "model_name": type(net.model).__name__,
+        "readout": {
+            "name": getattr(net.readout, "__name__", type(net.readout).__name__),
+            "fingerprint": fingerprint_code(net.readout),
+        },
+        "parameters": list(net.names),
+        "precision": {"dtype": str(net.dtype), **precision_settings(net)},
+        "versions": {name: version(name) for name in ("likewise", "torch")},
+    }
+
+
+def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
+    """Raise, by name, if an index was built with another model, readout, parameters or precision.
+
+    Args:
+        there: The index's manifest.
+        here: What `describe_network` says of the network at hand.
+        what: What the index is called in the message.
+
+    """
+    for name, advice in (
+        ("model", "open it with the model, code and weights, that it was built with, or build an index of this one"),
+        ("readout", "give readout= as it was built"),
+        ("parameters", "give parameters= as it was built"),
+    ):
+        if there[name] != here[name]:
+            raise ValueError(f"{what} is of another {name}{tell_difference(there[name], here[name])}: {advice}.")
+    for name in ("dtype", "autocast"):
+        if there["precision"][name] != here["precision"][name]:
+            found = tell_difference(there["precision"], here["precision"])
+            raise ValueError(f"{what} is of another precision{found}: convert the model, or build an index of this one.")
+    if there["versions"]["likewise"] != here["versions"]["likewise"]:
+        raise ValueError(
+            f"{what} is of another version of likewise ({there['versions']['likewise']}, here "
+            f"{here['versions']['likewise']}): build it again with this one."
+        )
+    if there["precision"] != here["precision"]:
+        warnings.warn(
+            f"{what} was built in another precision{tell_difference(there['precision'], here['precision'])}: similarities "
+            "are off by about 1e-3, less than their standard errors.",
+            stacklevel=3,
+        )
+
+
+def refuse_other_projection(there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
+    """Raise if sketches of a projection are no match for those of an index."""
+    if there != here:
+        raise ValueError(
+            f"{what} has another projection{tell_difference(there, here)}: its gradients come in other parts on this "
+            "machine or version; build the index again where it is used."
+        )
+
+
+def describe_inputs(samples: Samples) -> list[list[Any]]:
+    """Return name, dtype and shape of every tensor of a sample."""
+    leaves, _ = tree_flatten_with_path(samples.inputs)
+    return [
+        [keystr(path), str(leaf.dtype), list(leaf.shape[1:])] for path, leaf in leaves if isinstance(leaf, Tensor)
+    ]
+
+
+def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
+    """Raise if new inputs have other names, types or shapes than those of the index."""
+    here = describe_inputs(samples)
+    if [_comparable(*entry) for entry in there] == [_comparable(*entry) for entry in here]:
+        return
+    hint = ""
+    if len(here) == len(there) == 1 and here[0][2] == there[0][2][1:]:
+        hint = " One sample alone needs x[None]."
+    raise ValueError(
+        f"The index is of inputs {_written(there)} a sample, found {_written(here)}: prepare new inputs as those of the "
+        f"index were, samples along the first dimension.{hint}"
+    )
+
+
+def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:
+    """Return what must agree: of floating inputs the shape, of integers (tokens) the number of dimensions."""
+    floating = "float" in dtype
+    return name, floating, tuple(shape) if floating else len(shape)
+
+
+def _written(entries: list[list[Any]]) -> str:
+    return ", ".join(f"{name} {dtype.removeprefix('torch.')} {tuple(shape)}".strip() for name, dtype, shape in entries)
+
+
+def tell_difference(there: Any, here: Any) -> str:
+    """Return what differs, where that can be told in words."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        apart = [name for name in here if there.get(name) != here[name] and name != "fingerprint"]
+        pairs = ", ".join(f"{name}: there {there.get(name)!r:.60}, here {here[name]!r:.60}" for name in apart)
+        return f" ({pairs})" if pairs else ""
+    if isinstance(there, list) and isinstance(here, list):
+        return f" (there {len(there)}, here {len(here)})"
+    return ""

@@ -1,0 +1,292 @@
+"""The files of an index: shards of sketches that are only ever added, and a manifest that names them.
+
+    manifest.json            what the index is of: model, readout, parameters, precision, projection, data; checksums
+    shard-START.safetensors  whitened sketches of consecutive rows, less an origin; their labels and model outputs
+    pictures-START.safetensors  what a person sees of these rows: thumbnails or excerpts, and names
+    origins-HASH.safetensors the origins, one for each data set that was added
+    summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; closeness of a sample
+    removed-HASH.safetensors rows that were removed
+    shard-START.json         while a build runs: the note that a shard is complete
+
+Sketches are stored less an origin, a vector near their mean: what all samples share would else take up the digits of
+float16 or int8. Files appear complete (temporary name, flushed, renamed), then the manifest that names them; what no
+manifest or note names does not count. No pickle is written or read.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from likewise import files
+from likewise.locks import CREATED_NAME, LOCK_NAME
+from likewise.manifest import (
+    DIFFERENT,
+    MISSING,
+    NAME,
+    DamagedIndexError,
+    Kind,
+    read_manifest,
+    write_manifest,
+)
+
+INDEX = Kind("index", 1, DamagedIndexError)
+DTYPES = ("float16", "int8", "float32")
+BLOCK = 4096  # rows that are converted to float32 at a time
+_NOTE_ENDING = ',\n "sha256 of this note": "{}"\n}\n'
+
+
+class Shard(NamedTuple):
+    """A file of consecutive rows."""
+
+    start: int
+    stop: int
+    source: int  # which data set: its origin
+    sha256: str
+    pictures: str | None  # checksum of the file of pictures
+    data: str  # fingerprint of the samples
+
+    @property
+    def name(self) -> str:
+        """The file of sketches, labels and outputs."""
+        return f"shard-{self.start:012}.safetensors"
+
+    @property
+    def pictures_name(self) -> str:
+        """The file of pictures and names."""
+        return f"pictures-{self.start:012}.safetensors"
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The checksums of its files, by name."""
+        found = {self.name: self.sha256}
+        return found if self.pictures is None else {**found, self.pictures_name: self.pictures}
+
+
+class Rows(NamedTuple):
+    """The content of a shard, mapped from its file."""
+
+    sketches: Tensor  # (r, width)
+    scales: Tensor | None  # (r,) of int8
+    dead: Tensor  # places of rows with a zero gradient
+    labels: Tensor | None  # (r, ...)
+    outputs: Tensor | None  # (r, c)
+
+    def decode(self, where: slice = slice(None)) -> Tensor:
+        """Return sketches less their origin as float32, a new tensor."""
+        found = self.sketches[where].to(torch.float32, copy=True)
+        return found if self.scales is None else found.mul_(self.scales[where, None])
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the rows, decoded, a block at a time."""
+        for start in range(0, len(self.sketches), BLOCK):
+            where = slice(start, min(start + BLOCK, len(self.sketches)))
+            yield where, self.decode(where)
+
+
+def encode(sketches: Tensor, dtype: str) -> dict[str, Tensor]:
+    """Return sketches (r, width) in the form that is stored: float16, float32, or int8 with a scale for each row."""
+    if dtype != "int8":
+        return {"sketches": sketches.to(getattr(torch, dtype)).contiguous()}
+    largest = sketches.abs().amax(1).float()
+    scales = torch.where(largest > 0, largest / 127, 1)
+    steps = (sketches / scales[:, None]).round_().clamp_(-127, 127)
+    return {"sketches": steps.to(torch.int8).contiguous(), "scales": scales}
+
+
+class IndexFolder:
+    """The files of an index; `state` is what its manifest says.
+
+    Args:
+        path: The folder.
+        state: The manifest's content.
+
+    """
+
+    def __init__(self, path: Path, state: dict[str, Any]) -> None:
+        self.path, self.state = path, state
+
+    @classmethod
+    def open(cls, path: Path, *, verify: bool = True) -> "IndexFolder":
+        """Return a finished index, its files checked.
+
+        Args:
+            path: The folder.
+            verify: Compare all checksums; else only that the files are there.
+
+        Raises:
+            FileNotFoundError: There is no index.
+            ValueError: It is unfinished, one part of several, or of another version of likewise.
+            DamagedIndexError: Files are missing or not as they were written.
+
+        """
+        found = cls(path, read_manifest(path, INDEX))
+        if not found.state["finished"]:
+            raise ValueError(
+                f"The index in {path} is not finished: give the command or call that began it again, it goes on."
+            )
+        if found.state["part"] is not None:
+            i, n = found.state["part"]
+            raise ValueError(
+                f"{path} is part {i} of {n} of an index: likewise merge puts the {n} parts together."
+            )
+        damaged = found.find_damage(verify=verify)
+        if damaged:
+            raise DamagedIndexError(path, damaged)
+        return found
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards in order of their rows."""
+        return [Shard(**entry) for entry in self.state["shards"]]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The checksums of all files, by name."""
+        named = {name: digest for shard in self.shards for name, digest in shard.files.items()}
+        return {**named, **{file["name"]: file["sha256"] for file in self.state["files"].values()}}
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """The bytes of all files, and of those of pictures."""
+        sizes = {name: (self.path / name).stat().st_size for name in (NAME, *self.files)}
+        pictures = sum(size for name, size in sizes.items() if name.startswith("pictures-"))
+        return {"all": sum(sizes.values()), "pictures": pictures}
+
+    def find_damage(self, *, verify: bool = True) -> dict[str, str]:
+        """Return what is wrong with each damaged file, by its name."""
+        damaged = {}
+        for name, expected in self.files.items():
+            if not (self.path / name).exists():
+                damaged[name] = MISSING
+            elif verify and files.checksum(self.path / name) != expected:
+                damaged[name] = DIFFERENT
+        return damaged
+
+    def read_tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of one of the named files: "origins", "summary" or "removed"."""
+        entry = self.state["files"].get(name)
+        return {} if entry is None else _map_tensors(self.path, entry["name"])
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write a named file beside the one before, for the next manifest: its name has the checksum."""
+        content = save({key: value.contiguous() for key, value in tensors.items()})
+        digest = hashlib.sha256(content).hexdigest()
+        file = f"{name}-{digest[:12]}.safetensors"
+        _write(self.path / file, content)
+        self.state["files"][name] = {"name": file, "sha256": digest}
+
+    def write_shard(
+        self, start: int, rows: Mapping[str, Tensor], pictures: Mapping[str, Tensor] | None
+    ) -> tuple[str, str | None]:
+        """Write the files of a shard, and return their checksums."""
+        shard = Shard(start, start, 0, "", None, "")
+        digest = _write(self.path / shard.name, save(dict(rows)))
+        shown = None if pictures is None else _write(self.path / shard.pictures_name, save(dict(pictures)))
+        return digest, shown
+
+    def read_rows(self, shard: Shard) -> Rows:
+        """Return the content of a shard, mapped."""
+        found = _map_tensors(self.path, shard.name)
+        return Rows(
+            found["sketches"],
+            found.get("scales"),
+            found["dead"],
+            found.get("labels"),
+            found.get("outputs"),
+        )
+
+    def read_pictures(self, shard: Shard) -> dict[str, Tensor]:
+        """Return the pictures of a shard, mapped; none where none were kept."""
+        return {} if shard.pictures is None else _map_tensors(self.path, shard.pictures_name)
+
+    def note_shard(self, shard: Shard, of: str) -> None:
+        """Note that a shard is complete; `of` tells which build it belongs to."""
+        body = json.dumps({**shard._asdict(), "of": of}, indent=1).removesuffix("\n}")
+        files.write_text(self._note_path(shard.start), files.seal(body, _NOTE_ENDING))
+
+    def noted_shards(self, of: str) -> list[Shard]:
+        """Return the complete shards of a build that is not finished, files and notes intact."""
+        found = []
+        for path in sorted(self.path.glob("shard-*.json")):
+            content = path.read_bytes()
+            if not files.is_sealed(content, _NOTE_ENDING):
+                continue
+            fields = json.loads(content)
+            if fields["of"] != of:
+                continue
+            shard = Shard(**{name: fields[name] for name in Shard._fields})
+            if self.is_intact(shard):
+                found.append(shard)
+        return found
+
+    def is_intact(self, shard: Shard) -> bool:
+        """Whether the files of a shard are there and as they were written."""
+        return all(
+            (self.path / name).exists() and files.checksum(self.path / name) == digest
+            for name, digest in shard.files.items()
+        )
+
+    def save(self) -> None:
+        """Write the manifest, and remove what it no longer names."""
+        write_manifest(self.path, self.state)
+        if self.state["finished"]:
+            self._remove_unnamed()
+
+    def _remove_unnamed(self) -> None:
+        kept = {NAME, LOCK_NAME, CREATED_NAME, *self.files}
+        for path in self.path.iterdir():
+            own = path.name.startswith(("shard-", "pictures-", "origins-", "summary-", "removed-"))
+            if own and path.name not in kept and path.is_file():
+                path.unlink()
+
+    def _note_path(self, start: int) -> Path:
+        return self.path / f"shard-{start:012}.json"
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise, before anything is written, if a folder without a manifest holds something else than an index."""
+    if not (path / NAME).exists():
+        allowed = ("shard-", "pictures-", "origins-", "summary-", "removed-", LOCK_NAME, CREATED_NAME)
+        foreign = [p.name for p in path.iterdir() if not p.name.startswith(allowed) and not files.is_temporary(p)]
+        if foreign:
+            raise ValueError(
+                f"{path} holds something else than an index ({', '.join(sorted(foreign)[:3])}): choose another folder."
+            )
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove what writers that were killed left half written."""
+    for inner in path.iterdir():
+        if files.is_temporary(inner) and inner.is_file():
+            inner.unlink()
+
+
+def smallest_integers(values: Tensor) -> Tensor:
+    """Return integers in the smallest type that holds them; other values as they are."""
+    if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
+        return values
+    low, high = int(values.min()), int(values.max())
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        limits = torch.iinfo(dtype)
+        if limits.min <= low and high <= limits.max:
+            return values.to(dtype)
+    return values
+
+
+def _write(path: Path, content: bytes) -> str:
+    return files.write_atomically(path, lambda file: file.write(content), len(content))
+
+
+def _map_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(folder / name, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, FileNotFoundError) as error:
+        raise DamagedIndexError(folder, {name: str(error)}) from error
