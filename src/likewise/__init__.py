@@ -24,6 +24,7 @@ from likewise.data import Batches, Samples, batches
 from likewise.distributed import RankMismatchError, RemoteError
 from likewise.engines import DependentSampleError, GradientMismatchError, ZeroGradientWarning
 from likewise.gram import GramMatrix, Plan, perceptual, similarity
+from likewise.index import Index, build_index, merge_indexes
 from likewise.kernels import (
     CORRELATION,
     IDENTITY_DISTANCE,
@@ -97,6 +98,7 @@ __all__ = [
     "FitQuality",
     "GradientMismatchError",
     "GramMatrix",
+    "Index",
     "Kernel",
     "LabelSuspicion",
     "Neighbors",
@@ -117,6 +119,7 @@ __all__ = [
     "analyze",
     "batches",
     "best_rotation",
+    "build_index",
     "calibrate",
     "class_similarity",
     "completion_against_alternative",
@@ -134,6 +137,7 @@ __all__ = [
     "log_probabilities",
     "losses",
     "mean_diagonal",
+    "merge_indexes",
     "near_identity",
     "nearest",
     "novelty",

@@ -74,6 +74,12 @@ def write_text(path: Path, text: str) -> str:
     return write_atomically(path, lambda file: file.write(content), len(content))
 
 
+def copy_atomically(source: Path, path: Path) -> str:
+    """Copy a file, complete or not at all, and return the SHA-256 of the copy."""
+    with source.open("rb") as file:
+        return write_atomically(path, lambda copy: shutil.copyfileobj(file, copy), source.stat().st_size)
+
+
 def temporary_name(path: Path) -> Path:
     """Return a name beside a file that no other writer uses."""
     return path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}{path.suffix}")

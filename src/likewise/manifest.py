@@ -93,7 +93,8 @@ def read_manifest(folder: Path, kind: Kind = RUN) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} holds no {kind.noun}: there is no {NAME} in it.")
     content = path.read_bytes()
     if not files.is_sealed(content, _ENDING):
-        _refuse_schema(folder, _unsealed_schema(content), RUN)
+        if kind == RUN:
+            _refuse_schema(folder, _unsealed_schema(content), RUN)
         raise kind.damaged(folder, {NAME: DIFFERENT})
     state: dict[str, Any] = json.loads(content)
     if state.get("kind", RUN.noun) != kind.noun:

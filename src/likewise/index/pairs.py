@@ -20,7 +20,7 @@ from likewise.gram import Reducer, Strip
 from likewise.gram.centering import rounding_floor
 from likewise.gram.strips import reduce_strip, split_results
 from likewise.index.store import IndexFolder, Rows, Shard
-from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
+from likewise.statistics.reliability import NEIGHBORS, ClosenessReducer
 
 REFERENCE = 1024  # rows whose novelty, each left out in turn, is what new inputs are compared with
 TALLEST = 512  # rows of a strip
@@ -188,7 +188,9 @@ class IndexPairs:
 
     def _strip(self, where: range) -> Strip:
         columns, places = self._columns, self._places[where.start : where.stop]
-        sketches = columns.sketches(places) if self._sketches is None else self._sketches[where.start : where.stop]
+        sketches = (
+            columns.sketches(places) if self._sketches is None else self._sketches[where.start : where.stop]
+        )
         rows = columns.directions(sketches)
         centered = self._centered_similarities(rows)
 

@@ -47,7 +47,10 @@ class PictureMaker:
         """Return what to see of a batch."""
         if not self._visible:
             return [None] * len(places)
-        return [picture(self._raw(i, samples, place), self._values, self._length) for i, place in enumerate(places)]
+        return [
+            picture(self._raw(i, samples, place), self._values, self._length)
+            for i, place in enumerate(places)
+        ]
 
     def names(self, places: range) -> list[str]:
         """Return the names of a batch; empty ones where there are none."""

@@ -4,7 +4,9 @@ An index says what it is of: model, readout, parameters, precision and projectio
 is refused by name, because its sketches would be no match.
 """
 
+import dataclasses
 import hashlib
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, keystr
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from likewise.data import Batches, Samples
 from likewise.gram import GramMatrix, Sketch, bucket_count, whiten_sketches
@@ -20,7 +22,7 @@ from likewise.gram.matrix import finite_outputs
 from likewise.gram.sketches import sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
-from likewise.readouts import all_outputs
+from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs
 
 MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
@@ -107,10 +109,17 @@ class OutputReader:
         self.available = self._net is not None and size <= MOST_OUTPUTS
 
     def read(self, samples: Samples) -> Tensor | None:
-        """Return the model's outputs of a batch, (n, c); call it inside `net.evaluation_mode`."""
+        """Return the model's outputs of a batch, (n, c), if they can be stored; call it in `net.evaluation_mode`."""
         if not self.available or self._net is None:
             return None
         return finite_outputs(self._net, samples, masked=True).cpu()
+
+    def read_all(self, data: Batches) -> Tensor | None:
+        """Return the model's outputs of a few samples, (n, c); None where only the readout understands them."""
+        if self._net is None:
+            return None
+        with self._net.evaluation_mode():
+            return torch.cat([finite_outputs(self._net, batch, masked=True).cpu() for batch in data])
 
 
 def encode_outputs(outputs: Tensor) -> Tensor:
@@ -124,14 +133,47 @@ def describe_network(net: Network) -> dict[str, Any]:
     return {
         "model": fingerprint_model(net),
         "model_name": type(net.model).__name__,
-        "readout": {
-            "name": getattr(net.readout, "__name__", type(net.readout).__name__),
-            "fingerprint": fingerprint_code(net.readout),
-        },
+        "readout": _describe_readout(net.readout),
         "parameters": list(net.names),
         "precision": {"dtype": str(net.dtype), **precision_settings(net)},
         "versions": {name: version(name) for name in ("likewise", "torch")},
     }
+
+
+def _describe_readout(readout: Readout) -> dict[str, Any]:
+    arguments: dict[str, Any] | None = None
+    if dataclasses.is_dataclass(readout) and not isinstance(readout, type):
+        values = {
+            field.name: getattr(readout, field.name) for field in dataclasses.fields(readout) if field.init
+        }
+        plain = all(value is None or isinstance(value, bool | int | float | str) for value in values.values())
+        arguments = values if plain else None
+    name = getattr(readout, "__name__", type(readout).__name__)
+    return {"name": name, "arguments": arguments, "fingerprint": fingerprint_code(readout)}
+
+
+def recover_readout(described: Mapping[str, Any]) -> Readout:
+    """Return the readout that an index was built with, if it is one of this package.
+
+    Raises:
+        ValueError: It is the user's own, and has to be given.
+
+    """
+    candidates = list(NAMED.values())
+    if described["arguments"] is not None:
+        named = described["arguments"]
+        candidates += [
+            factory(**named)
+            for factory in FACTORIES
+            if set(inspect.signature(factory).parameters) == set(named)
+        ]
+    for readout in candidates:
+        if fingerprint_code(readout) == described["fingerprint"]:
+            return readout
+    raise ValueError(
+        f"The index was built with a readout of your own, {described['name']!r}: give it, Index(folder, model=model, "
+        "readout=...)."
+    )
 
 
 def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
@@ -144,16 +186,23 @@ def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what
 
     """
     for name, advice in (
-        ("model", "open it with the model, code and weights, that it was built with, or build an index of this one"),
+        (
+            "model",
+            "open it with the model, code and weights, that it was built with, or build an index of this one",
+        ),
         ("readout", "give readout= as it was built"),
         ("parameters", "give parameters= as it was built"),
     ):
         if there[name] != here[name]:
-            raise ValueError(f"{what} is of another {name}{tell_difference(there[name], here[name])}: {advice}.")
+            raise ValueError(
+                f"{what} is of another {name}{tell_difference(there[name], here[name])}: {advice}."
+            )
     for name in ("dtype", "autocast"):
         if there["precision"][name] != here["precision"][name]:
             found = tell_difference(there["precision"], here["precision"])
-            raise ValueError(f"{what} is of another precision{found}: convert the model, or build an index of this one.")
+            raise ValueError(
+                f"{what} is of another precision{found}: convert the model, or build an index of this one."
+            )
     if there["versions"]["likewise"] != here["versions"]["likewise"]:
         raise ValueError(
             f"{what} is of another version of likewise ({there['versions']['likewise']}, here "
@@ -161,8 +210,8 @@ def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what
         )
     if there["precision"] != here["precision"]:
         warnings.warn(
-            f"{what} was built in another precision{tell_difference(there['precision'], here['precision'])}: similarities "
-            "are off by about 1e-3, less than their standard errors.",
+            f"{what} was built in another precision{tell_difference(there['precision'], here['precision'])}: "
+            "similarities are off by about 1e-3, less than their standard errors.",
             stacklevel=3,
         )
 
@@ -180,7 +229,9 @@ def describe_inputs(samples: Samples) -> list[list[Any]]:
     """Return name, dtype and shape of every tensor of a sample."""
     leaves, _ = tree_flatten_with_path(samples.inputs)
     return [
-        [keystr(path), str(leaf.dtype), list(leaf.shape[1:])] for path, leaf in leaves if isinstance(leaf, Tensor)
+        [keystr(path), str(leaf.dtype), list(leaf.shape[1:])]
+        for path, leaf in leaves
+        if isinstance(leaf, Tensor)
     ]
 
 
@@ -193,8 +244,8 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
     if len(here) == len(there) == 1 and here[0][2] == there[0][2][1:]:
         hint = " One sample alone needs x[None]."
     raise ValueError(
-        f"The index is of inputs {_written(there)} a sample, found {_written(here)}: prepare new inputs as those of the "
-        f"index were, samples along the first dimension.{hint}"
+        f"The index is of inputs {_written(there)} a sample, found {_written(here)}: prepare new inputs as those of "
+        f"the index were, samples along the first dimension.{hint}"
     )
 
 
@@ -205,7 +256,9 @@ def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:
 
 
 def _written(entries: list[list[Any]]) -> str:
-    return ", ".join(f"{name} {dtype.removeprefix('torch.')} {tuple(shape)}".strip() for name, dtype, shape in entries)
+    return ", ".join(
+        f"{name} {dtype.removeprefix('torch.')} {tuple(shape)}".strip() for name, dtype, shape in entries
+    )
 
 
 def tell_difference(there: Any, here: Any) -> str:

@@ -122,7 +122,7 @@ class IndexFolder:
 
         Raises:
             FileNotFoundError: There is no index.
-            ValueError: It is unfinished, one part of several, or of another version of likewise.
+            ValueError: It is unfinished, or of another version of likewise.
             DamagedIndexError: Files are missing or not as they were written.
 
         """
@@ -130,11 +130,6 @@ class IndexFolder:
         if not found.state["finished"]:
             raise ValueError(
                 f"The index in {path} is not finished: give the command or call that began it again, it goes on."
-            )
-        if found.state["part"] is not None:
-            i, n = found.state["part"]
-            raise ValueError(
-                f"{path} is part {i} of {n} of an index: likewise merge puts the {n} parts together."
             )
         damaged = found.find_damage(verify=verify)
         if damaged:
@@ -145,6 +140,11 @@ class IndexFolder:
     def shards(self) -> list[Shard]:
         """The shards in order of their rows."""
         return [Shard(**entry) for entry in self.state["shards"]]
+
+    @property
+    def rows(self) -> int:
+        """How many rows were ever added."""
+        return sum(source["samples"] for source in self.state["data"])
 
     @property
     def files(self) -> dict[str, str]:
@@ -254,7 +254,9 @@ def refuse_foreign(path: Path) -> None:
     """Raise, before anything is written, if a folder without a manifest holds something else than an index."""
     if not (path / NAME).exists():
         allowed = ("shard-", "pictures-", "origins-", "summary-", "removed-", LOCK_NAME, CREATED_NAME)
-        foreign = [p.name for p in path.iterdir() if not p.name.startswith(allowed) and not files.is_temporary(p)]
+        foreign = [
+            p.name for p in path.iterdir() if not p.name.startswith(allowed) and not files.is_temporary(p)
+        ]
         if foreign:
             raise ValueError(
                 f"{path} holds something else than an index ({', '.join(sorted(foreign)[:3])}): choose another folder."

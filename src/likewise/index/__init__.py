@@ -1,0 +1,17 @@
+"""An index of a data set by a model, to ask about new inputs later.
+
+store       the files: shards of sketches, pictures, manifest
+projection  from inputs to sketches, and whether a model projects as the index did
+pictures    what a person sees of samples
+pairs       strips of similarities from mapped shards; the summary of an index
+shards      builds shards: alone, in parts, or shared by ranks
+parts       puts parts and indexes together
+exact       exact similarities of candidates
+query       Index: nearest, novelty, reliability, explain, add, remove, merge
+build       build_index and merge_indexes
+"""
+
+from likewise.index.build import build_index, merge_indexes
+from likewise.index.query import Index, IndexNeighbors, Novelty
+
+__all__ = ["Index", "IndexNeighbors", "Novelty", "build_index", "merge_indexes"]

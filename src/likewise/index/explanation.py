@@ -1,0 +1,108 @@
+"""One prediction with what it rests on: neighbors, their agreement, novelty, and whether to trust it."""
+
+import base64
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from likewise.thumbnails import Picture
+
+NOVEL = 99.0  # percentile of the index's own rows
+AGREEMENT = 0.5  # share of neighbors' votes, or exp(−gap) of values
+SHIFT = 0.5  # of probability that neighbors put on other classes; of values, in units of the labels' spread
+CONFIDENCE = 0.5
+
+
+class Sample(NamedTuple):
+    """A row of the index as a person sees it."""
+
+    row: int
+    name: str
+    label: Any  # a class number, a value or values; None without labels
+    label_name: str
+    picture: Picture | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, pictures as text: images as a data address."""
+        return {
+            "row": self.row,
+            "name": self.name,
+            "label": self.label,
+            "label_name": self.label_name,
+            "picture": _picture_text(self.picture),
+        }
+
+
+class Neighbor(NamedTuple):
+    """A row that the network treats like an input."""
+
+    sample: Sample
+    similarity: float
+    error: float  # standard error of the similarity, 0 where it is exact
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a prediction rests on. None where the index has no labels to tell."""
+
+    prediction: Any  # class number, or values
+    prediction_name: str
+    confidence: float | None  # the network's own
+    neighbors: tuple[Neighbor, ...]
+    agreement: float | None  # of the neighbors' labels with the prediction, 0 to 1
+    shift: float | None  # how far the prediction is from the neighbors' predictions
+    novelty: float
+    novelty_percentile: float  # share of the index's rows, each left out in turn, that are less novel
+    novelty_error: float
+
+    @classmethod
+    def without_labels(
+        cls, neighbors: tuple[Neighbor, ...], novelty: float, percentile: float, error: float
+    ) -> "Explanation":
+        """Return that of an index that has no labels: neighbors and novelty."""
+        return cls(None, "", None, neighbors, None, None, novelty, percentile, error)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What speaks against the prediction."""
+        found = []
+        if self.novelty_percentile >= NOVEL:
+            found.append(f"novel: {self.novelty_percentile:.0f} % of the indexed samples are less novel")
+        if self.agreement is not None and self.agreement < AGREEMENT:
+            found.append(f"the labels of its neighbors agree with it by {self.agreement:.0%} only")
+        if self.shift is not None and self.shift > SHIFT:
+            found.append(f"its neighbors are predicted otherwise (shift {self.shift:.2f})")
+        if self.confidence is not None and self.confidence < CONFIDENCE:
+            found.append(f"the network itself is unsure ({self.confidence:.0%})")
+        return tuple(found)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nothing speaks against the prediction."""
+        return not self.reasons
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        return {
+            "prediction": self.prediction,
+            "prediction_name": self.prediction_name,
+            "confidence": self.confidence,
+            "trusted": self.trusted,
+            "reasons": list(self.reasons),
+            "agreement": self.agreement,
+            "shift": None if self.shift is None or math.isnan(self.shift) else self.shift,
+            "novelty": self.novelty,
+            "novelty_percentile": None if math.isnan(self.novelty_percentile) else self.novelty_percentile,
+            "novelty_error": self.novelty_error,
+            "neighbors": [
+                {**n.sample.as_dict(), "similarity": n.similarity, "error": n.error} for n in self.neighbors
+            ],
+        }
+
+
+def _picture_text(picture: Picture | None) -> str | None:
+    if picture is None:
+        return None
+    if picture.kind == "image":
+        return "data:image/webp;base64," + base64.b64encode(picture.content).decode()
+    return picture.content.decode("utf-8", "replace")

@@ -1,0 +1,601 @@
+"""Questions to an index: which samples does the network treat like this input, and can the prediction be trusted?
+
+The first answer comes from sketches, with a standard error for every number; `exact=True` computes the gradients of
+the best candidates again, from the data set.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from likewise.checks import check_flag, check_integer, check_type
+from likewise.data import Batches, batches
+from likewise.gram import GramMatrix
+from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
+from likewise.index.explanation import Explanation, Neighbor, Sample
+from likewise.index.pairs import Columns, IndexPairs, summarize
+from likewise.index.parts import append_index
+from likewise.index.pictures import PictureMaker, Show, decode_picture
+from likewise.index.projection import (
+    OutputReader,
+    Projector,
+    describe_network,
+    recover_readout,
+    refuse_other_inputs,
+    refuse_other_network,
+    refuse_other_projection,
+)
+from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_per_shard
+from likewise.index.store import IndexFolder
+from likewise.model import Network, to_network
+from likewise.readouts import Readout
+from likewise.statistics.neighbors import NearestReducer
+from likewise.statistics.reliability import (
+    NEIGHBORS,
+    ClosenessReducer,
+    NeighborMeansReducer,
+    PredictionTargets,
+    Reliability,
+)
+
+CANDIDATES = 256  # that are re-ranked
+DOUBT = 12  # standard errors by which an exact similarity may differ before the data are taken for others
+
+
+class IndexNeighbors(NamedTuple):
+    """The most similar rows of an index, best first."""
+
+    indices: (
+        Tensor  # (n, k) rows: places in the data that the index was built from, in the order they were added
+    )
+    similarities: Tensor  # (n, k)
+    errors: Tensor  # (n, k) standard errors of the similarities, 0 where they are exact
+
+
+class Novelty(NamedTuple):
+    """How unlike all rows of the index inputs are."""
+
+    novelty: Tensor  # (n,) 1 − mean plain similarity to the ten most similar rows
+    percentile: Tensor  # (n,) share of the rows, each left out in turn, that are less novel: 0 to 100
+    errors: Tensor  # (n,) standard errors of the novelty
+
+
+class Index:
+    """An index of a data set by a model, opened by memory map.
+
+    Args:
+        path: The folder.
+        model: The model that it was built with, to project new inputs; another one is refused. Not needed for
+            questions about the rows themselves.
+        data: The data set that it was built from, for exact=True; a list of them if more were added.
+        readout: As it was built; found by itself if it is one of this package.
+        verify: Compare the checksums of all files; else only that they are there.
+        max_memory: Bytes for gradients and strips.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        ValueError: It is unfinished, of another version, or of another model, readout or precision.
+        DamagedIndexError: Files are missing or not as they were written.
+
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        model: nn.Module | Network | None = None,
+        data: Any = None,
+        readout: Readout | None = None,
+        verify: bool = True,
+        max_memory: int = 2**31,
+    ) -> None:
+        self.path = Path(check_type("path", path, (str, PathLike), "the folder of an index"))
+        self._max_memory = check_integer("max_memory", max_memory, 2**20)
+        self._folder = IndexFolder.open(self.path, verify=check_flag("verify", verify))
+        self._projector: Projector | None = None
+        self._net: Network | None = None
+        self._model_versions: list[tuple[int, int]] = []
+        self._data: list[Batches] = []
+        self._mean: MeanGradient | None = None
+        if model is not None:
+            self._net = self._check_network(model, readout)
+        if data is not None:
+            self.attach(data)
+
+    def __repr__(self) -> str:
+        state = self.manifest
+        removed = f", {self._folder.rows - len(self):,} removed" if self._folder.rows != len(self) else ""
+        part = "" if state["part"] is None else f", part {state['part'][0]} of {state['part'][1]}"
+        return (
+            f"Index({self.path}, {len(self):,} samples{removed} × {self.width} {state['dtype']}, "
+            f"{state['model_name']}, {state['readout']['name']}{part})"
+        )
+
+    def __len__(self) -> int:
+        return self._columns.m
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the index says of itself: model, readout, parameters, precision, projection, data, checksums."""
+        return self._folder.state
+
+    @property
+    def width(self) -> int:
+        """Numbers a sample."""
+        return int(self.manifest["projection"]["width"])
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes."""
+        return self.manifest["classes"]
+
+    @property
+    def rows(self) -> Tensor:
+        """The numbers of the rows that are not removed, (m,)."""
+        return self._columns.ids
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """The bytes of all files, and of the pictures among them."""
+        return self._folder.bytes
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """The labels of the rows that are not removed, (m, ...); None if there are none."""
+        return self._gather("labels")
+
+    @cached_property
+    def outputs(self) -> Tensor | None:
+        """What the model says of the rows, (m, c); None where that was too much to store."""
+        return self._gather("outputs")
+
+    def sketches(self, rows: Sequence[int] | Tensor | None = None) -> Tensor:
+        """Return whitened sketches, (n, width) in float64, whose inner products are plain similarities.
+
+        Args:
+            rows: Row numbers; all that are not removed if None.
+
+        """
+        return self._columns.sketches(torch.arange(len(self)) if rows is None else self._places(rows))
+
+    def pairs(self, *, centered: bool = True, rows: Sequence[int] | None = None) -> IndexPairs:
+        """Return the rows with themselves, strip by strip: what reducers of `likewise.statistics` visit.
+
+        Args:
+            centered: Which similarity reducers see by default.
+            rows: A range of places among the rows; all if None.
+
+        """
+        return IndexPairs(self._columns, places=rows, centered=centered, max_memory=self._max_memory)
+
+    def nearest(
+        self,
+        x: Any,
+        k: int = 10,
+        exact: bool = False,
+        *,
+        centered: bool = True,
+        candidates: int = CANDIDATES,
+    ) -> IndexNeighbors:
+        """Return the k rows that the network treats most like each input, best first.
+
+        Args:
+            x: New inputs, anything that `likewise.batches` accepts; (x, y) where the readout looks at labels.
+            k: How many; fewer if the index has no more.
+            exact: Compute the gradients of the best candidates again, from the data set, and return exact
+                similarities. The first exact centered answer takes a pass over the data set.
+            centered: Centered similarity, as in a run; False for plain k^C.
+            candidates: How many of the best rows by sketches are compared exactly.
+
+        """
+        k = min(check_integer("k", k, 1), len(self))
+        check_flag("centered", centered)
+        new = self._read(x)
+        sketches = self._project(new)
+        count = (
+            min(len(self), max(k, check_integer("candidates", candidates, 1)))
+            if check_flag("exact", exact)
+            else k
+        )
+        pairs = IndexPairs(self._columns, sketches, centered=centered, max_memory=self._max_memory)
+        ((places, similarities),) = pairs.visit(NearestReducer(count))
+        places, similarities = places.cpu(), similarities.cpu()
+        if exact:
+            return self._rerank(new, sketches, places, similarities, k, centered)
+        errors = self._standard_errors(sketches, places, centered)
+        return IndexNeighbors(self._columns.ids[places], similarities, errors.to(similarities))
+
+    def novelty(self, x: Any, k: int = NEIGHBORS) -> Novelty:
+        """Return how unlike all rows inputs are: 1 − the mean plain similarity to the k most similar rows.
+
+        The percentile compares it with rows of the index, each left out in turn, also from sketches.
+
+        Args:
+            x: New inputs.
+            k: Over how many rows the mean is taken; percentiles are of the default.
+
+        """
+        k = min(check_integer("k", k, 1), len(self))
+        sketches = self._project(self._read(x))
+        pairs = IndexPairs(self._columns, sketches, centered=False, max_memory=self._max_memory)
+        (closeness,), (places, _) = pairs.visit(ClosenessReducer(k), NearestReducer(k))
+        return self._novelty(closeness.cpu(), sketches, places.cpu())
+
+    def reliability(self, x: Any) -> Reliability:
+        """Return what speaks for each prediction, by the rows and their labels: see `likewise.reliability`.
+
+        `shift` is NaN where the model's outputs are not stored (more than 64 numbers a sample).
+        """
+        new = self._read(x)
+        targets = self._targets(new)
+        pairs = IndexPairs(self._columns, self._project(new), max_memory=self._max_memory)
+        (closeness,), (means,) = pairs.visit(
+            ClosenessReducer(min(NEIGHBORS, len(self))), NeighborMeansReducer(targets.values)
+        )
+        return self._reliability(targets, closeness.cpu(), means.cpu())
+
+    def explain(self, x: Any, k: int = 6, exact: bool = False) -> list[Explanation]:
+        """Return, for each input, the prediction, its neighbors, how far they agree, novelty, and whether to trust it.
+
+        Args:
+            x: New inputs.
+            k: How many neighbors to show.
+            exact: Compute the neighbors' similarities exactly, from the data set.
+
+        """
+        new = self._read(x)
+        neighbors = self.nearest(new, k, exact)
+        novelty = self.novelty(new)
+        found = self.reliability(new) if self.labels is not None else None
+        return [self._explanation(i, neighbors, novelty, found) for i in range(new.n)]
+
+    def _explanation(
+        self, i: int, neighbors: IndexNeighbors, novelty: Novelty, found: Reliability | None
+    ) -> Explanation:
+        shown = tuple(
+            Neighbor(self.sample(int(row)), float(similarity), float(error))
+            for row, similarity, error in zip(*(part[i] for part in neighbors), strict=True)
+        )
+        if found is None:
+            return Explanation.without_labels(shown, *(float(part[i]) for part in novelty))
+        classes = found.confidence is not None
+        prediction = found.prediction[i].tolist()
+        return Explanation(
+            prediction=prediction,
+            prediction_name=self.class_name(prediction) if classes else "",
+            confidence=float(found.confidence[i]) if found.confidence is not None else None,
+            neighbors=shown,
+            agreement=float(found.agreement[i]),
+            shift=float(found.shift[i]),
+            novelty=float(novelty.novelty[i]),
+            novelty_percentile=float(novelty.percentile[i]),
+            novelty_error=float(novelty.errors[i]),
+        )
+
+    def sample(self, row: int) -> Sample:
+        """Return what is known of a row: its name, label and picture."""
+        place = int(self._places([row])[0])
+        shard = next(s for s in self._folder.shards if s.start <= row < s.stop)
+        seen, name = decode_picture(self._folder.read_pictures(shard), row - shard.start)
+        label = None if self.labels is None else self.labels[place].tolist()
+        return Sample(int(row), name, label, self.class_name(label), seen)
+
+    def class_name(self, label: Any) -> str:
+        """Return the name of a class, or its number as text; nothing for no label."""
+        if label is None:
+            return ""
+        known = self.classes
+        return known[label] if known and isinstance(label, int) and 0 <= label < len(known) else f"{label}"
+
+    def add(
+        self,
+        data: Any,
+        *,
+        labels: Any = None,
+        names: Sequence[str] | None = None,
+        show: Show | None = None,
+        wait: float = math.inf,
+    ) -> None:
+        """Add samples; their rows come after those that are there. An addition that was stopped goes on.
+
+        Args:
+            data: Anything that `likewise.batches` accepts.
+            labels: Of the samples; those that travel with the data if None.
+            names: Names of the samples.
+            show: What a person should see of sample i.
+            wait: Seconds to wait if another process writes into the folder.
+
+        """
+        _ = self.network
+        more = batches(data, labels=labels)
+        refuse_other_inputs(self.manifest["inputs"], more.samples(range(1)))
+        if (more.samples(range(1)).labels is None) != (self.labels is None):
+            raise ValueError("Labels are needed for all samples of an index, or for none.")
+        with hold_folder(self.path, wait):
+            self._reload()
+            folder = self._folder
+            maker = PictureMaker(more, show, names) if folder.state["pictures"] else None
+            number, first = len(folder.state["data"]), folder.rows
+            task = Task(folder, self.projector(more), more, maker, source_number=number, first_row=first)
+            folder.state["data"] = [*folder.state["data"], describe_data(more)]
+            fill(task, more.spans(rows_per_shard(more.n)))
+        self._reload()
+
+    def remove(self, rows: Sequence[int] | Tensor, *, wait: float = math.inf) -> None:
+        """Remove rows by their numbers; the other rows keep theirs. Files keep the sketches, as tombstones."""
+        wanted = torch.as_tensor(rows, dtype=torch.int64).reshape(-1).unique()
+        with hold_folder(self.path, wait):
+            self._reload()
+            self._places(wanted)
+            if len(wanted) == len(self):
+                raise ValueError(
+                    "All rows would be removed: an index keeps at least one. Delete the folder instead."
+                )
+            every = torch.cat([self._columns.removed, wanted]).sort().values
+            self._folder.write_tensors("removed", {"rows": every})
+            summarize(self._folder, self._max_memory)
+            self._folder.save()
+        self._reload()
+
+    def merge(self, other: "str | Path | Index", *, wait: float = math.inf) -> None:
+        """Add the rows of another index of the same model, readout and projection; they come after those here."""
+        path = other.path if isinstance(other, Index) else Path(other)
+        with hold_folder(self.path, wait):
+            self._reload()
+            append_index(self._folder, IndexFolder.open(path))
+            summarize(self._folder, self._max_memory)
+            self._folder.save()
+        self._reload()
+
+    def _reload(self) -> None:
+        """Read the manifest again: another process, or this one, has written it."""
+        self._folder = IndexFolder.open(self.path, verify=False)
+        for name in ("_columns", "labels", "outputs"):
+            self.__dict__.pop(name, None)
+        self._mean = None
+        if len(self._data) != len(self.manifest["data"]):
+            self._data = []
+
+    def attach(self, data: Any) -> None:
+        """Give the index its data set, or a list of them in the order they were added, for exact answers.
+
+        Raises:
+            ValueError: These are other data: their number or a few of their samples differ.
+
+        """
+        sources = self.manifest["data"]
+        given = list(data) if isinstance(data, list) and len(sources) > 1 else [data]
+        if len(given) != len(sources):
+            raise ValueError(
+                f"The index is of {len(sources)} data sets: give a list of them, found {len(given)}."
+            )
+        opened = [batches(one) for one in given]
+        for number, (one, source) in enumerate(zip(opened, sources, strict=True)):
+            found = describe_data(one)
+            if found != source:
+                which = f"Data set {number + 1}" if len(sources) > 1 else "The data set"
+                raise ValueError(
+                    f"{which} is not the one that the index was built from ({source['samples']:,} samples there, "
+                    f"{found['samples']:,} here, or some of them differ, labels included): give it with its labels, "
+                    "in the same order."
+                )
+        self._data = opened
+
+    @cached_property
+    def _columns(self) -> Columns:
+        if self.manifest["part"] is not None:
+            i, n = self.manifest["part"]
+            raise ValueError(
+                f"{self.path} is part {i} of {n} of an index: likewise merge, or likewise.merge_indexes, puts the "
+                f"{n} parts together."
+            )
+        return Columns(self._folder, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self._net is None else next(self._net.model.parameters()).device
+
+    def _gather(self, name: str) -> Tensor | None:
+        found = []
+        for _, _, content, kept in self._columns.shards():
+            values = getattr(content, name)
+            if values is None:
+                return None
+            found.append(values.clone() if kept is None else values[kept])
+        dtype = found[0].dtype
+        for part in found:
+            dtype = torch.promote_types(dtype, part.dtype)
+        whole = torch.cat([part.to(dtype) for part in found])
+        return whole if whole.is_floating_point() or whole.dtype == torch.bool else whole.long()
+
+    def _places(self, rows: Sequence[int] | Tensor) -> Tensor:
+        """Return the places of rows among those that are not removed."""
+        wanted, ids = torch.as_tensor(rows, dtype=torch.int64), self._columns.ids
+        places = torch.searchsorted(ids, wanted).clamp(max=len(ids) - 1)
+        missing = wanted[ids[places] != wanted]
+        if len(missing):
+            raise IndexError(
+                f"The index has no row {int(missing[0])}: it has {len(ids):,}, from {int(ids[0])} to {int(ids[-1])}, "
+                "without those that were removed."
+            )
+        return places
+
+    def _check_network(self, model: nn.Module | Network, readout: Readout | None) -> Network:
+        state = self.manifest
+        if isinstance(model, Network):
+            net = to_network(model, readout)
+        else:
+            check_type("model", model, nn.Module, "a torch.nn.Module or a likewise.Network")
+            known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            names = state["parameters"] if set(state["parameters"]) <= known else None
+            net = to_network(model, recover_readout(state["readout"]) if readout is None else readout, names)
+        refuse_other_network(state, describe_network(net), f"The index in {self.path}")
+        self._model_versions = _tensor_versions(net)
+        return net
+
+    @property
+    def network(self) -> Network:
+        """The network that projects new inputs.
+
+        Raises:
+            ValueError: None was given, or its weights have changed since.
+
+        """
+        if self._net is None:
+            raise ValueError(
+                f"New inputs are projected by the model: open the index with it, likewise.Index({str(self.path)!r}, "
+                "model=model)."
+            )
+        if _tensor_versions(self._net) != self._model_versions:  # written to since: perhaps the same values
+            refuse_other_network(self.manifest, describe_network(self._net), f"The index in {self.path}")
+            self._model_versions = _tensor_versions(self._net)
+        return self._net
+
+    def _read(self, x: Any) -> Batches:
+        """Return new inputs, if they are of the kind that the index is of."""
+        _ = self.network
+        new = batches(x)
+        refuse_other_inputs(self.manifest["inputs"], new.samples(range(1)))
+        return new
+
+    def projector(self, new: Batches) -> Projector:
+        """Return what projects inputs as the index did; the first call traces and checks the model."""
+        if self._projector is None:
+            gram = GramMatrix(self.network, new, max_memory=self._max_memory)
+            there = self.manifest["projection"]
+            projector = Projector(gram, there["width"], there["seed"])
+            refuse_other_projection(
+                there, projector.facts(new.samples(range(1))), f"The index in {self.path}"
+            )
+            self._projector = projector
+        return self._projector
+
+    def _project(self, new: Batches) -> Tensor:
+        return self.projector(new).project_all(new).sketches
+
+    def _standard_errors(self, sketches: Tensor, places: Tensor, centered: bool) -> Tensor:
+        """Return the standard errors of similarities of inputs with rows at places (n, k)."""
+        return torch.stack([r.square().sum(-1).sqrt() for r in self._residuals(sketches, places, centered)])
+
+    def _residuals(self, sketches: Tensor, places: Tensor, centered: bool) -> Iterator[Tensor]:
+        """Yield, for each input, how far each bucket's term of its similarities is from its share, (k, buckets).
+
+        Buckets are independent sums, so that the squares of these add up to the variance of a similarity: it is a
+        ratio Σ z / √(Σ a · Σ b) of sums over buckets, whose terms vary by z − k (a + b) / 2 to first order.
+        """
+        d = self.manifest["projection"]["outputs"]
+        mean = self._columns.mean if centered else torch.zeros_like(self._columns.mean)
+        for sketch, some in zip(sketches.double(), places, strict=True):
+            one = _unit(sketch - mean)
+            others = _unit(self._columns.sketches(some) - mean)
+            product = (one * others).unflatten(1, (d, -1)).sum(1)
+            shares = (one.square() + others.square()).unflatten(1, (d, -1)).sum(1) / 2
+            yield product - product.sum(1, keepdim=True) * shares
+
+    def _novelty(self, closeness: Tensor, sketches: Tensor, places: Tensor) -> Novelty:
+        reference = self._columns.closeness
+        above = len(reference) - torch.searchsorted(reference, closeness.float().contiguous(), right=True)
+        percentile = (
+            100 * above / len(reference) if len(reference) else torch.full((len(closeness),), math.nan)
+        )
+        errors = [r.mean(0).square().sum().sqrt() for r in self._residuals(sketches, places, centered=False)]
+        return Novelty(1 - closeness, percentile, torch.stack(errors).to(closeness))
+
+    def _targets(self, new: Batches) -> PredictionTargets:
+        """Return predictions of new inputs, and labels and predictions of the rows."""
+        if self.labels is None:
+            raise ValueError("The index has no labels: build it with labels=, or from data that carry them.")
+        reader = OutputReader(self.network, new.samples(range(1)))
+        outputs = reader.read_all(new)
+        if outputs is None:
+            raise ValueError(
+                "The model's outputs are no predictions of a class or value for each sample: there is nothing to trust."
+            )
+        stored = self.outputs
+        targets = PredictionTargets.of(
+            outputs, outputs[:0] if stored is None else stored.to(outputs), self.labels
+        )
+        return targets if stored is not None else replace(targets, column_predictions=targets.labels)
+
+    def _reliability(self, targets: PredictionTargets, closeness: Tensor, means: Tensor) -> Reliability:
+        found = targets.reliability(closeness, means, torch.float32)
+        return (
+            found
+            if self.outputs is not None
+            else found._replace(shift=torch.full_like(found.shift, math.nan))
+        )
+
+    def _rerank(
+        self, new: Batches, sketches: Tensor, places: Tensor, similarities: Tensor, k: int, centered: bool
+    ) -> IndexNeighbors:
+        if not self._data:
+            raise ValueError(
+                "exact=True computes gradients of the data set again: open the index with it, "
+                "likewise.Index(folder, model=model, data=data), or index.attach(data)."
+            )
+        gram = self.projector(new).gram
+        mean = self._mean_gradient(gram) if centered else None
+        rows, values = [], []
+        for i in range(new.n):
+            candidates = self._columns.ids[places[i]]
+            exact = self._exact_similarities(gram, new.take([i]), candidates, mean)
+            errors = self._standard_errors(sketches[i : i + 1], places[i : i + 1], centered)[0]
+            self._refuse_other_samples(candidates, (exact - similarities[i]).abs() / errors.clamp(min=1e-3))
+            order = exact.argsort(descending=True, stable=True)[:k]
+            rows.append(candidates[order])
+            values.append(exact[order])
+        kept = torch.stack(values).to(similarities)
+        return IndexNeighbors(torch.stack(rows), kept, torch.zeros_like(kept))
+
+    def _exact_similarities(
+        self, gram: GramMatrix, one: Batches, rows: Tensor, mean: MeanGradient | None
+    ) -> Tensor:
+        """Return the exact similarities of one input with rows, (m,)."""
+        found, first = torch.zeros(len(rows), dtype=torch.float64), 0
+        for data in self._data:
+            mine = (rows >= first) & (rows < first + data.n)
+            if mine.any():
+                some = data.take((rows[mine] - first).tolist())
+                found[mine] = exact_similarities(gram, one, some, mean)[0]
+            first += data.n
+        return found
+
+    def _mean_gradient(self, gram: GramMatrix) -> MeanGradient:
+        if self._mean is None:
+            parts, first = [], 0
+            for data in self._data:
+                mine = self.rows[(self.rows >= first) & (self.rows < first + data.n)] - first
+                if len(mine):
+                    parts.append(
+                        mean_gradient(gram, data if len(mine) == data.n else data.take(mine.tolist()))
+                    )
+                first += data.n
+            total = torch.stack([part.total for part in parts]).sum(0)
+            self._mean = MeanGradient(total, sum(part.samples for part in parts))
+        return self._mean
+
+    def _refuse_other_samples(self, rows: Tensor, deviations: Tensor) -> None:
+        """Raise if exact similarities are too far from those of sketches to be of the same samples."""
+        worst = int(deviations.argmax())
+        if deviations[worst] > DOUBT:
+            raise ValueError(
+                f"Sample {int(rows[worst])} of the data set is not the one that the index was built from: its exact "
+                f"similarity is {float(deviations[worst]):.0f} standard errors from that of its sketch."
+            )
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(vectors, dim=-1)
+
+
+def _tensor_versions(net: Network) -> list[tuple[int, int]]:
+    """Return what changes whenever a parameter or buffer is written to or replaced."""
+    tensors = [*net.model.parameters(), *net.model.buffers()]
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

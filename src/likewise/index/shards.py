@@ -1,0 +1,203 @@
+"""Builds the shards of an index: fixed ranges of rows, so that one process, ranks and parts write the same files.
+
+Each shard is written complete and noted; a build that is killed goes on after the last shard that was noted.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likewise import files
+from likewise.data import Batches
+from likewise.distributed import rank, sum_results
+from likewise.engines import PartsChangedError
+from likewise.gram import GramMatrix
+from likewise.identity import DataRecord, read_data
+from likewise.index.pairs import summarize
+from likewise.index.pictures import PictureMaker, encode_pictures
+from likewise.index.projection import OutputReader, Projector, encode_outputs
+from likewise.index.store import (
+    IndexFolder,
+    Shard,
+    encode,
+    refuse_foreign,
+    remove_temporary,
+    smallest_integers,
+)
+from likewise.locks import lock_folder
+from likewise.statistics.targets import finite_labels
+
+SHARDS = 64  # of a data set, as far as shards are neither tiny nor huge
+SMALLEST, LARGEST = 64, 16384  # rows of a shard
+ORIGIN_SAMPLES = 64  # whose mean sketch is the origin
+COMPARED = 8  # samples by which data sets are told apart before all are read
+BUILD = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype", "pictures")
+
+
+class Task:
+    """Builds the shards of one data set.
+
+    Args:
+        folder: Where to.
+        projector: Makes sketches.
+        data: The samples.
+        maker: Makes pictures; None for none.
+        source_number: Which of the data sets of the index.
+        first_row: The row of its first sample.
+
+    """
+
+    def __init__(
+        self,
+        folder: IndexFolder,
+        projector: Projector,
+        data: Batches,
+        maker: PictureMaker | None,
+        *,
+        source_number: int,
+        first_row: int,
+    ) -> None:
+        self.folder, self.projector, self.data = folder, projector, data
+        self.source_number, self.first_row = source_number, first_row
+        self._maker = maker if maker is not None and maker.available else None
+        self._outputs = OutputReader(projector.gram.net, data.samples(range(1)))
+        places = (
+            torch.linspace(0, data.n - 1, min(data.n, ORIGIN_SAMPLES), dtype=torch.float64).long().unique()
+        )
+        few = projector.project_all(data.take(places.tolist()))
+        self.origin = few.sketches.double().mean(0).float()
+
+    @property
+    def digest(self) -> str:
+        """Which build, data set and place shards belong to."""
+        named = {name: value for name, value in self.folder.state.items() if name in BUILD}
+        text = json.dumps(
+            [named, describe_data(self.data), self.source_number, self.first_row], sort_keys=True
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def build_shard(self, where: range) -> Shard:
+        """Compute and write the shard of the samples at these places, and note it."""
+        sketches, dead, outputs, labels = [], [], [], []
+        shown: list[Any] = []
+        record = DataRecord()
+        for span in self.projector.batches(self.data, where):
+            samples = self.data.samples(span)
+            record.add(range(span.start - where.start, span.stop - where.start), samples)
+            projected = self.projector.project(samples)
+            sketches.append(projected.sketches - self.origin.to(projected.sketches))
+            dead.append(projected.dead)
+            outputs.append(self._outputs.read(samples))
+            labels.append(None if samples.labels is None else finite_labels(samples.labels).cpu())
+            if self._maker is not None:
+                shown += self._maker.pictures(span, samples)
+        self.projector.gram.engine.finish_checks()  # before anything is written
+        dead_rows = torch.cat(dead).nonzero()[:, 0]
+        rows = {
+            **encode(torch.cat(sketches).index_fill_(0, dead_rows, 0), self.folder.state["dtype"]),
+            "dead": dead_rows,
+        }
+        known = [part for part in outputs if part is not None]
+        if known:
+            rows["outputs"] = encode_outputs(torch.cat(known)).contiguous()
+        given = [part for part in labels if part is not None]
+        if given:
+            rows["labels"] = smallest_integers(torch.cat(given)).contiguous()
+        stored = None if self._maker is None else encode_pictures(shown, self._maker.names(where))
+        start = self.first_row + where.start
+        digests = self.folder.write_shard(start, rows, stored)
+        fingerprint = record.complete(self.data.take(where))[0]
+        shard = Shard(start, self.first_row + where.stop, self.source_number, *digests, fingerprint)
+        self.folder.note_shard(shard, self.digest)
+        return shard
+
+
+def fill(task: Task, spans: list[range]) -> None:
+    """Build the shards that are missing or damaged, shared by all ranks, and finish the index."""
+    folder, gram = task.folder, task.projector.gram
+    starts = [task.first_row + span.start for span in spans]
+
+    def look(_: range) -> Tensor:  # on one rank, for all
+        known = {shard.start for shard in _known_shards(task)}
+        listed = {shard.start for shard in folder.shards if shard.source == task.source_number}
+        whole = folder.state["finished"] and set(starts) <= listed and not folder.find_damage()
+        return torch.tensor([float(whole), *(float(start in known) for start in starts)])
+
+    whole, *done = sum_results(look, [range(1)], "looking for shards").tolist()
+    missing = [span for span, there in zip(spans, done, strict=True) if not there]
+    if missing:
+        _build_missing(task, missing, gram)
+
+    def finish(_: range) -> Tensor:
+        _finish(task, starts)
+        return torch.zeros(1)
+
+    if not whole:
+        sum_results(finish, [range(1)], "summary of the index")
+
+
+def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> None:
+    def build(where: range) -> Tensor:
+        task.build_shard(where)
+        return torch.ones(1)
+
+    try:
+        with gram.net.evaluation_mode():
+            sum_results(build, missing, "index", gram, gram.engine.finish_checks)
+    except PartsChangedError as error:
+        raise ValueError(
+            f"The model takes other branches for some samples ({error}), so that a projection cannot be the same for "
+            "all: leave these parameters out by parameters=[...], or pad inputs to one length."
+        ) from error
+
+
+def _known_shards(task: Task) -> list[Shard]:
+    folder = task.folder
+    named = [shard for shard in folder.shards if shard.source == task.source_number]
+    return [shard for shard in named if folder.is_intact(shard)] + folder.noted_shards(task.digest)
+
+
+def _finish(task: Task, starts: list[int]) -> None:
+    """Write origins, summary and the manifest that names all shards."""
+    folder = task.folder
+    found = {shard.start: shard for shard in _known_shards(task)}
+    others = [shard for shard in folder.shards if shard.source != task.source_number]
+    shards = sorted([*others, *(found[start] for start in starts)])
+    folder.state["shards"] = [shard._asdict() for shard in shards]
+    before = folder.read_tensors("origins") if task.source_number else {}
+    origins = torch.cat([before["origins"], task.origin[None]]) if before else task.origin[None]
+    folder.write_tensors("origins", {"origins": origins})
+    if folder.state["part"] is None:
+        summarize(folder, task.projector.gram.max_memory)
+    folder.state["finished"] = True
+    folder.save()
+
+
+def describe_data(data: Batches) -> dict[str, Any]:
+    """Return what tells data sets apart: the number of samples and a fingerprint of a few, first to last."""
+    places = torch.linspace(0, data.n - 1, min(data.n, COMPARED), dtype=torch.float64).long().unique()
+    return {"samples": data.n, "fingerprint": read_data(data.take(places.tolist()))[0]}
+
+
+@contextmanager
+def hold_folder(path: Path, wait: float) -> Iterator[None]:
+    """Hold the lock of a folder, on one rank for all, and remove what killed writers left."""
+    files.make_folder(path)
+    if rank() > 0:
+        yield
+        return
+    with lock_folder(path, wait):
+        refuse_foreign(path)
+        remove_temporary(path)
+        yield
+
+
+def rows_per_shard(n: int) -> int:
+    """Return the rows of a shard of n samples."""
+    return min(LARGEST, max(SMALLEST, -(-n // SHARDS)))

@@ -1,0 +1,192 @@
+"""Answers of an index: against exact float64 gradients, and against the package's own statistics."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+
+WIDE = 4096  # more than outputs times parameters: every coordinate has a bucket of its own
+
+
+def test_wide_sketches_give_exact_similarities(build, net, data, new):
+    index = build(width=WIDE, dtype="float32")
+    for centered in (True, False):
+        gram = lw.GramMatrix(net, new, columns=data, centered=centered)
+        expected = lw.nearest(gram, 10)
+        found = index.nearest(new, 10, centered=centered)
+        assert torch.equal(found.indices, expected.indices)
+        assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 3e-3), ("int8", 3e-2)])
+def test_statistics_are_those_of_the_package(build, net, data, new, dtype, tolerance):
+    index = build(width=WIDE, dtype=dtype)
+    gram = lw.GramMatrix(net, new, columns=data)
+    assert torch.allclose(index.novelty(new).novelty.double(), lw.novelty(gram), atol=tolerance)
+    for found, expected in zip(index.reliability(new), lw.reliability(gram), strict=True):
+        assert torch.allclose(found.double(), expected.double(), atol=10 * tolerance)
+
+
+def test_rows_with_themselves_show_the_strips_of_a_gram_matrix(build, net, data):
+    from likewise.statistics.density import PositiveReducer
+    from likewise.statistics.neighbors import NearestReducer
+
+    index = build(width=WIDE, dtype="float32")
+    gram = lw.GramMatrix(net, data, centered=True)
+    (_, similarities), (density,) = index.pairs().visit(NearestReducer(5), PositiveReducer(4))
+    assert torch.allclose(similarities.double(), lw.nearest(gram, 5).similarities, atol=1e-5)
+    assert torch.allclose(density, lw.positive_neighbors(gram, 4), atol=1e-4)
+
+
+def test_memory_does_not_change_answers(build, net, data, new):
+    path = build().path
+    index, tight = lw.Index(path, model=net), lw.Index(path, model=net, max_memory=2**20)
+    tight._max_memory = 2**14  # strips of six rows
+    assert torch.equal(index.nearest(data[0]).indices, tight.nearest(data[0]).indices)
+
+
+def test_exact_answers_are_those_of_exact_gradients(build, net, data, new):
+    index = build(width=100)
+    index.attach(data)
+    for centered in (True, False):
+        expected = lw.nearest(lw.GramMatrix(net, new, columns=data, centered=centered), 6)
+        found = index.nearest(new, 6, exact=True, centered=centered, candidates=40)
+        assert torch.equal(found.indices, expected.indices)
+        assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-6)
+        assert (found.errors == 0).all()
+
+
+def test_errors_tell_how_far_sketches_are_off(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh(), nn.Conv2d(8, 1, 4))
+    x = torch.randn(100, 1, 8, 8)
+    exact = lw.GramMatrix(model, x[:20], columns=x, centered=True).dense().double()
+    index = lw.build_index(model, x, tmp_path / "index", width=61)
+    found = index.nearest(x[:20], 100)
+    others = found.indices != torch.arange(20)[:, None]
+    deviations = (found.similarities - exact.gather(1, found.indices)) / found.errors
+    assert 0.8 < deviations[others].square().mean().sqrt() < 1.2
+
+
+def test_novelty_percentiles_are_uniform_on_the_index_itself(build, net, data):
+    index = build(width=WIDE, dtype="float32")
+    own = 1 - index._columns.closeness.double()
+    expected = lw.novelty(lw.GramMatrix(net, data))
+    assert torch.allclose(own.flip(0), expected.sort().values, atol=1e-5)
+    far = index.novelty(data[0] * 100)
+    assert far.percentile.max() <= 100 and far.percentile.min() >= 0
+
+
+def test_explanations_show_neighbors_with_labels_and_pictures(build, data, new):
+    names = [f"sample-{i}" for i in range(40)]
+    texts = [f"text {i}" for i in range(40)]
+    index = build(classes=["a", "b", "c"], names=names, show=texts)
+    one = index.explain(new, k=3)[0]
+    nearest = index.nearest(new, 3)
+    assert [n.sample.row for n in one.neighbors] == nearest.indices[0].tolist()
+    first = one.neighbors[0].sample
+    assert first.name == names[first.row] and first.picture.content.decode() == texts[first.row]
+    assert first.label == int(data[1][first.row]) and first.label_name == "abc"[first.label]
+    assert one.trusted == (not one.reasons)
+    assert json.loads(json.dumps(one.as_dict()))["neighbors"][0]["picture"] == texts[first.row]
+
+
+def test_an_index_without_labels_explains_by_neighbors_and_novelty(build, data, new):
+    index = build(data=data[0])
+    found = index.explain(new)[0]
+    assert found.prediction is None and found.agreement is None and len(found.neighbors) == 6
+    with pytest.raises(ValueError, match="no labels"):
+        index.reliability(new)
+
+
+def test_added_rows_are_found_and_removed_ones_are_not(build, net, data, new):
+    index = build(width=WIDE, dtype="float32")
+    index.add((new, torch.zeros(5, dtype=torch.int64)), names=list("vwxyz"))
+    assert len(index) == 45 and index.sample(43).name == "y"
+    assert torch.equal(index.nearest(new, 1).indices[:, 0], torch.arange(40, 45))
+    index.remove([41, 0, 7])
+    assert len(index) == 42 and 41 not in index.nearest(new, 42).indices
+    kept = torch.cat([data[0], new])[index.rows]
+    expected = lw.nearest(lw.GramMatrix(net, new, columns=kept, centered=True), 4)
+    found = index.nearest(new, 4)
+    assert torch.equal(found.indices, index.rows[expected.indices])
+    assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-5)
+    index.attach([data, (new, torch.zeros(5, dtype=torch.int64))])
+    again = index.nearest(new, 4, exact=True)
+    assert torch.equal(again.indices, found.indices)
+    with pytest.raises(IndexError, match="no row 41"):
+        index.remove([41])
+
+
+def test_zero_gradients_are_similar_to_nothing(tmp_path):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Conv1d(2, 2, 3)
+
+        def forward(self, x):
+            return self.out(x).mean(2) * (x.abs().sum((1, 2)) > 0)[:, None]
+
+    model = Gated()
+    x = torch.randn(12, 2, 6)
+    x[3] = 0
+    index = lw.build_index(model, x, tmp_path / "index", width=64, dtype="float32")
+    found = index.nearest(x, 12, centered=False)
+    assert (found.similarities[3] == 0).all()
+    assert (found.similarities[found.indices == 3] == 0).all()
+    assert index.sketches([3]).abs().sum() == 0
+
+
+def test_a_readout_of_the_package_is_found_by_itself(build, net, data, new):
+    build("one", readout=lw.one_output(1))
+    index = lw.Index(build("one", readout=lw.one_output(1)).path, model=net)
+    assert index.network.readout == lw.one_output(1)
+    assert index.nearest(new, 2).indices.shape == (5, 2)
+
+
+def test_what_is_asked_wrongly_is_told(build, net, data, new):
+    index = build()
+    with pytest.raises(ValueError, match=r"inputs float64 \(2, 8\).*x\[None\]"):
+        index.nearest(new[0])
+    with pytest.raises(ValueError, match=r"found float64 \(2, 9\)"):
+        index.nearest(torch.randn(3, 2, 9, dtype=torch.float64))
+    with pytest.raises(ValueError, match="found int64"):
+        index.nearest(torch.ones(3, 2, 8, dtype=torch.int64))
+    with pytest.raises(TypeError, match="Data were expected"):
+        index.nearest("new.png")
+    with pytest.raises(ValueError, match="open the index with it"):
+        index.nearest(new, exact=True)
+    with pytest.raises(ValueError, match="model=model"):
+        lw.Index(index.path).nearest(new)
+    with pytest.raises(ValueError, match="not the one that the index was built from"):
+        index.attach((data[0] + 1, data[1]))
+    with pytest.raises(ValueError, match="All rows would be removed"):
+        index.remove(range(40))
+
+
+def test_another_model_readout_or_precision_is_refused(build, net, new):
+    path = build().path
+    other = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten())
+    with pytest.raises(ValueError, match="another model"):
+        lw.Index(path, model=other)
+    with pytest.raises(ValueError, match="another readout"):
+        lw.Index(path, model=net, readout=lw.one_output(0))
+    with pytest.raises(ValueError, match="another parameters"):
+        lw.Index(path, model=lw.Network(net, parameters=["out.*"]))
+    index = lw.Index(path, model=net)
+    with torch.no_grad():
+        net.out.bias.add_(1)
+    with pytest.raises(ValueError, match="another model"):
+        index.nearest(new)
+    with pytest.raises(ValueError, match="another model"):
+        lw.Index(path, model=net.float())
+
+
+def test_the_model_is_left_as_it_was(build, net, new):
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net.train()
+    build().nearest(new)
+    assert net.training and all(torch.equal(before[n], v) for n, v in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
