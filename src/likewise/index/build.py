@@ -59,7 +59,7 @@ def build_index(
         width: About how many numbers a sample: the standard error of a similarity is about 1/√width.
         dtype: How they are stored.
         labels: Of the samples; those that travel with the data if None.
-        readout: Whose gradients are compared; all outputs if None.
+        readout: Whose gradients are compared; chosen by the model's outputs if None.
         parameters: Names or patterns; all that require grad if None.
         classes: Names of the classes.
         names: Names of the samples.
@@ -91,9 +91,10 @@ def build_index(
     rows = rows_per_shard(source.n) if shard_rows is None else check_integer("shard_rows", shard_rows, 1)
     chosen = None if part is None else check_part(part)
     _check_listed(source.n, classes=classes, names=names, show=show)
+    first = source.samples(range(1))
+    net.choose_readout(first.inputs, first.labels, first.ids)
     gram = GramMatrix(net, source, max_memory=max_memory)
     projector = Projector(gram, width, seed)
-    first = source.samples(range(1))
     state = {
         "kind": INDEX.noun,
         "schema": INDEX.schema,

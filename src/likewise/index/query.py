@@ -431,6 +431,8 @@ class Index:
         state = self.manifest
         if isinstance(model, Network):
             net = to_network(model, readout)
+            if net.automatic is not None and net.automatic.chosen is None:
+                net = net.with_readout(recover_readout(state["readout"]))
         else:
             check_type("model", model, nn.Module, "a torch.nn.Module or a likewise.Network")
             known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
