@@ -43,7 +43,7 @@ from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
 from likewise.engines.memory import MemoryMeter
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import check_independent_samples
+from likewise.engines.validation import check_independent_samples, is_large
 
 __all__ = [
     "SECOND_ORDER",
@@ -70,6 +70,7 @@ __all__ = [
     "check_independent_samples",
     "differentiable_gradients",
     "gradient_tangents",
+    "is_large",
     "jacobians_one_by_one",
     "live_parameters",
     "record_calls",

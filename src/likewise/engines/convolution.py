@@ -5,6 +5,7 @@ convolution the roles swap: windows of the output gradient, and the inputs. The 
 shapes alone, never from timings, so that runs are reproducible bit for bit.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -264,7 +265,7 @@ class ConvolutionGradient(ParameterGradient):
         missing = [p - s for p, s in zip(pixels.shape[3:], self.deltas.shape[4:], strict=True)]
         deltas = F.pad(self.deltas, [side for m in reversed(missing) for side in (0, m)]).flatten(3)
         t = deltas.shape[3]
-        places = torch.cartesian_prod(*(torch.arange(s) for s in sides)).view(-1, len(sides)).tolist()
+        places = itertools.product(*map(range, sides))
         steps = [
             sum(p * r * e for p, r, e in zip(at, row, self.options.dilation, strict=True)) for at in places
         ]

@@ -7,7 +7,7 @@ sample, Σ Gᵀ w, G u and G itself, from factors where that is cheaper than fro
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, final
@@ -434,6 +434,48 @@ class SubsetGradient(ParameterGradient):
     def _spread(self, value: Tensor) -> Tensor:
         empty = value.new_zeros(self.n, *value.shape[1:])
         return empty.index_copy(0, self.samples.to(value.device), value)
+
+
+def resize_outputs(
+    gradient: ParameterGradient, d: int, convert: Callable[[Tensor], Tensor]
+) -> ParameterGradient:
+    """Return a gradient of the same structure for d outputs, of unspecified values, to count its memory.
+
+    Args:
+        gradient: Of any number of outputs.
+        d: The number of outputs.
+        convert: Applied to all tensors, for example to such without memory.
+
+    """
+
+    def resize(name: str, value: Any) -> Any:
+        if isinstance(value, ParameterGradient):
+            return resize_outputs(value, d, convert)
+        if isinstance(value, dict):
+            return {key: resize(name, part) for key, part in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        converted = convert(value)
+        if name not in ("deltas", "gradients"):
+            return converted
+        return converted.new_empty(value.shape[0], d, *value.shape[2:])
+
+    values = {field.name: resize(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
+    return replace(gradient, **values)  # type: ignore[type-var]
+
+
+def describe_shapes(gradient: ParameterGradient) -> str:
+    """Return the same text for gradients of the same structure, whatever their values."""
+
+    def describe(value: Any) -> str:
+        if isinstance(value, ParameterGradient):
+            return describe_shapes(value)
+        if isinstance(value, dict):
+            return str([(key, describe(part)) for key, part in value.items()])
+        return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else str(value)
+
+    values = (describe(getattr(gradient, field.name)) for field in fields(gradient))  # type: ignore[arg-type]
+    return f"{type(gradient).__name__}({', '.join(values)})"
 
 
 def _group_deltas(deltas: Tensor, places: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class GradientBatch:
     by_parameter: dict[str, ParameterGradient]  # only parameters that the outputs depend on
     returned: Any = None  # by the model, with its graph, where the gradients are differentiable
     outputs: Tensor | None = None  # (n, d) of the samples in their batch, where one forward pass had them
+    bytes_per_output: int = 0  # of the output gradients of all operations, of one output and all samples
 
     def self_gram(self, device: torch.device) -> Tensor:
         """Return K(x, x): the sum over parameters."""
@@ -84,7 +85,10 @@ def compute_gradients(
     uses: dict[str, list[ParameterGradient]] = {}
     dtype = net.dtype  # of all gradients: a model may have layers of several types
     steps = recorder.steps
-    for step, deltas in zip(steps, output_gradients(outputs, steps, live is not None), strict=True):
+    bytes_per_output = sum(step.operation.outputs[i].nbytes for step in steps for i in step.edges)
+    pending = output_gradients(outputs, steps, live is not None)
+    for step in reversed(steps):
+        deltas = pending.pop()  # released as soon as its gradients are computed
         step.refuse_overwritten()
         if deltas:
             for place, gradient in parameter_gradients(
@@ -92,7 +96,7 @@ def compute_gradients(
             ).items():
                 chained = chain(step.operation, place, gradient, recorder.parameters, live is not None)
                 for name, part in chained.items():
-                    uses.setdefault(name, []).append(part.to(dtype))
+                    uses.setdefault(name, []).insert(0, part.to(dtype))
     ordered = {name: sum_gradients(uses[name]) for name in net.names if name in uses}
     returned = recorder.returned if live else None
-    return GradientBatch(samples, outputs.shape[1], ordered, returned, outputs.detach())
+    return GradientBatch(samples, outputs.shape[1], ordered, returned, outputs.detach(), bytes_per_output)

@@ -2,6 +2,8 @@
 
 import errno
 import weakref
+from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -66,11 +68,12 @@ class MemoryLimitError(MemoryError):
 
     Attributes:
         enough: A sufficient max_memory, in bytes.
+        outputs: How many outputs at most would fit, None if not even one would, or it is not known.
     """
 
-    def __init__(self, message: str, enough: int) -> None:
+    def __init__(self, message: str, enough: int, outputs: int | None = None) -> None:
         super().__init__(message)
-        self.enough = enough
+        self.enough, self.outputs = enough, outputs
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -85,15 +88,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
-def fit_batch_size(size: int, d: int, p: int, max_memory: int, rest: int = 0) -> int:
-    """Return how many samples of `size` bytes fit beside `rest` bytes; raise MemoryLimitError if none does."""
-    if size + rest > max_memory:
-        enough = 2 * (size + rest)
-        raise MemoryLimitError(
-            f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
-            f"{(size + rest) / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory "
-            f"leaves for them: allow max_memory={enough:_}, or choose a readout of fewer "
-            "outputs or fewer parameters.",
-            enough,
-        )
-    return int((max_memory - rest) // size)
+def fit_batch_size(
+    size: int, d: int, p: int, max_memory: int, rest: int = 0, bytes_of: Callable[[int], int] | None = None
+) -> int:
+    """Return how many samples fit into memory.
+
+    Args:
+        size: Bytes of one sample.
+        d: The number of outputs.
+        p: The number of parameters.
+        max_memory: Bytes for all.
+        rest: Bytes that do not depend on the number of samples.
+        bytes_of: Bytes of one sample with fewer outputs, to name how many would fit.
+
+    Raises:
+        MemoryLimitError: Not even one sample fits.
+
+    """
+    if size + rest <= max_memory:
+        return int((max_memory - rest) // size)
+    enough, outputs = 2 * (size + rest), None
+    if bytes_of is not None:
+        powers = [2**i for i in range((d - 1).bit_length())]
+        fitting = bisect_right(powers, max_memory - rest, key=bytes_of)
+        outputs = powers[fitting - 1] if fitting else None
+    fewer = (
+        "a readout of fewer outputs"
+        if outputs is None
+        else f"the readout likewise.projected_outputs({outputs}), {outputs} random combinations of the outputs"
+    )
+    advice = f"choose {fewer}, or fewer parameters" if d > 1 and outputs != d else "choose fewer parameters"
+    raise MemoryLimitError(
+        f"The gradients of one sample, {d:,} outputs × {p:,} parameters, take about "
+        f"{(size + rest) / 2**20:,.1f} MiB, over the {max_memory / 2**20:,.1f} MiB that max_memory "
+        f"leaves for them: allow max_memory={enough:_}, or {advice} by Network(model, readout, parameters=[...]).",
+        enough,
+        outputs,
+    )

@@ -6,7 +6,7 @@ rule are here too: from the outputs to operations, and from tensors derived from
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -403,18 +403,39 @@ def output_gradients(
     d = outputs.shape[1]
     with torch.enable_grad():
         sums = outputs.sum(0).unbind()
-    columns = [
+    columns = (
         torch.autograd.grad(
             sums[i], edges, retain_graph=live or keep_graph or i < d - 1, create_graph=live, allow_unused=True
         )
         for i in range(d)
-    ]
-    stacked = iter([_stack_deltas(column) for column in zip(*columns, strict=True)])
+    )
+    if live or d == 1:
+        stacked = iter([_stack_deltas(column) for column in zip(*columns, strict=True)])
+    else:
+        stacked = iter(_collect_deltas(columns, d, len(edges)))
     deltas = []
     for step in steps:
         mine = {place: next(stacked) for place in step.edges}
         deltas.append({place: value for place, value in mine.items() if value is not None})
     return deltas
+
+
+def _collect_deltas(columns: Iterable[tuple[Tensor | None, ...]], d: int, count: int) -> list[Tensor | None]:
+    """Return the gradients of each of `count` tensors, (d, ...), without holding each twice as a stack would."""
+    collected: list[Tensor | None] = [None] * count
+    for i, column in enumerate(columns):
+        for place, delta in enumerate(column):
+            if delta is None:
+                continue
+            target = collected[place]
+            if target is None:
+                new = delta.new_zeros if i else delta.new_empty  # zero for the outputs before
+                target = collected[place] = new(d, *delta.shape)
+            target[i] = delta
+        for place, target in enumerate(collected):
+            if target is not None and column[place] is None:
+                target[i] = 0
+    return collected
 
 
 def _stack_deltas(column: tuple[Tensor | None, ...]) -> Tensor | None:

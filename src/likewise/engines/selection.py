@@ -6,18 +6,23 @@ over and a warning says why. With either engine, every later pass checks some of
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from likewise.data import Samples
 from likewise.engines.base import Engine
 from likewise.engines.dense import DenseEngine, Jacobians
+from likewise.engines.factors import ParameterGradient, describe_shapes, resize_outputs
+from likewise.engines.gradient_batch import compute_gradients
 from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
 from likewise.engines.traced import TracedEngine
 from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
 from likewise.engines.validation import SpotCheck, find_fault, regrouping_fault
+from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
 from likewise.readouts import Outputs, Readout
 
@@ -25,11 +30,20 @@ from likewise.readouts import Outputs, Readout
 SLACK = 1.25
 CACHE = 48 * 2**20  # bytes beyond which a CPU gets slower a sample, measured
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
+CHECKED_LARGE = 2  # the same of a large model
+MEASURED = 4  # outputs whose memory is measured; that of more is counted from shapes
+MANY_OUTPUTS = 512  # beyond which a warning says what they cost
 EngineName = Literal["auto", "autograd", "layers"]
 
 
 def select_engine(
-    net: Network, samples: Samples, later: Samples, engine: EngineName, max_memory: int, n: int = 1
+    net: Network,
+    samples: Samples,
+    later: Samples,
+    engine: EngineName,
+    max_memory: int,
+    n: int = 1,
+    large: bool = False,
 ) -> Engine:
     """Return the requested engine; call it inside `net.evaluation_mode`.
 
@@ -40,14 +54,20 @@ def select_engine(
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
+        large: Check the model on fewer samples; SpotCheck looks at others in every pass.
 
     """
+    if large:
+        samples, later = samples[:2], later[:2]
     if engine != "autograd":
+        shape = Jacobians(net).shape(samples[:1])
         for trace_function in TRACE_FUNCTIONS:
             try:
                 trace = trace_function(net, samples)
-                size, memory = _fit_memory(net, trace, samples[:1], max_memory)
-                fault = find_fault(_checkable(net, samples[:1], max_memory), samples, later, trace_function)
+                size, memory = _fit_memory(net, trace, samples[:1], shape, max_memory, large)
+                checked = _checkable(net, shape, max_memory, large)
+                known = trace if net.autocast is None else None  # the check is without autocast
+                fault = find_fault(checked, samples, later, trace_function, trace=known, brief=large)
                 if fault is None:
                     return TracedEngine(net, trace, size, memory, SpotCheck(net, n))
                 reason, remedy = fault
@@ -66,10 +86,10 @@ def select_engine(
     return DenseEngine(Jacobians(net), max_memory, check=SpotCheck(net, n))
 
 
-def _checkable(net: Network, samples: Samples, max_memory: int) -> Network:
+def _checkable(net: Network, shape: tuple[int, int, int], max_memory: int, large: bool) -> Network:
     """Return the network in full precision, with so few outputs that dense gradients of two samples fit."""
-    d, p, number = Jacobians(net).shape(samples)
-    most = min(CHECKED, max(1, max_memory // (12 * p * max(number, 4))))
+    d, p, number = shape
+    most = min(CHECKED_LARGE if large else CHECKED, max(1, max_memory // (12 * p * max(number, 4))))
     return net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
 
 
@@ -84,15 +104,34 @@ def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     return read
 
 
-def _fit_memory(net: Network, trace: Trace, samples: Samples, max_memory: int) -> tuple[int, MemoryUse]:
+def _fit_memory(
+    net: Network,
+    trace: Trace,
+    samples: Samples,
+    shape: tuple[int, int, int],
+    max_memory: int,
+    large: bool,
+) -> tuple[int, MemoryUse]:
     """Return the batch size that fits into memory, from the bytes that each sample takes in a vjp."""
-    d, p, number = Jacobians(net).shape(samples)
+    d, p, number = shape
     rest = p * (number + 4 + 3 * 8)  # copies, a sum in the model's precision, and three in float64
     if rest > max_memory:
         fit_batch_size(12 * d * p, d, p, max_memory, rest)
-    few, more = (_peak_bytes(net, trace, repeat_samples(samples, n)) for n in (2, 4))
-    each = int(SLACK * max(more - few, 2) / 2)
-    fit = fit_batch_size(each, d, p, max_memory, rest)
+    if d > MANY_OUTPUTS:
+        warnings.warn(
+            f"{d:,} outputs take {d:,} backward passes over every batch and a {d:,} × {d:,} matrix a sample. "
+            "The readout likewise.projected_outputs(16), 16 random combinations of them, costs a fraction.",
+            stacklevel=3,
+        )
+    bytes_of = _count_bytes(net, trace, samples, d) if d > MEASURED else None
+    if bytes_of is not None:
+        each = bytes_of(d)
+    elif large:
+        each = int(SLACK * _peak_bytes(net, trace, repeat_samples(samples, 2)) / 2)
+    else:
+        few, more = (_peak_bytes(net, trace, repeat_samples(samples, n)) for n in (2, 4))
+        each = int(SLACK * max(more - few, 2) / 2)
+    fit = fit_batch_size(each, d, p, max_memory, rest, bytes_of)
     on_cpu = next(iter(net.parameters.values())).device.type == "cpu"
     return min(fit, max(32, CACHE // each)) if on_cpu else fit, MemoryUse(rest, each)
 
@@ -103,3 +142,48 @@ def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> int:
     with MemoryMeter() as meter:
         TracedEngine(net, trace, len(samples)).self_kernel(samples)
     return meter.peak
+
+
+def _count_bytes(net: Network, trace: Trace, samples: Samples, d: int) -> Callable[[int], int]:
+    """Return a function from a number of outputs to the bytes that K(x, x) of one sample takes.
+
+    Two combinations of the outputs are measured. What more of them take is counted: their gradients with respect to
+    every operation, and the products of these, taken of tensors that have shapes but no memory.
+    """
+    few = Network(net.model, _combined_outputs(net, d, 2), parameters=net.names, autocast=net.autocast)
+    pair = repeat_samples(samples, 2)
+    measured = _peak_bytes(few, trace, pair)
+    chunk = compute_gradients(few, trace, pair)
+    device = next(iter(net.parameters.values())).device
+    layers = list(chunk.by_parameter.values())
+    base = _count_products(layers, 2, device)
+
+    def bytes_of(outputs: int) -> int:
+        deltas = (outputs - 2) * chunk.bytes_per_output
+        more = _count_products(layers, outputs, device) - base
+        return int(SLACK * max(measured + deltas + more, 2) / 2)
+
+    return bytes_of
+
+
+def _count_products(gradients: list[ParameterGradient], d: int, device: torch.device) -> int:
+    """Return the peak bytes of K(x, x) of d outputs, beside output gradients, from shapes alone."""
+    kept, scratch, known = 0, 0, dict[str, tuple[int, int]]()
+    fake = FakeTensorMode()
+    for gradient in gradients:
+        shapes = describe_shapes(gradient)
+        if shapes not in known:  # most networks repeat the same layers
+            with fake:
+                resized = resize_outputs(gradient, d, fake.from_tensor)
+                with MemoryMeter() as meter:
+                    resized.self_gram()
+                    known[shapes] = meter.now, meter.peak
+        kept += known[shapes][0]
+        scratch = max(scratch, known[shapes][1])
+    n = gradients[0].self_gram().shape[0] if gradients else 1
+    with fake, MemoryMeter() as meter:
+        self_kernel = torch.zeros(n, d, d, dtype=torch.float64, device=device)
+        matrix_power(self_kernel, -0.5, 1e-12)
+    return (
+        kept + max(scratch, meter.peak) + 3 * self_kernel.nbytes
+    )  # the sum, and its power in parts and whole

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
 
 from likewise.data import Samples
 from likewise.engines.base import DependentSampleError, GradientMismatchError
@@ -33,6 +35,7 @@ from likewise.engines.tracer import (
 from likewise.model import Network, Parameters
 
 WINDOW = 1024  # samples of a pass of which one is checked on the way
+LARGE = 5e8  # floating-point operations of a forward pass of one sample
 SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the way
 FLOAT64_TOLERANCE = 1e-5  # a part of the model may still work in float32
 OUTPUTS_CHECKED = 4  # samples whose outputs are compared at each check
@@ -54,8 +57,40 @@ class Fault(NamedTuple):
     remedy: str
 
 
+def is_large(net: Network, samples: Samples) -> bool:
+    """Whether a forward pass takes so long that checks before the first number use fewer samples."""
+    with _OperationCounter() as counter:
+        network_outputs(net, samples[:1])
+    return counter.flops > LARGE
+
+
+class _OperationCounter(TorchDispatchMode):
+    """Counts the floating-point operations of matrix products and convolutions."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes a second
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
 def find_fault(
-    net: Network, samples: Samples, later: Samples | None = None, trace_function: TraceFunction = trace_model
+    net: Network,
+    samples: Samples,
+    later: Samples | None = None,
+    trace_function: TraceFunction = trace_model,
+    *,
+    trace: Trace | None = None,
+    brief: bool = False,
 ) -> Fault | None:
     """Return the fault of the traced gradients of a model, None if they agree with autograd.
 
@@ -63,24 +98,43 @@ def find_fault(
     samples invented from the first, of other values and lengths: a model that sorts or groups samples by
     their values, and leaves the given ones in order, shows it there.
 
+    Args:
+        net: The network.
+        samples: A few samples.
+        later: A few samples of another batch.
+        trace_function: Traces the model.
+        trace: Of this network on these samples, if it was traced before.
+        brief: Look only at the samples in reverse, and at those of a later batch.
+
     Raises:
         UntraceableError: The model cannot be traced on these samples.
 
     """
     samples = repeat_samples(samples, max(2, len(samples)))
+    backwards = samples[torch.arange(len(samples)).flip(0)]
     with full_float32():
-        trace = trace_function(net, samples)
-        fault = find_fault_of_batch(net, trace, samples, explicit=True)
-        fault = fault or find_fault_of_batch(net, trace, samples[torch.arange(len(samples)).flip(0)])
+        trace = trace or trace_function(net, samples)
+        if brief:
+            fault = find_fault_of_batch(net, trace, backwards, explicit=True)
+        else:
+            fault = find_fault_of_batch(net, trace, samples, explicit=True)
+            fault = fault or find_fault_of_batch(net, trace, backwards)
         if fault is None and later is not None:
-            fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), trace_function)
-        return fault or _find_fault_in_synthetic(net, trace, samples)
+            fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), trace, trace_function)
+        return fault if fault or brief else _find_fault_in_synthetic(net, trace, samples)
 
 
-def _find_fault_later(net: Network, samples: Samples, trace_function: TraceFunction) -> Fault | None:
-    """Return the fault on samples on which the model may take another branch."""
+def _find_fault_later(
+    net: Network, samples: Samples, trace: Trace, trace_function: TraceFunction
+) -> Fault | None:
+    """Return the fault on samples on which the model may take another branch than the trace."""
     try:
-        fault = find_fault_of_batch(net, trace_function(net, samples), samples)
+        try:
+            known = compute_gradients(net, trace, samples)
+        except UntraceableError:
+            trace = trace_function(net, samples)
+            known = None
+        fault = find_fault_of_batch(net, trace, samples, known=known)
         return None if fault is not None and not _have_finite_gradients(net, samples) else fault
     except RegroupedError as problem:
         return regrouping_fault(problem)
@@ -108,15 +162,28 @@ def _find_fault_in_synthetic(net: Network, trace: Trace, samples: Samples) -> Fa
         return None
 
 
-def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: bool = False) -> Fault | None:
+def find_fault_of_batch(
+    net: Network,
+    trace: Trace,
+    samples: Samples,
+    *,
+    explicit: bool = False,
+    known: GradientBatch | None = None,
+) -> Fault | None:
     """Return the fault of the traced gradients of one batch, None if they agree with autograd.
 
-    `explicit`: compare dense gradients of two samples too.
-
     A batch on which the model takes another branch than the trace says nothing of the trace.
+
+    Args:
+        net: The network.
+        trace: Of the model.
+        samples: The batch.
+        explicit: Take half of the samples from dense gradients, instead of all from weighted sums.
+        known: The traced gradients of the batch, if they were computed before.
+
     """
     try:
-        known = compute_gradients(net, trace, samples)
+        known = known or compute_gradients(net, trace, samples)
     except RegroupedError as problem:
         return regrouping_fault(problem)
     except UntraceableError:
@@ -130,17 +197,18 @@ def find_fault_of_batch(net: Network, trace: Trace, samples: Samples, explicit: 
         again = RowTrace() if isinstance(trace, RowTrace) else trace_model(other, samples)
         return compute_gradients(other, again, samples)
 
-    def mismatch(weights: Tensor) -> str | None:
-        return find_mismatch(net, lambda other: _sum(chunk(other), other, weights), samples, weights)
+    def mismatch(weights: Tensor, dense: int = 0) -> str | None:
+        def compute(other: Network) -> Tensor:
+            gradients, first, rest = chunk(other), slice(0, dense), slice(dense, None)
+            if not dense:
+                return _sum(gradients, other, weights)
+            by_sum = _sum(gradients.part(rest), other, weights[rest])
+            return by_sum + _sum_of_rows(gradients.part(first), other, weights[first]).to(by_sum)
+
+        return find_mismatch(net, compute, samples, weights)
 
     weights = _draw_weights((len(samples), known.d), seed=0)
-    wrong = mismatch(weights)
-    if wrong is None and explicit:
-        part = slice(0, 2)
-        few = torch.cat([weights[part], torch.zeros_like(weights[2:])])
-        wrong = find_mismatch(
-            net, lambda other: _sum_of_rows(chunk(other).part(part), other, weights[part]), samples, few
-        )
+    wrong = mismatch(weights, dense=(len(samples) + 1) // 2 if explicit else 0)
     if wrong is None:
         return None
     if mismatch(weights[:1].expand_as(weights)) is None:  # a sum in which no gradient can be misplaced
@@ -514,12 +582,17 @@ def full_float32() -> Iterator[None]:
 
 def first_mismatch(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
     """Return the name of the first parameter for which two vectors (p,) differ, if any."""
-    limit = tolerance * theirs.abs().max().clamp(min=1e-37)
+    limit = tolerance * _largest(theirs).clamp(min=1e-37)
     sizes = list(net.numels.values())
     for name, mine, expected in zip(net.names, ours.split(sizes), theirs.split(sizes), strict=True):
-        if expected.numel() and not (mine - expected).abs().max() <= limit:  # NaN is no agreement
+        if expected.numel() and not _largest(mine - expected) <= limit:  # NaN is no agreement
             return name
     return None
+
+
+def _largest(values: Tensor) -> Tensor:
+    """Return the largest absolute value, NaN if there is any, without a copy."""
+    return torch.linalg.vector_norm(values, torch.inf)
 
 
 def matches_finite_difference(

@@ -33,6 +33,7 @@ from likewise.engines import (
     PartsChangedError,
     ZeroGradientLog,
     check_independent_samples,
+    is_large,
     select_engine,
 )
 from likewise.fingerprint import Fingerprint
@@ -595,12 +596,13 @@ class _Setup:
     def _select(self) -> Engine:
         with self._net.evaluation_mode():
             first, later = self.few_samples()
-            for some in (first, later):
-                check_independent_samples(self._net.exact(), some)
+            large = is_large(self._net, first)
+            for samples in (first[:2],) if large else (first, later):
+                check_independent_samples(self._net.exact(), samples)
             if isinstance(self._asked, Engine):
                 return self._asked
             share = self._data.n // world_size()
-            return select_engine(self._net, first, later, self._asked, self._max_memory // 2, share)
+            return select_engine(self._net, first, later, self._asked, self._max_memory // 2, share, large)
 
     def feature_bytes(self, exponent: float) -> int:
         """Return the bytes of the features of one sample with its self kernel, measured on the first."""

@@ -1,0 +1,111 @@
+"""Memory is counted before it is taken, and max_memory is kept."""
+
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+from likewise.data import batches
+from likewise.engines import MemoryMeter, TracedEngine, selection, validation
+from likewise.engines.memory import MemoryLimitError
+from likewise.engines.tracer import repeat_samples, trace_model
+
+
+class CountBackward(torch.autograd.Function):
+    """The identity, which counts the backward passes through it."""
+
+    @staticmethod
+    def forward(ctx, x, counter):
+        ctx.counter = counter
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.counter.n += 1
+        return gradient, None
+
+
+class Counter:
+    n = 0
+
+
+class Counted(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.first, self.last, self.passes = nn.Linear(6, 5), nn.Linear(5, d), Counter()
+
+    def forward(self, x):
+        return self.last(CountBackward.apply(torch.tanh(self.first(x)), self.passes))
+
+
+def conv_net(d):
+    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 9, d)), torch.randn(2, 2, 8, 8)
+
+
+def wide_net(d):
+    return nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, d)), torch.randn(2, 20)
+
+
+def token_net(d):
+    embedding = nn.Embedding(30, 16)
+    layers = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.Sequential(embedding, layers, nn.Flatten(), nn.Linear(16 * 6, d)), torch.randint(0, 30, (2, 6))
+
+
+@pytest.mark.parametrize("d", [8, 40])
+@pytest.mark.parametrize("make", [conv_net, wide_net, token_net])
+def test_counted_bytes_are_those_measured(make, d):
+    torch.manual_seed(0)
+    model, x = make(d)
+    net = lw.Network(model.eval(), lw.all_outputs)
+    samples = batches(x).samples(range(2))
+    with net.evaluation_mode():
+        trace = trace_model(net, samples)
+        counted = selection._count_bytes(net, trace, samples[:1], d)(d)
+        _ = net.parameters
+        with MemoryMeter() as meter:
+            TracedEngine(net, trace, 2).self_kernel(repeat_samples(samples[:1], 2))
+    assert meter.peak <= 2 * counted <= 2.5 * meter.peak
+
+
+def test_many_outputs_take_few_passes_before_the_first_number():
+    model = Counted(3000)
+    gram = lw.GramMatrix(model, torch.randn(4, 6), max_memory=2**40)
+    with pytest.warns(UserWarning, match="3,000 outputs take 3,000 backward passes"):
+        assert gram.engine.name == "layers"
+    assert 0 < model.passes.n < 100
+
+
+def test_an_error_names_the_outputs_that_fit():
+    model, x = Counted(200_000), torch.randn(5, 6)
+    with pytest.warns(UserWarning, match="200,000 outputs"), pytest.raises(MemoryLimitError) as caught:
+        lw.soft_neighbors(lw.GramMatrix(model, x, max_memory=2**29))
+    assert model.passes.n < 100
+    assert caught.value.outputs in {2**i for i in range(18)}
+    assert f"likewise.projected_outputs({caught.value.outputs})" in str(caught.value)
+    few = lw.Network(model, lw.projected_outputs(caught.value.outputs))
+    assert lw.GramMatrix(few, x, max_memory=2**29).engine.name == "layers"
+
+
+class Sorts(nn.Module):
+    """Sorts samples by a value, and puts their outputs back in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return torch.tanh(self.layer(x[order]))[order.argsort()]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_large_model_is_checked_in_brief(monkeypatch, sign):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    x = sign * torch.arange(18.0).view(6, 3)
+    assert lw.GramMatrix(nn.Linear(3, 2), x).engine.name == "layers"
+    gram = lw.GramMatrix(Sorts(), x)
+    monkeypatch.undo()
+    expected = lw.GramMatrix(gram.net, x, engine="autograd").dense()
+    assert torch.allclose(gram.dense(), expected, atol=1e-5)  # by rows, or by the reference
