@@ -71,7 +71,7 @@ def test_counted_bytes_are_those_measured(make, d):
 
 def test_many_outputs_take_few_passes_before_the_first_number():
     model = Counted(3000)
-    gram = lw.GramMatrix(model, torch.randn(4, 6), max_memory=2**40)
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), torch.randn(4, 6), max_memory=2**40)
     with pytest.warns(UserWarning, match="3,000 outputs take 3,000 backward passes"):
         assert gram.engine.name == "layers"
     assert 0 < model.passes.n < 100
@@ -80,7 +80,7 @@ def test_many_outputs_take_few_passes_before_the_first_number():
 def test_an_error_names_the_outputs_that_fit():
     model, x = Counted(200_000), torch.randn(5, 6)
     with pytest.warns(UserWarning, match="200,000 outputs"), pytest.raises(MemoryLimitError) as caught:
-        lw.soft_neighbors(lw.GramMatrix(model, x, max_memory=2**29))
+        lw.soft_neighbors(lw.GramMatrix(lw.Network(model, lw.all_outputs), x, max_memory=2**29))
     assert model.passes.n < 100
     assert caught.value.outputs in {2**i for i in range(18)}
     assert f"likewise.projected_outputs({caught.value.outputs})" in str(caught.value)
