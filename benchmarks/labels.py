@@ -89,7 +89,7 @@ def self_influence(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def trak(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return TRAK's self-influence, φᵀ(ΦᵀΦ + λ)⁻¹φ (1 − p), from sketches of the label's gradient."""
     gram = lw.GramMatrix(lw.Network(model, lw.label_against_rest), (x, y), max_memory=MEMORY)
-    rows = sketch_rows(gram, Sketch(1031, 0)).rows[:, 0].double()
+    rows = sketch_rows(gram, Sketch(1032, 0)).rows[:, 0].double()
     square = rows.T @ rows
     damped = square + 1e-3 * square.diagonal().mean() * torch.eye(len(square)).to(square)
     leverage = (rows * torch.linalg.solve(damped, rows.T).T).sum(1)

@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.gram import Reducer
-from likewise.gram.sketches import Sketch, Sketches, whiten_sketches
+from likewise.gram.sketches import Sketch, Sketches, similarity_errors, whiten_sketches
 from nets import SHAPES, case
 
 
@@ -137,3 +137,59 @@ def test_exact_centered_similarities_of_new_inputs(make):
     scale = [(k.diagonal() - 2 * means + g).rsqrt() for k, means in ((own, r), (data, s))]
     expected = (cross - r[:, None] - s + g) * scale[0][:, None] * scale[1]
     torch.testing.assert_close(found.double(), expected, rtol=1e-8, atol=1e-8)
+
+
+def transformer(outputs):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(8, 16), layer, nn.Flatten(), nn.Linear(16 * 6, outputs))
+
+
+def image_net(outputs):
+    layers = [nn.Conv2d(1, 12, 3), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, outputs))
+
+
+def dense_net(outputs):
+    return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, outputs))
+
+
+def test_95_of_100_intervals_of_sketched_similarities_hold_the_exact_one():
+    coverage = []
+    for make, shape in ((dense_net, (20,)), (image_net, (1, 10, 10)), (transformer, (6, 8))):
+        for outputs, q in ((1, 512), (4, 128), (10, 52)):
+            torch.manual_seed(0)
+            model, x = make(outputs).double(), torch.randn(30, *shape, dtype=torch.float64)
+            coverage.append(measure_coverage(lw.GramMatrix(model, x), q))
+    found = torch.tensor(coverage)  # (nets, plain and centered)
+    assert found.min() >= 0.9 and found.max() <= 0.98
+    assert 0.93 <= found.mean(0).min() and found.mean(0).max() <= 0.97
+
+
+def measure_coverage(gram, q, seeds=24):
+    """The share of pairs whose exact similarity is within 1.96 errors, plain and centered."""
+    apart = torch.triu_indices(30, 30, 1).unbind()
+    exact = [gram.with_centering(centered).dense()[apart] for centered in (False, True)]
+    inside = torch.zeros(2, dtype=torch.float64)
+    for seed in range(seeds):
+        plain = whiten_sketches(sketched(gram, q, seed))
+        centered = nn.functional.normalize(plain - plain.mean(0), dim=1)
+        for kind, vectors in enumerate((plain, centered)):
+            errors = similarity_errors(vectors, vectors, gram.d)
+            assert errors.diagonal().max() < 1e-7  # a sample's similarity to itself is exact
+            off = (vectors @ vectors.T)[apart] - exact[kind]
+            inside[kind] += (off.abs() <= 1.96 * errors[apart]).double().mean() / seeds
+    return inside.tolist()
+
+
+def test_errors_of_some_pairs_are_those_of_all():
+    model, x = conv()
+    gram = lw.GramMatrix(model, x)
+    vectors = whiten_sketches(sketched(gram, 40))
+    errors = similarity_errors(vectors, vectors, 4)
+    indices = torch.randint(40, (40, 3), generator=torch.Generator().manual_seed(0))
+    some = similarity_errors(vectors[:, None], vectors[indices], 4)[:, 0]
+    torch.testing.assert_close(some, errors.gather(1, indices), rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="a multiple of 16"):
+        similarity_errors(vectors[:, :12], vectors[:, :12], 4)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        Sketch(47, 0)

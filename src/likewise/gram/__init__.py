@@ -21,6 +21,7 @@ from likewise.gram.sketches import (
     bucket_count,
     measure_error,
     pair_source,
+    similarity_errors,
     sketch_rows,
     whiten_sketches,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "pair_source",
     "perceptual",
     "similarity",
+    "similarity_errors",
     "sketch_rows",
     "whiten_sketches",
 ]

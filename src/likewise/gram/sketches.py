@@ -1,10 +1,12 @@
 """Random projections of gradients, and all pairs from them: a fraction of the exact cost, with an error.
 
-A sketch is a random projection of a sample's whitened gradient that keeps inner products on average. Explicit
-coordinates get a random sign each and are added up in q buckets, every q-th in one; an outer product a δᵀ, never
-formed, becomes (P a) ∘ (Q δ) with random signs in P and Q. Either way E⟨s, s'⟩ = ⟨S, S'⟩, and with unit vectors of
-length d·q after whitening the error of a similarity is about 1/√(d·q), less the more alike two samples are: the map
-is linear, so that what is equal stays equal. `measure_error` compares a few samples both ways.
+A sketch is a random projection of a sample's whitened gradient that keeps inner products on average. It consists of
+REPLICATES independent ones. For each, explicit coordinates get random signs and are added up in b buckets, every b-th
+in one; an outer product a δᵀ, never formed, becomes (P a) ∘ (Q δ) with random signs in P and Q. Either way
+E⟨s, s'⟩ = ⟨S, S'⟩, and with unit vectors of length d·q after whitening, q = b · REPLICATES, the error of a similarity
+is about 1/√(d·q), less the more alike two samples are: the map is linear, so that what is equal stays equal. How far
+replicates differ tells the standard error of every similarity (`similarity_errors`); `measure_error` compares a few
+samples both ways.
 """
 
 import hashlib
@@ -24,6 +26,9 @@ from likewise.kernels import CORRELATION
 from likewise.linalg import matrix_power, rank_floor
 
 NARROWEST = 16  # numbers a sample
+REPLICATES = (
+    4  # of 2, an error made by two large coordinates shows in one sign only; of 8, narrow sketches err more
+)
 
 
 class Sketched(NamedTuple):
@@ -36,11 +41,26 @@ class Sketched(NamedTuple):
 
 
 class Sketch:
-    """A random map from gradients to q numbers per output, the same for every call with a seed."""
+    """A random map from gradients to q numbers per output, the same for every call with a seed.
+
+    Args:
+        q: A multiple of REPLICATES, as `bucket_count` gives it.
+        seed: Of the random signs.
+
+    """
 
     def __init__(self, q: int, seed: int) -> None:
+        if q < 1 or q % REPLICATES:
+            raise ValueError(
+                f"q must be a multiple of {REPLICATES}, found {q}: see likewise.gram.bucket_count."
+            )
         self.q, self._seed = q, seed
         self._maps: list[Tensor] | None = None
+
+    @property
+    def buckets(self) -> int:
+        """How many sums each replicate consists of."""
+        return self.q // REPLICATES
 
     def __call__(self, engine: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluation_mode`."""
@@ -50,13 +70,13 @@ class Sketch:
     def parts(self, engine: Engine, samples: Samples) -> str:
         """Return in what parts gradients come: sketches of other parts are no match."""
         shapes = [tuple(part.shape[1:]) for part in engine.features(samples, 0).tensors]
-        return hashlib.sha256(str((self.q, self._seed, shapes)).encode()).hexdigest()[:8]
+        return hashlib.sha256(str((REPLICATES, self.q, self._seed, shapes)).encode()).hexdigest()[:8]
 
     def _project(self, parts: GradientParts) -> Sketched:
         square, total = parts.factors_gram, None
         for start, rows, gram in parts.explicit:
-            signs = self._random_signs(parts, rows)[0][start : start + rows.shape[2]]
-            term = _sum_buckets(rows, signs, start % self.q, self.q)
+            signs, run_signs = self._random_signs(parts, rows)[:2]
+            term = _sum_buckets(rows, signs, run_signs, start, self.buckets)
             total = term if total is None else total.add_(term)
             square = square + gram
         for (a, delta), (left, right) in zip(parts.factors, self._factor_signs(parts), strict=True):
@@ -72,29 +92,46 @@ class Sketch:
         """Return P and Q of each factor."""
         if not parts.factors:
             return []
-        rest = self._random_signs(parts, parts.factors[0][0])[1:]
+        rest = self._random_signs(parts, parts.factors[0][0])[2:]
         return list(zip(rest[::2], rest[1::2], strict=True))
 
     def _random_signs(self, parts: GradientParts, like: Tensor) -> list[Tensor]:
-        """Return the signs of explicit coordinates, then P and Q of each factor; drawn once."""
+        """Return the signs of explicit coordinates, of their runs, then P and Q of each factor; drawn once."""
         if self._maps is None:
             generator = torch.Generator().manual_seed(self._seed)
-            self._maps = [
-                (torch.randint(0, 2, (max(parts.width, 1),), generator=generator) * 2.0 - 1).to(like)
-            ]
+
+            def signs(*shape: int) -> Tensor:
+                return torch.randint(0, 2, shape, generator=generator) * 2.0 - 1
+
+            runs = 1 + parts.width // self.buckets
+            run_signs = signs(REPLICATES, runs) * REPLICATES**-0.5
+            self._maps = [signs(max(parts.width, 1)).to(like), run_signs.to(like)]
             for a, delta in parts.factors:
-                for size, scale in ((a.shape[1], self.q**-0.5), (delta.shape[2], 1.0)):
-                    signs = torch.randint(0, 2, (size, self.q), generator=generator) * 2.0 - 1
-                    self._maps.append((signs * scale).to(like))
+                self._maps.append((signs(a.shape[1], self.q) * self.q**-0.5).to(like))
+                self._maps.append(signs(delta.shape[2], self.q).to(like))
         return self._maps
 
 
-def _sum_buckets(rows: Tensor, signs: Tensor, first: int, q: int) -> Tensor:
-    """Return rows (n, d, p) times signs, summed in q buckets in turn, the first column in bucket `first`."""
-    p = rows.shape[2]
-    padded = rows.new_zeros(*rows.shape[:2], -(-(first + p) // q) * q)
-    torch.mul(rows, signs, out=padded[:, :, first : first + p])
-    return padded.unflatten(2, (-1, q)).sum(2)
+def _sum_buckets(rows: Tensor, signs: Tensor, run_signs: Tensor, start: int, buckets: int) -> Tensor:
+    """Return the sketch of consecutive coordinates, (n, d, replicates · buckets).
+
+    Coordinate i is in bucket i % buckets and run i // buckets. Replicates differ in the signs of runs, so that the
+    terms which two coordinates of a bucket add to an inner product are independent between replicates.
+
+    Args:
+        rows: (n, d, p) coordinates from `start` on.
+        signs: Of all coordinates.
+        run_signs: (replicates, runs) of all runs.
+        start: The place of the first coordinate.
+        buckets: How many.
+
+    """
+    first, p = start % buckets, rows.shape[2]
+    runs = -(-(first + p) // buckets)
+    padded = rows.new_zeros(*rows.shape[:2], runs * buckets)
+    torch.mul(rows, signs[start : start + p], out=padded[:, :, first : first + p])
+    here = run_signs[:, start // buckets : start // buckets + runs]
+    return (here @ padded.unflatten(2, (runs, buckets))).flatten(2)
 
 
 def sketch_bytes(engine: Engine, samples: Samples) -> int:
@@ -110,11 +147,63 @@ def whiten_sketches(sketched: Sketched) -> Tensor:
 
 
 def bucket_count(numbers: int, d: int) -> int:
-    """Return q for a sketch of about so many numbers: a prime, so that no layer's width is a multiple."""
-    q = max(17, -(-numbers // d))
-    while any(q % i == 0 for i in range(2, int(q**0.5) + 1)):
-        q += 1
-    return q
+    """Return q for a sketch of about so many numbers; buckets are a prime, so that no layer's width is a multiple."""
+    buckets = max(5, -(-numbers // (REPLICATES * d)))
+    while any(buckets % i == 0 for i in range(2, int(buckets**0.5) + 1)):
+        buckets += 1
+    return REPLICATES * buckets
+
+
+def similarity_errors(rows: Tensor, columns: Tensor, d: int) -> Tensor:
+    """Return the standard error of each similarity of sketches, (..., n, m), from the sketches alone.
+
+    The replicates of a sketch are independent estimates of the same similarities, bucket by bucket, and the error is
+    estimated from how far they differ. Lengths are exact or divided by, which is taken into account: a sample's
+    similarity to itself has no error. An interval of ±1.96 errors holds about 95 % of the exact similarities.
+
+    Args:
+        rows: (..., n, d·q) whitened sketches, or unit vectors of sketches less their mean, for centered similarities.
+        columns: (..., m, d·q) likewise; of k neighbors of each row, columns[indices] with rows[:, None].
+        d: The number of outputs that were sketched.
+
+    Returns:
+        (..., n, m) errors of rows @ columns.mT.
+
+    """
+    width = d * REPLICATES
+    if rows.shape[-1] % width or columns.shape[-1] != rows.shape[-1]:
+        raise ValueError(
+            f"Sketches of {d} outputs have a multiple of {width} entries, found {rows.shape[-1]} and "
+            f"{columns.shape[-1]}."
+        )
+    left, right = _by_bucket(rows, d), _by_bucket(columns, d)
+    own, other = _squared_shares(left), _squared_shares(right)
+    similarity = (rows @ columns.mT)[..., None, None, :, :]
+    variance = similarity.new_zeros(similarity[..., 0, 0, :, :].shape)
+    squared, step = torch.zeros_like(variance), max(1, 2**20 // similarity.numel())
+    for start in range(0, left.shape[-4], step):
+        part = slice(start, start + step)
+        terms = left[..., part, :, :, :] @ right[..., part, :, :, :].mT  # (..., buckets, replicates, n, m)
+        shares = own[..., part, :, :, None] + other[..., part, :, None, :]
+        by_bucket = terms.sub_(shares.mul_(similarity).div_(2)).var(-3).mul_(REPLICATES)
+        variance += by_bucket.sum(-3)
+        squared += by_bucket.square_().sum(-3)
+    # Few buckets that matter: Student's t with as many degrees of freedom has wider intervals than a normal.
+    least = torch.finfo(squared.dtype).tiny
+    freedom = ((REPLICATES + 1) * variance.square() / squared.clamp(min=least) - 2).clamp(min=1)
+    return variance.sqrt_() * (1 + 1.21 / freedom + 1.44 / freedom.square())
+
+
+def _by_bucket(vectors: Tensor, d: int) -> Tensor:
+    """Return sketches (..., n, d·q) as (..., buckets, replicates, n, d)."""
+    return vectors.unflatten(-1, (d, REPLICATES, -1)).movedim(-1, -4).movedim(-1, -3)
+
+
+def _squared_shares(sums: Tensor) -> Tensor:
+    """Return the share of each sum in the squared length of its sketch, (..., buckets, replicates, n)."""
+    squares = sums.square().sum(-1)
+    total = squares.sum((-3, -2), keepdim=True)
+    return squares / torch.where(total > 0, total, 1)
 
 
 class Sketches:
