@@ -4,19 +4,25 @@ Two inputs are similar when a parameter update moves both outputs alike: the nor
 gradients. Wrap a model in a `Network`, compare a data set with itself or with another in a `GramMatrix`, and pass
 that to a statistic; or let `analyze` do all of it and write a report.
 
-Where things are, from the bottom up; imports only go down:
+Where things are; a module imports only from those above it:
 
-    model, readouts, kernels    a module in evaluation mode, which of its outputs are compared, and by which formula
-    data, loading               batches of any data set; data sets and models named on the command line
-    engines                     gradients of each sample: rules for operations, checked against a plain reference
-    distributed                 sharing passes among processes
-    gram                        the matrix of all pairs: products in two passes, strips of rows, centering, sketches
-    statistics                  neighbors, density, label issues, novelty, reliability, ...: reductions of strips
-    losses                      the same similarities as training terms
-    watch, reheat, integrations records of training, and callbacks for trainers
-    runs                        `analyze`: statistics as columns of a folder, settings, exports, comparison
-    report, figures             one HTML page of a run; plots
-    cli                         the commands
+    checks, linalg, files, locks, ...   of arguments, numbers and files; know nothing of the rest
+    readouts, kernels                   which outputs of a model are compared, and by which formula
+    loading                             models and data sets that are named on the command line
+    distributed, liveness, fingerprint  the same work shared by several processes, and that they agree
+    watch                               a record of training: margins, losses, forgetting
+    model, data                         a module in evaluation mode; batches of any data set
+    report                              the HTML page of a run folder
+    engines                             gradients of each sample: a rule for each operation, checked by a reference
+    losses                              similarity as a training term
+    gram                                similarities of all pairs: products, strips of rows, centering, sketches
+    votes, reheat, statistics           neighbors, density, label issues, novelty, reliability, ...
+    index                               sketches of a data set on disk, to ask about new inputs later
+    runs                                `analyze`: statistics as columns of a table; settings, exports, comparison
+    integrations                        callbacks for trainers
+    cli                                 the commands; their options are declared in runs.settings
+
+`figures` draws what any of them returns. CONTRIBUTING.md says which file to edit for what.
 """
 
 from likewise import figures, losses

@@ -16,7 +16,7 @@ import torch
 
 import likewise as lw
 from likewise.cli.app import app, exit_code
-from likewise.runs.config import INPUTS, Settings
+from likewise.runs.settings import INPUTS, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
 COMMANDS = (

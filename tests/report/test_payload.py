@@ -95,7 +95,7 @@ def test_a_path_elsewhere_is_kept_for_going_on_but_not_in_the_report(run, tmp_pa
 
 
 def test_paths_in_the_home_folder_are_written_without_its_name(tmp_path, monkeypatch):
-    from likewise.runs.config import Settings, read_settings
+    from likewise.runs.settings import Settings, read_settings
 
     home, here = tmp_path / "ann", tmp_path / "here"
     for folder in (home, here):

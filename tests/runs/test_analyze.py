@@ -401,7 +401,7 @@ def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch, ske
 
 
 def test_settings_are_kept_and_say_what_is_wrong(tmp_path):
-    from likewise.runs.config import Settings, read_settings
+    from likewise.runs.settings import Settings, read_settings
 
     settings = Settings(model="net.py:model", data="x.npz", neighbors=5, classes=("a", 'b "quoted"'))
     path = tmp_path / "settings.toml"

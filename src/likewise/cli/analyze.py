@@ -9,7 +9,7 @@ import typer
 
 from likewise.cli.options import Form, Quiet, Request, open_inputs, takes_settings
 from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
-from likewise.runs.config import INPUTS, Settings
+from likewise.runs.settings import INPUTS, Settings
 
 if TYPE_CHECKING:
     from likewise.runs.result import Analysis

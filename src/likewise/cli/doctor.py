@@ -6,7 +6,7 @@ from typing import Any
 
 from likewise.cli.options import Form, Request, open_inputs, takes_settings
 from likewise.cli.output import Format, gigabytes, print_result
-from likewise.runs.config import INPUTS, Settings
+from likewise.runs.settings import INPUTS, Settings
 
 
 @takes_settings(INPUTS, optional=True)

@@ -1,6 +1,6 @@
 """From the words of a command to settings, and from settings to the network and the data that they name.
 
-The options of a run come from `likewise.runs.config.Settings`, with names, defaults and help.
+The options of a run come from `likewise.runs.settings.Settings`, with names, defaults and help.
 """
 
 import functools
@@ -15,7 +15,7 @@ from pydantic import ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 
 from likewise.cli.output import Format
-from likewise.runs.config import Settings, describe_errors, read_settings
+from likewise.runs.settings import Settings, describe_errors, read_settings
 
 Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]

@@ -30,7 +30,7 @@ from likewise.thumbnails import EXCERPT
 from likewise.watch import Watch
 
 if TYPE_CHECKING:
-    from likewise.runs.config import Settings
+    from likewise.runs.settings import Settings
 
 Show = Callable[[int], Any] | Sequence[Any]
 
@@ -181,7 +181,7 @@ def _is_listed(given: Any) -> bool:
 
 
 def _given_in_python(options: Mapping[str, Any]) -> "Settings":
-    from likewise.runs.config import GIVEN_IN_PYTHON, Settings
+    from likewise.runs.settings import GIVEN_IN_PYTHON, Settings
 
     same = ("neighbors", "threshold", "layout", "readout", "parameters", "excerpt_length")
     known = {name: options[name] for name in same}

@@ -1,9 +1,10 @@
 """Results in the forms of other tools."""
 
 import re
+from collections.abc import Callable
 from csv import QUOTE_NONNUMERIC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,35 +16,21 @@ if TYPE_CHECKING:
 # What a spreadsheet takes for a formula, also in the full width of East Asian text, and what is a number.
 _FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-FORMS = ("parquet", "csv", "knn", "projector")
 
 
 def export_run(found: Analysis, to: str, out: Path | None) -> Path:
     """Write a run as a table, a graph of neighbors or a folder for TensorBoard; return where."""
-    if to not in FORMS:
-        raise ValueError(f"There is no export to {to!r}: choose {', '.join(FORMS)}.")
-    suffix = {
-        "parquet": "samples-export.parquet",
-        "csv": "samples.csv",
-        "knn": "knn_graph.npz",
-        "projector": "projector",
-    }
-    path = out or found.folder / suffix[to]
+    if to not in EXPORTS:
+        raise ValueError(f"There is no export to {to!r}: choose {', '.join(EXPORTS)}.")
+    export = EXPORTS[to]
+    path = out or found.folder / export.name
     if path.resolve() in {
         (found.folder / name).resolve() for name in (*found.manifest["files"], "manifest.json")
     }:
         raise ValueError(f"{path} is a file of the run itself: export to another.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent}.")
-    if to == "csv":
-        # Texts in quotes: a carriage return outside of them would start a row, and its rest a cell.
-        escape_formulas(found.table.reset_index()).to_csv(path, index=False, quoting=QUOTE_NONNUMERIC)
-    elif to == "parquet":
-        found.table.reset_index().to_parquet(path)
-    elif to == "knn":
-        _write_graph(path, found)
-    else:
-        _write_projector(path, found)
+    export.write(path, found)
     return path
 
 
@@ -99,3 +86,27 @@ def _write_projector(path: Path, found: Analysis) -> None:
         "}",
     ]
     (path / "projector_config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_csv(path: Path, found: Analysis) -> None:
+    # Texts in quotes: a carriage return outside of them would start a row, and its rest a cell.
+    escape_formulas(found.table.reset_index()).to_csv(path, index=False, quoting=QUOTE_NONNUMERIC)
+
+
+def _write_parquet(path: Path, found: Analysis) -> None:
+    found.table.reset_index().to_parquet(path)
+
+
+class Export(NamedTuple):
+    """A form in which a run can be written."""
+
+    name: str  # of the file or folder, inside the run unless another is named
+    write: Callable[[Path, Analysis], None]
+
+
+EXPORTS = {
+    "parquet": Export("samples-export.parquet", _write_parquet),
+    "csv": Export("samples.csv", _write_csv),
+    "knn": Export("knn_graph.npz", _write_graph),
+    "projector": Export("projector", _write_projector),
+}

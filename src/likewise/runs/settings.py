@@ -1,4 +1,4 @@
-"""What a run was asked for, in a file that starts it again."""
+"""The options of a run, declared once: for commands, for Python, and for a file that starts it again."""
 
 import tomllib
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
+from likewise.readouts import NAMED
 from likewise.thumbnails import EXCERPT
 
 GIVEN_IN_PYTHON = "(given in Python)"
@@ -100,8 +101,8 @@ class Settings(BaseModel):
     limit: int | None = Field(default=None, ge=1, description="Only so many samples.")
     readout: str = Field(
         default="auto",
-        description="Whose gradients are compared: auto, all_outputs, projected_outputs(8), log_probabilities, "
-        "label_against_rest, predicted_class, sequence_log_likelihood, token_log_likelihood, or an import string.",
+        description=f"Whose gradients are compared: auto, projected_outputs(8), {', '.join(NAMED)}, or an import "
+        "string.",
     )
     parameters: Names | None = Field(
         default=None, description="Only these parameters, with commas: `layer4.*,fc.*`."
