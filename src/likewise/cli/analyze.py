@@ -71,7 +71,7 @@ def analyze(
         rule(found)
 
 
-@takes_settings(INPUTS)
+@takes_settings((*INPUTS, "sketch", "exact"))
 def plan(
     request: Request,
     form: Form = Format.text,
@@ -86,16 +86,19 @@ def plan(
     from likewise.runs.plan import plan_run
 
     net, read = open_inputs(settings)
-    found = plan_run(net, read.dataset, read.labels, settings.max_memory)
-    how = (
-        f"from sketches of {found.sketch} numbers a sample"
-        if found.sketch
-        else "exactly, all pairs of gradients"
+    found = plan_run(
+        net,
+        read.dataset,
+        read.labels,
+        settings.max_memory,
+        exact=settings.exact,
+        sketch=settings.sketch,
     )
     print_result(
         form,
         found._asdict(),
-        f"{found.samples:,} samples × {found.outputs} outputs × {found.parameters:,} parameters, {how}",
+        f"{found.samples:,} samples × {found.outputs:,} outputs × {found.parameters:,} parameters",
+        found.method,
         f"about {found.seconds:,.0f} s and {gigabytes(found.peak_bytes)} on {settings.device}, beside "
         "model and data",
     )
@@ -117,6 +120,7 @@ def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
         neighbors=settings.neighbors,
         threshold=settings.threshold,
         sketch=settings.sketch,
+        exact=settings.exact,
         layout=settings.layout,
         classes=settings.classes or read.classes,
         names=read.names,

@@ -10,6 +10,8 @@ samples both ways.
 """
 
 import hashlib
+from collections.abc import Callable
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -56,6 +58,7 @@ class Sketch:
             )
         self.q, self._seed = q, seed
         self._maps: list[Tensor] | None = None
+        self._buffer: Tensor | None = None
 
     @property
     def buckets(self) -> int:
@@ -76,7 +79,7 @@ class Sketch:
         square, total = parts.factors_gram, None
         for start, rows, gram in parts.explicit:
             signs, run_signs = self._random_signs(parts, rows)[:2]
-            term = _sum_buckets(rows, signs, run_signs, start, self.buckets)
+            term = _sum_buckets(rows, signs, run_signs, start, self.buckets, self._scratch)
             total = term if total is None else total.add_(term)
             square = square + gram
         for (a, delta), (left, right) in zip(parts.factors, self._factor_signs(parts), strict=True):
@@ -87,6 +90,13 @@ class Sketch:
         white = matrix_power(square, -0.5, rank_floor(total.dtype))
         squares = square.diagonal(dim1=1, dim2=2).sum(1)
         return Sketched(total, white.matrix.to(total), squares, white.rank)
+
+    def _scratch(self, like: Tensor, size: int) -> Tensor:
+        """Return memory of so many entries: to touch fresh memory takes longer than to multiply."""
+        known = self._buffer
+        if known is None or known.numel() < size or known.dtype != like.dtype or known.device != like.device:
+            self._buffer = known = like.new_empty(size)
+        return known[:size]
 
     def _factor_signs(self, parts: GradientParts) -> list[tuple[Tensor, Tensor]]:
         """Return P and Q of each factor."""
@@ -112,7 +122,14 @@ class Sketch:
         return self._maps
 
 
-def _sum_buckets(rows: Tensor, signs: Tensor, run_signs: Tensor, start: int, buckets: int) -> Tensor:
+def _sum_buckets(
+    rows: Tensor,
+    signs: Tensor,
+    run_signs: Tensor,
+    start: int,
+    buckets: int,
+    scratch: Callable[[Tensor, int], Tensor],
+) -> Tensor:
     """Return the sketch of consecutive coordinates, (n, d, replicates · buckets).
 
     Coordinate i is in bucket i % buckets and run i // buckets. Replicates differ in the signs of runs, so that the
@@ -124,11 +141,15 @@ def _sum_buckets(rows: Tensor, signs: Tensor, run_signs: Tensor, start: int, buc
         run_signs: (replicates, runs) of all runs.
         start: The place of the first coordinate.
         buckets: How many.
+        scratch: Returns memory like a tensor, of so many entries, that is used again by the next part.
 
     """
     first, p = start % buckets, rows.shape[2]
     runs = -(-(first + p) // buckets)
-    padded = rows.new_zeros(*rows.shape[:2], runs * buckets)
+    shape = (*rows.shape[:2], runs * buckets)
+    padded = scratch(rows, prod(shape)).view(shape)
+    padded[:, :, :first] = 0
+    padded[:, :, first + p :] = 0
     torch.mul(rows, signs[start : start + p], out=padded[:, :, first : first + p])
     here = run_signs[:, start // buckets : start // buckets + runs]
     return (here @ padded.unflatten(2, (runs, buckets))).flatten(2)
@@ -331,11 +352,16 @@ def measure_error(gram: GramMatrix, sketches: Tensor, samples: int = 128) -> Ske
     places = torch.linspace(0, n - 1, min(n, samples)).long().unique()
     part = gram.with_kernel(CORRELATION).with_centering(False)
     part.data = part.columns = gram.data.take(places.tolist())
-    exact, few = part.dense().cpu().double(), sketches[places.to(sketches.device)].cpu().double()
-    if len(places) == 1:
+    few = sketches[places.to(sketches.device)].cpu().double()
+    return similarity_error(few @ few.T, part.dense().cpu().double())
+
+
+def similarity_error(estimate: Tensor, exact: Tensor) -> SketchError:
+    """Return how far similarities of some samples with each other, (n, n), are off."""
+    n = len(exact)
+    if n == 1:
         return SketchError(1, 0.0, 0.0)
-    squares = (few @ few.T - exact).square()
-    apart = ~torch.eye(len(places), dtype=torch.bool)
+    squares, apart = (estimate - exact).square(), ~torch.eye(n, dtype=torch.bool)
     similar = exact[apart] >= exact[apart].quantile(0.9)
     every, top = squares[apart].mean().sqrt(), squares[apart][similar].mean().sqrt()
-    return SketchError(len(places), float(every), float(top))
+    return SketchError(n, float(every), float(top))

@@ -21,8 +21,9 @@ from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
 from likewise.readouts import Readout, readout_name
 from likewise.report.build import write_report
+from likewise.runs.plan import choose_method
 from likewise.runs.result import Analysis
-from likewise.runs.stages import run_stages, sketch_width
+from likewise.runs.stages import run_stages
 from likewise.runs.store import open_folder
 from likewise.runs.tables import Shown
 from likewise.statistics.targets import finite_labels, model_outputs
@@ -46,6 +47,7 @@ def analyze(
     neighbors: int = 10,
     threshold: float = 0.5,
     sketch: int | Literal["auto", "never"] = "auto",
+    exact: bool = False,
     layout: Literal["pca", "umap"] = "pca",
     classes: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
@@ -74,11 +76,13 @@ def analyze(
     """
     if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
-    net = to_network(model, readout, parameters)
-    gram = _gram_of_decoded(net, batches(dataset, labels=labels), max_memory)
+    given_net, source = to_network(model, readout, parameters), batches(dataset, labels=labels)
+    max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
+    decoded, decoded_bytes = source.with_cache(max_memory // 4)
+    method = choose_method(given_net, decoded, exact=exact, sketch=sketch)
+    net = method.net
+    gram = _gram_of_decoded(net, source, decoded, decoded_bytes, max_memory)
     data = gram.data
-    first = data.samples(range(1))
-    net.choose_readout(first.inputs, first.labels, first.ids)
     neighbors = check_integer("neighbors", neighbors, 1)
     check_choice("layout", layout, ("pca", "umap"))
     excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
@@ -90,7 +94,7 @@ def analyze(
         "parameters": list(net.names),
         "neighbors": neighbors,
         "threshold": check_number("threshold", threshold, -1, 1),
-        "sketch": sketch_width(gram, sketch),
+        "sketch": method.sketch,
         "layout": layout,
         "excerpt_length": excerpt_length,
     }
@@ -116,7 +120,7 @@ def analyze(
         if folder.needs("settings.toml"):
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
-            folder.state["about"] = _about(net, data)
+            folder.state |= {"about": _about(net, data), "method": method.describe()}
             run_stages(folder, gram, given, shown, record, outputs)
             folder.finish()
         if folder.needs("report.html"):
@@ -124,21 +128,19 @@ def analyze(
     return Analysis(folder.path)
 
 
-def _gram_of_decoded(net: Network, data: Batches, max_memory: int) -> GramMatrix:
-    """Return the matrix of samples that are decoded once: a quarter of the memory may hold them.
+def _gram_of_decoded(net: Network, data: Batches, decoded: Batches, size: int, max_memory: int) -> GramMatrix:
+    """Return the matrix of samples that are decoded once, of which `size` bytes are kept.
 
-    A model that takes more than the rest gets all of it, and samples are read again by each pass.
+    A model that takes more than the rest of the memory gets all of it, and samples are read again by each pass.
     """
-    whole = GramMatrix(net, data, centered=True, max_memory=max_memory)
-    decoded, size = data.with_cache(whole.max_memory // 4)
-    if not size:
-        return whole
-    gram = GramMatrix(net, decoded, centered=True, max_memory=whole.max_memory - size)
-    try:
-        _ = gram.engine
-    except MemoryLimitError:
-        return whole
-    return gram
+    if size:
+        gram = GramMatrix(net, decoded, centered=True, max_memory=max_memory - size)
+        try:
+            _ = gram.engine
+            return gram
+        except MemoryLimitError:
+            pass
+    return GramMatrix(net, data, centered=True, max_memory=max_memory)
 
 
 def _read(gram: GramMatrix, out: Path) -> tuple[str, Tensor | None, Tensor | None]:

@@ -1,18 +1,54 @@
-"""What a run would take, from a dry run on a few samples."""
+"""How a run compares gradients, chosen by counting operations, and what it would take, from a dry run on a few samples.
 
+Three ways. Exactly, with the readout that was given or the usual automatic one, where all pairs are few. Else from
+sketches of a few random combinations of the outputs: a handful of plain training epochs. And exactly, all outputs and
+all pairs, on request.
+"""
+
+import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from likewise.data import batches
+from likewise.checks import check_flag, check_integer
+from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network
+from likewise.readouts import COMBINATIONS, MOST_OUTPUTS, AutomaticReadout, all_outputs, readout_name
 from likewise.runs.columns import Request, Targets, pair_statistics
-from likewise.runs.stages import sketch_width
 from likewise.statistics.neighbors import nearest
 from likewise.statistics.uncertainty import uncertainty
+
+FEW_MULTIPLICATIONS = 1e11  # of exact pairs: seconds on one core
+WIDTH = 1024  # numbers per sample of a sketch
+SKETCHED_OUTPUTS = (
+    4  # combinations of outputs where gradients are sketched: labels are ranked as by ten (docs/method.md)
+)
+
+
+class Method(NamedTuple):
+    """How a run compares gradients, and what that costs in plain training epochs, counted."""
+
+    net: Network  # with the readout that was chosen
+    sketch: int  # numbers a sample; 0: exact pairs
+    outputs: int  # of a sample, as the model returns them
+    compared: int  # outputs that the readout selects
+    epochs: float
+    exact_epochs: float  # of all outputs and all pairs
+
+    def describe(self) -> str:
+        """Return the choice in a sentence."""
+        readout = readout_name(self.net.readout)
+        outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout
+        if not self.sketch:
+            return f"exactly, all pairs of gradients of {outputs}: about {self.epochs:,.0f} plain epochs"
+        return (
+            f"from sketches of {self.sketch} numbers a sample, {outputs}: about {self.epochs:,.0f} plain epochs "
+            f"(exactly: about {self.exact_epochs:,.0f})"
+        )
 
 
 class RunPlan(NamedTuple):
@@ -21,40 +57,122 @@ class RunPlan(NamedTuple):
     samples: int
     outputs: int
     parameters: int
+    readout: str
+    compared: int  # outputs that the readout selects
     sketch: int  # numbers a sample; 0: exact
+    epochs: float  # plain training epochs, by counting operations
+    exact_epochs: float
     seconds: float
     peak_bytes: int  # beside the model and the data
+    method: str
 
 
-def plan_run(net: Network, dataset: Any, labels: Any, max_memory: int) -> RunPlan:
+def choose_method(
+    net: Network, data: Batches, *, exact: bool = False, sketch: int | Literal["auto", "never"] = "auto"
+) -> Method:
+    """Return how to compare gradients, so that a run costs a handful of epochs unless asked to be exact.
+
+    Args:
+        net: A readout that was given to it is kept; an automatic one is chosen here.
+        data: The samples, of which one is read.
+        exact: All outputs, all pairs.
+        sketch: Numbers per sample; "never": all pairs, with the usual readout.
+
+    """
+    exact = check_flag("exact", exact)
+    if not isinstance(sketch, str) or sketch not in ("auto", "never"):
+        sketch = check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
+        if exact:
+            raise ValueError(f"exact=True compares gradients as they are, found sketch={sketch} beside it.")
+    first = data.samples(range(1))
+    whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
+    d, operations = _count_outputs(whole, first)
+    if whole.readout is not all_outputs:  # given, or of a language model: nothing is left to choose
+        net = whole.with_readout(whole.readout)
+    cost = _Cost(data.n, sum(net.numels.values()), operations)
+    if exact:
+        return Method(whole, 0, d, d, cost.exact(d), cost.exact(d))
+    usual = d if net.automatic is None or d <= MOST_OUTPUTS else COMBINATIONS
+    is_small = sketch == "auto" and data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
+    if sketch == "never" or is_small:
+        chosen = net.with_readout(AutomaticReadout(net.model)) if net.automatic else net
+        return Method(chosen, 0, d, usual, cost.exact(usual), cost.exact(d))
+    few = d if net.automatic is None else min(d, SKETCHED_OUTPUTS)
+    width = WIDTH if sketch == "auto" else int(sketch)
+    automatic = AutomaticReadout(net.model, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
+    chosen = net.with_readout(automatic) if net.automatic else net
+    return Method(chosen, width, d, few, cost.sketched(few, width), cost.exact(d))
+
+
+class _Cost(NamedTuple):
+    """Costs in plain training epochs, of one forward and two backward units a sample."""
+
+    n: int
+    p: int
+    operations: int  # multiplications of a forward pass of one sample
+
+    def exact(self, d: int) -> float:
+        """Return what density, uncertainty and all pairs take: two passes each for the first two."""
+        return 1 / 3 + 4 * (1 + 2 * d) / 3 + self.n * d * self.p / (3 * self.operations)
+
+    def sketched(self, d: int, width: int) -> float:
+        """Return what outputs, the sketches and their pairs take."""
+        return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (3 * self.operations)
+
+
+def _count_outputs(net: Network, first: Samples) -> tuple[int, int]:
+    """Return the number of outputs that are read of a sample, and the multiplications of a forward pass."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        outputs = net.outputs(first.inputs, first.labels, first.ids)
+    return outputs.shape[1], max(counter.get_total_flops() // 2, sum(net.numels.values()), 1)
+
+
+def plan_run(
+    net: Network,
+    dataset: Any,
+    labels: Any,
+    max_memory: int,
+    *,
+    exact: bool = False,
+    sketch: int | Literal["auto", "never"] = "auto",
+) -> RunPlan:
     """Return what `analyze` would take; nothing is written."""
     data = batches(dataset, labels=labels)
-    gram = GramMatrix(net, data, max_memory=max_memory)
-    d, p, width = gram.d, sum(net.numels.values()), sketch_width(gram, "auto")
-    if not width:
-        parts = [gram.plan(), gram.plan(uncertainty), gram.plan(nearest)]
-        seconds = sum(part.seconds for part in parts)
-        return RunPlan(data.n, d, p, 0, seconds, max(part.peak_bytes for part in parts))
-    q = bucket_count(width, d)
-    gradients, sketch = gram.engine, Sketch(q, 0)
-    few = min(data.n, gradients.batch_size or 32, 64)
-    with net.evaluation_mode():
-        samples = data.samples(range(few))
-        size = sketch_bytes(gradients, samples)
-        sketch(gradients, samples)
+    method = choose_method(net, data, exact=exact, sketch=sketch)
+    gram = GramMatrix(method.net, data, max_memory=max_memory)
+    take = _plan_sketched(gram, method.sketch) if method.sketch else _plan_exact(gram)
+    readout, p = readout_name(method.net.readout), sum(net.numels.values())
+    width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
+    method = method._replace(sketch=width, compared=gram.d)
+    costs = round(method.epochs, 1), round(method.exact_epochs, 1)
+    return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *take, method.describe())
+
+
+def _plan_exact(gram: GramMatrix) -> tuple[float, int]:
+    parts = [gram.plan(), gram.plan(uncertainty), gram.plan(nearest)]
+    return sum(part.seconds for part in parts), max(part.peak_bytes for part in parts)
+
+
+def _plan_sketched(gram: GramMatrix, width: int) -> tuple[float, int]:
+    n, d, q = gram.shape[0], gram.d, bucket_count(width, gram.d)
+    engine, sketch = gram.engine, Sketch(q, 0)
+    few = min(n, engine.batch_size or 32, 32)
+    with gram.net.evaluation_mode():
+        samples = gram.data.samples(range(few))
+        size = sketch_bytes(engine, samples)
         start = time.perf_counter()
-        sketch(gradients, samples)
+        sketch(engine, samples)
         each = (time.perf_counter() - start) / few
-    pairs = _seconds_of_pairs(data.n, d * q)
-    peak = 8 * data.n * d * q + min(max_memory, few * size + max_memory // 4)
-    return RunPlan(data.n, d, p, d * q, each * data.n + pairs, peak)
+    peak = 8 * n * d * q + min(gram.max_memory, few * size + gram.max_memory // 4)
+    return each * n + _seconds_of_pairs(n, d * q), peak
 
 
 def _seconds_of_pairs(n: int, width: int) -> float:
     """Return what all pairs of sketches would take, from those of a few."""
-    few = min(n, 4096)
-    chance = torch.Generator().manual_seed(0)
-    features = torch.nn.functional.normalize(torch.randn(few, width, generator=chance), dim=1)
+    few = min(n, 1024)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(few, width, generator=generator), dim=1)
     start = time.perf_counter()
     targets = Targets(torch.zeros(few, dtype=torch.long), torch.zeros(few, 2))
     pair_statistics(Sketches(features), Request(few, min(10, few - 1), 0.5, targets, 0))

@@ -118,6 +118,10 @@ class Settings(BaseModel):
         default="auto",
         description="auto, never, or numbers per sample: random projections of gradients where pairs are many.",
     )
+    exact: bool = Field(
+        default=False,
+        description="Compare gradients of all outputs, all pairs, without sketches: often a hundred times the cost.",
+    )
     layout: Literal["pca", "umap"] = Field(
         default="pca", description="How the map is drawn: pca, or umap (an extra)."
     )

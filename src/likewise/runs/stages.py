@@ -5,12 +5,10 @@ From sketches the gradients are kept shard by shard, each a stage of its own, an
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from likewise.checks import check_integer
 from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix, PairSource
 from likewise.gram.sketches import (
@@ -19,9 +17,12 @@ from likewise.gram.sketches import (
     Sketches,
     bucket_count,
     measure_error,
+    similarity_error,
     sketch_rows,
     whiten_sketches,
 )
+from likewise.model import Network
+from likewise.readouts import all_outputs, projected_outputs, readout_name
 from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics, umap_layout
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
@@ -29,20 +30,10 @@ from likewise.statistics.label_issues import margins_of
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
-MOST_MULTIPLICATIONS = 1e13  # of exact pairs: some minutes on two cores
-WIDTH = 1024  # numbers per sample of a sketch
 SHARD = 4096  # samples
+COMPARED = 32  # samples on which the error is measured
+MOST_REFERENCE_OUTPUTS = 32  # that the error is measured against
 SEED = 0
-
-
-def sketch_width(gram: GramMatrix, sketch: int | Literal["auto", "never"]) -> int:
-    """Return how many numbers a sketch has per sample, 0 where gradients are compared as they are."""
-    if isinstance(sketch, str) and sketch == "never":
-        return 0
-    if not isinstance(sketch, str) or sketch != "auto":
-        return check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
-    multiplications = float(gram.shape[0]) ** 2 * gram.d * sum(gram.net.numels.values())
-    return WIDTH if multiplications > MOST_MULTIPLICATIONS else 0
 
 
 def run_stages(
@@ -88,7 +79,22 @@ def _exact_statistics(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairS
     gram = gram.with_feature_cache()  # gradients that fit into memory serve sums and pairs
     found = folder.stage("passes", lambda: pass_statistics(gram))
     folder.state["approximations"] = []
+    if _stands_in(gram):
+        error = folder.stage("error", lambda: _measure_readout_error(gram))
+        folder.state["approximations"] = [
+            f"Gradients{_replaced_outputs(gram)} were compared. On {int(error['samples'])} samples compared "
+            f"{_reference_name(gram)}, a plain similarity is off by {float(error['all_pairs']):.3f} (root mean "
+            f"square), by {float(error['similar_pairs']):.3f} among the most similar tenth of pairs."
+        ]
     return found, gram
+
+
+def _measure_readout_error(gram: GramMatrix) -> dict[str, Tensor]:
+    """Return how far similarities of few combinations of outputs are off from those of all, or of more."""
+    few = gram.with_centering(False).take(COMPARED)
+    exact = GramMatrix(_reference(gram), few.data, max_memory=gram.max_memory).dense().cpu().double()
+    error = similarity_error(few.dense().cpu().double(), exact)
+    return {name: torch.tensor(value) for name, value in error._asdict().items()}
 
 
 def _sketched_statistics(
@@ -107,10 +113,10 @@ def _sketched_statistics(
         uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
     error = folder.stage("error", lambda: _measure_error(gram, features))
     folder.state["approximations"] = [
-        f"Gradients were projected at random to {gram.d * q} numbers a sample. On {int(error['samples'])} samples "
-        f"compared both ways, a plain similarity is off by {float(error['all_pairs']):.3f} (root mean square), by "
-        f"{float(error['similar_pairs']):.3f} among the most similar tenth of pairs. Density and uncertainty are "
-        "estimates too."
+        f"Gradients{_replaced_outputs(gram)} were projected at random to {gram.d * q} numbers a sample. On "
+        f"{int(error['samples'])} samples compared {_reference_name(gram)}, a plain similarity is off by "
+        f"{float(error['all_pairs']):.3f} (root mean square), by {float(error['similar_pairs']):.3f} among the most "
+        "similar tenth of pairs. Density and uncertainty are estimates too."
     ]
     density = (features @ features.sum(0) / n).numpy()
     sketches = Sketches(features.to(gram.device), centered=gram.centered, max_memory=gram.max_memory)
@@ -144,4 +150,33 @@ def _compute_shard(gram: GramMatrix, sketch: Sketch, where: range) -> dict[str, 
 
 
 def _measure_error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
-    return {name: torch.tensor(value) for name, value in measure_error(gram, features)._asdict().items()}
+    """Return how far sketches are off from exact similarities, of all outputs if a few combinations stand in."""
+    reference = (
+        GramMatrix(_reference(gram), gram.data, max_memory=gram.max_memory) if _stands_in(gram) else gram
+    )
+    error = measure_error(reference, features, COMPARED)
+    return {name: torch.tensor(value) for name, value in error._asdict().items()}
+
+
+def _stands_in(gram: GramMatrix) -> bool:
+    """Whether combinations of outputs were chosen in place of all outputs."""
+    automatic = gram.net.automatic
+    return automatic is not None and automatic.outputs > gram.d
+
+
+def _reference(gram: GramMatrix) -> Network:
+    """Return the network with all outputs, or so many combinations that their error is small beside that of a few."""
+    few = gram.net.automatic is not None and gram.net.automatic.outputs <= MOST_REFERENCE_OUTPUTS
+    return gram.net.with_readout(all_outputs if few else projected_outputs(MOST_REFERENCE_OUTPUTS))
+
+
+def _replaced_outputs(gram: GramMatrix) -> str:
+    automatic = gram.net.automatic
+    if automatic is None or not _stands_in(gram):
+        return ""
+    return f" of {readout_name(gram.net.readout)}, in place of {automatic.outputs:,} outputs,"
+
+
+def _reference_name(gram: GramMatrix) -> str:
+    reference = readout_name(_reference(gram).readout).replace("_", " ")
+    return f"with exact gradients of {reference}" if _stands_in(gram) else "both ways"

@@ -94,13 +94,17 @@ class RunStore:
         path, known = self.path / STAGES / f"{name}.npz", self.state["stages"].get(name)
         if self._is_usable(path, known):
             return _load_arrays(path)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         found = {key: _array(value) for key, value in stage().items()}
         files.make_folder(path.parent)
         size = sum(values.nbytes for values in found.values())
         digest = files.write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **found), size)
-        seconds = round(time.perf_counter() - start, 3)
-        self.state["stages"][name] = {"sha256": digest, "seconds": seconds, "versions": self._versions}
+        self.state["stages"][name] = {
+            "sha256": digest,
+            "seconds": round(time.perf_counter() - start, 3),
+            "cpu_seconds": round(time.process_time() - cpu, 3),
+            "versions": self._versions,
+        }
         self.save()
         return found
 

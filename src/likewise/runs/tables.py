@@ -1,6 +1,7 @@
 """The tables of a run: samples, neighbors, details and pictures, and what the manifest says of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import Picture, kept, values_of
 
 PICTURES = 3_500_000  # bytes
+MOST_PICTURES = 1500  # half a millisecond each
 SEED = 0
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
 
@@ -170,7 +172,7 @@ def _picture_table(shown: Shown, data: Batches, columns: Arrays, indices: np.nda
     of, found = _shower(shown.show, data), dict[int, Picture]()
     if of is not None:
         some = {int(i): of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int)}
-        order = _worth_seeing(columns, indices)
+        order = islice(dict.fromkeys(_worth_seeing(columns, indices)), MOST_PICTURES)
         found = kept(
             lambda i: some[i] if i in some else of(i),
             order,
