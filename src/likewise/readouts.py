@@ -650,6 +650,11 @@ def looks_at_label(readout: Readout) -> bool | None:
     return False if blind or readout in (all_outputs, log_probabilities, predicted_class) else None
 
 
+def reads_text(readout: Readout) -> bool:
+    """Whether a readout returns likelihoods of text: no logits of classes."""
+    return isinstance(readout, _SequenceLogLikelihood) or readout is token_log_likelihood
+
+
 class ExtraArguments(NamedTuple):
     """Which of `ids` and `inputs` a readout takes beside outputs and labels."""
 

@@ -350,8 +350,8 @@ def test_commands_that_open_a_model_take_the_same_options_from_one_declaration()
         name: set(inspect.signature(commands[name]).parameters) for name in ("analyze", "plan", "doctor")
     }
     assert options["analyze"] >= set(Settings.model_fields)
-    for name in ("plan", "doctor"):
-        assert options[name] - {"context", "form", "quiet"} == set(INPUTS)
+    for name, more in (("plan", {"sketch", "exact"}), ("doctor", set())):
+        assert options[name] - {"context", "form", "quiet"} == set(INPUTS) | more
     for name, parameter in inspect.signature(lw.analyze).parameters.items():
         if name in Settings.model_fields and parameter.default not in (None, inspect.Parameter.empty):
             assert parameter.default == Settings.model_fields[name].default, name

@@ -17,9 +17,10 @@ from likewise.data import Batches, batches
 from likewise.distributed import world_size
 from likewise.engines.memory import MemoryLimitError
 from likewise.gram import GramMatrix
+from likewise.gram.matrix import dataset_outputs
 from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
-from likewise.readouts import Readout, readout_name
+from likewise.readouts import Readout, readout_name, reads_text
 from likewise.report.build import write_report
 from likewise.runs.plan import choose_method
 from likewise.runs.result import Analysis
@@ -62,17 +63,40 @@ def analyze(
     """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
 
     Density of each sample, how freely its prediction moves, its most similar samples, a map, and, where
-    labels are classes, which of them look wrong; report.html shows all of it. Exact where all pairs of
-    gradients take minutes; beyond, from gradients made small (`sketch`: numbers per sample, 1024 by default),
-    with the error measured. `layout`: how the map is drawn. `classes`: their names; `names`: of the samples;
-    `show`: what a person should see of sample i (image, text, dict, array), a function or a sequence;
-    `extra`: columns of your own for the table; `excerpt_length`: the characters that the report shows of a
-    text. `watch`: the record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
-    `settings`: what a command was told.
-    `wait`: for how many seconds, if another process is writing into the folder.
+    labels are classes, which of them look wrong; report.html shows all of it.
+
+    The run costs a handful of plain training epochs: where all pairs of gradients would take longer than seconds,
+    they are compared by sketches of four random combinations of the outputs, with the error measured on a few samples.
+    The manifest and the report say what was chosen and what exact would cost; `exact=True` asks for it.
 
     The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
     readout, precision and options are those of the run in it; another run is refused.
+
+    Args:
+        model: A model, or a Network, whose readout and parameters are kept.
+        dataset: Anything that `likewise.batches` accepts.
+        labels: Of the samples, where they do not travel with the data.
+        out: The folder for results.
+        readout: Whose gradients are compared; chosen by cost if None.
+        parameters: Names or patterns; all that require grad if None.
+        neighbors: How many are kept of each sample.
+        threshold: Samples at least so similar count as near.
+        sketch: Numbers per sample; "auto" decides by the number of pairs, "never" compares gradients as they are.
+        exact: All outputs, all pairs, whatever it costs.
+        layout: How the map is drawn, "pca" or "umap".
+        classes: Their names.
+        names: Of the samples.
+        show: What a person should see of sample i (image, text, dict, array), a function or a sequence.
+        extra: Columns of your own for the table.
+        excerpt_length: The characters that the report shows of a text.
+        watch: The record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
+        settings: What a command was given.
+        max_memory: Bytes for gradients and pairs, beside the model.
+        wait: For how many seconds, if another process is writing into the folder.
+
+    Returns:
+        The results, read from the folder.
+
     """
     if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
@@ -83,6 +107,7 @@ def analyze(
     net = method.net
     gram = _gram_of_decoded(net, source, decoded, decoded_bytes, max_memory)
     data = gram.data
+    is_classifier = 4 * data.n * method.outputs <= max_memory and not reads_text(net.readout)
     neighbors = check_integer("neighbors", neighbors, 1)
     check_choice("layout", layout, ("pca", "umap"))
     excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
@@ -104,7 +129,7 @@ def analyze(
             f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
             "same samples, in the same order."
         )
-    data_print, given, outputs = _read(gram, out)
+    data_print, given, outputs = _read(gram, out, is_classifier)
     given = None if given is None else finite_labels(given)
     found = {
         "model": identity.fingerprint_model(net),
@@ -121,7 +146,7 @@ def analyze(
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
             folder.state |= {"about": _about(net, data), "method": method.describe()}
-            run_stages(folder, gram, given, shown, record, outputs)
+            run_stages(folder, gram, given, shown, record, outputs, is_classifier)
             folder.finish()
         if folder.needs("report.html"):
             write_report(folder.path)
@@ -143,14 +168,14 @@ def _gram_of_decoded(net: Network, data: Batches, decoded: Batches, size: int, m
     return GramMatrix(net, data, centered=True, max_memory=max_memory)
 
 
-def _read(gram: GramMatrix, out: Path) -> tuple[str, Tensor | None, Tensor | None]:
-    """Return fingerprint and labels of the data, and what the model says of them where no run has noted it."""
+def _read(gram: GramMatrix, out: Path, is_classifier: bool) -> tuple[str, Tensor | None, Tensor | None]:
+    """Return fingerprint and labels of the data, and the model's outputs where no run has noted them."""
     record = identity.DataRecord()
     if (out / MANIFEST).exists():
         return (*record.complete(gram.data), None)
     observed = copy.copy(gram)
     observed.data = record.observe(gram.data)
-    outputs = model_outputs(observed)
+    outputs = model_outputs(observed) if is_classifier else dataset_outputs(gram.net, observed.data).cpu()
     return (*record.complete(gram.data), outputs)
 
 

@@ -48,17 +48,23 @@ class Targets:
 
     labels: Tensor | None  # (n,) class numbers, or numbers (n, ...)
     outputs: Tensor  # (n, d)
+    is_classifier: bool = True  # whether outputs may be those of classes
 
     @cached_property
     def classes(self) -> Tensor | None:
         """The labels, if they are class numbers."""
-        return None if self.labels is None else of_classes(self.labels, self.outputs.shape[1])
+        return (
+            None
+            if self.labels is None or not self.is_classifier
+            else of_classes(self.labels, self.outputs.shape[1])
+        )
 
     @cached_property
     def chances(self) -> Tensor | None:
         """The probability of each class, (n, c), where outputs are those of classes."""
         classes = self.classes
-        return None if self.labels is not None and classes is None else class_chances(self.outputs, classes)
+        is_value = not self.is_classifier or (self.labels is not None and classes is None)
+        return None if is_value else class_chances(self.outputs, classes)
 
     @cached_property
     def groups(self) -> Tensor | None:

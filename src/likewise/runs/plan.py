@@ -10,13 +10,15 @@ import time
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from likewise.checks import check_flag, check_integer
 from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
-from likewise.model import Network
+from likewise.model import Network, annotate_errors
 from likewise.readouts import COMBINATIONS, MOST_OUTPUTS, AutomaticReadout, all_outputs, readout_name
 from likewise.runs.columns import Request, Targets, pair_statistics
 from likewise.statistics.neighbors import nearest
@@ -86,22 +88,30 @@ def choose_method(
             raise ValueError(f"exact=True compares gradients as they are, found sketch={sketch} beside it.")
     first = data.samples(range(1))
     whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
-    d, operations = _count_outputs(whole, first)
+    outputs, d, operations = _count_outputs(whole, first)
     if whole.readout is not all_outputs:  # given, or of a language model: nothing is left to choose
         net = whole.with_readout(whole.readout)
     cost = _Cost(data.n, sum(net.numels.values()), operations)
     if exact:
-        return Method(whole, 0, d, d, cost.exact(d), cost.exact(d))
+        return Method(whole, 0, outputs, d, cost.exact(d), cost.exact(d))
     usual = d if net.automatic is None or d <= MOST_OUTPUTS else COMBINATIONS
-    is_small = sketch == "auto" and data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
+    few_pairs = data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
+    is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # no sketch is shorter than these
     if sketch == "never" or is_small:
-        chosen = net.with_readout(AutomaticReadout(net.model)) if net.automatic else net
-        return Method(chosen, 0, d, usual, cost.exact(usual), cost.exact(d))
+        chosen = _fix_readout(net, first, MOST_OUTPUTS, COMBINATIONS)
+        return Method(chosen, 0, outputs, usual, cost.exact(usual), cost.exact(d))
     few = d if net.automatic is None else min(d, SKETCHED_OUTPUTS)
     width = WIDTH if sketch == "auto" else int(sketch)
-    automatic = AutomaticReadout(net.model, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
-    chosen = net.with_readout(automatic) if net.automatic else net
-    return Method(chosen, width, d, few, cost.sketched(few, width), cost.exact(d))
+    chosen = _fix_readout(net, first, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
+    return Method(chosen, width, outputs, few, cost.sketched(few, width), cost.exact(d))
+
+
+def _fix_readout(net: Network, first: Samples, most_outputs: int, combinations: int) -> Network:
+    """Return the network with an automatic readout that is chosen by its first sample; a given one is kept."""
+    if net.automatic is not None:
+        net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations))
+        net.choose_readout(first.inputs, first.labels, first.ids)
+    return net
 
 
 class _Cost(NamedTuple):
@@ -120,12 +130,18 @@ class _Cost(NamedTuple):
         return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (3 * self.operations)
 
 
-def _count_outputs(net: Network, first: Samples) -> tuple[int, int]:
-    """Return the number of outputs that are read of a sample, and the multiplications of a forward pass."""
+def _count_outputs(net: Network, first: Samples) -> tuple[int, int, int]:
+    """Return the outputs of a sample, those that are read, and the multiplications of a forward pass."""
     counter = FlopCounterMode(display=False)
-    with counter:
-        outputs = net.outputs(first.inputs, first.labels, first.ids)
-    return outputs.shape[1], max(counter.get_total_flops() // 2, sum(net.numels.values()), 1)
+    with net.evaluation_mode(), annotate_errors(net, first.inputs, first.labels, first.ids):
+        with counter:
+            returned = net.call_model({}, first.inputs)
+        read = net.select_outputs(returned, first.inputs, first.labels, first.ids).shape[1]
+    tensors = [
+        leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    outputs = max((leaf.numel() for leaf in tensors), default=read)
+    return outputs, read, max(counter.get_total_flops() // 2, sum(net.numels.values()), 1)
 
 
 def plan_run(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix, PairSource
+from likewise.gram.matrix import dataset_outputs
 from likewise.gram.sketches import (
     Sketch,
     Sketched,
@@ -43,10 +44,14 @@ def run_stages(
     shown: Shown,
     watch: Watch | None = None,
     outputs: Tensor | None = None,
+    is_classifier: bool = True,
 ) -> None:
-    """Compute what is not there yet, and write the tables; `outputs`: the model's, where they are known."""
+    """Compute what is not there yet, and write the tables.
+
+    `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes.
+    """
     options, n = folder.state["options"], gram.shape[0]
-    targets = Targets(labels, _outputs(folder, gram, outputs))
+    targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
     refuse_mismatch(shown, targets, n)
     margins = None if watch is None else _margins(watch, targets)
     added = user_columns(shown.extra, n)
@@ -63,10 +68,15 @@ def run_stages(
     write_tables(folder, gram.data, Results(found, targets, margins), shown, added)
 
 
-def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None) -> Tensor:
-    """Return what the model says, whatever the readout compares."""
-    stage = folder.stage("outputs", lambda: {"outputs": model_outputs(gram) if known is None else known})
-    return torch.tensor(stage["outputs"])
+def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classifier: bool) -> Tensor:
+    """Return the model's outputs, whatever the readout compares; of a text, or too many to keep, what it selects."""
+
+    def compute() -> Tensor:
+        if known is not None:
+            return known
+        return model_outputs(gram) if is_classifier else dataset_outputs(gram.net, gram.data)
+
+    return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()})["outputs"])
 
 
 def _margins(watch: Watch, targets: Targets) -> Tensor:

@@ -1,0 +1,113 @@
+"""How a run chooses between exact pairs and sketches, which outputs it compares, and what it says of that."""
+
+import pytest
+import torch
+from torch import nn
+
+import likewise as lw
+from likewise.runs import plan
+from likewise.runs.plan import choose_method, plan_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
+
+
+def classifier(d=6, n=60):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, d)), (
+        torch.randn(n, 5),
+        torch.arange(n) % d,
+    )
+
+
+@pytest.fixture
+def many_pairs(monkeypatch):
+    """Let any number of pairs be too many for exact ones."""
+    monkeypatch.setattr(plan, "FEW_MULTIPLICATIONS", 0)
+
+
+@pytest.mark.parametrize(("d", "compared"), [(6, 6), (10, 10), (11, 8)])
+def test_few_pairs_are_exact_with_the_usual_readout(d, compared):
+    model, data = classifier(d)
+    method = choose_method(lw.Network(model), lw.batches(data))
+    gram = lw.GramMatrix(method.net, data)
+    assert (method.sketch, method.compared, method.outputs, gram.d) == (0, compared, d, compared)
+    assert "exactly" in method.describe()
+
+
+@pytest.mark.usefixtures("many_pairs")
+@pytest.mark.parametrize(("d", "compared"), [(3, 3), (6, 4), (50, 4)])
+def test_many_pairs_are_sketched_from_four_outputs(d, compared):
+    model, data = classifier(d)
+    method = choose_method(lw.Network(model), lw.batches(data))
+    assert method.sketch == plan.WIDTH and lw.GramMatrix(method.net, data).d == compared == method.compared
+    assert "sketches" in method.describe()
+    assert f"{method.exact_epochs:,.0f}" in method.describe()
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_a_readout_that_was_given_is_kept():
+    model, data = classifier(6)
+    for readout in (lw.all_outputs, lw.label_against_rest, lw.projected_outputs(5)):
+        assert choose_method(lw.Network(model, readout), lw.batches(data)).net.readout is readout
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_gradients_shorter_than_a_sketch_are_compared_as_they_are():
+    method = choose_method(lw.Network(nn.Linear(5, 3)), lw.batches(torch.randn(50, 5)))
+    assert method.sketch == 0
+
+
+def test_exact_compares_all_outputs():
+    model, data = classifier(30)
+    method = choose_method(lw.Network(model), lw.batches(data), exact=True)
+    assert (method.sketch, method.net.readout) == (0, lw.all_outputs)
+    with pytest.raises(ValueError, match="exact=True compares gradients as they are, found sketch=64"):
+        choose_method(lw.Network(model), lw.batches(data), exact=True, sketch=64)
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_a_sketched_run_says_what_it_chose_and_its_error_against_all_outputs(tmp_path):
+    model, data = classifier(6, n=80)
+    found = lw.analyze(model, data, out=tmp_path / "run")
+    assert found.manifest["options"]["readout"] == "projected_outputs(4, seed=0)"
+    assert "sketches of 1024" in found.manifest["method"] and "exactly: about" in found.manifest["method"]
+    (line,) = found.manifest["approximations"]
+    assert "in place of 6 outputs" in line and "exact gradients of all outputs" in line
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "in place of 6 outputs" in page and "sketches of 1024" in page
+    exact = lw.analyze(model, data, out=tmp_path / "exact", exact=True)
+    assert exact.manifest["approximations"] == [] and exact.manifest["options"]["readout"] == "all_outputs"
+    density = lw.soft_neighbors(lw.GramMatrix(lw.Network(model, lw.all_outputs), data)) / 80
+    torch.testing.assert_close(
+        torch.tensor(exact.table["density"].to_numpy()), density.double(), atol=1e-6, rtol=0
+    )
+    assert abs(found.table["density"] - exact.table["density"]).max() < 0.15
+
+
+def test_an_exact_run_of_many_outputs_says_the_error_of_its_combinations(tmp_path):
+    model, data = classifier(40, n=40)
+    found = lw.analyze(model, data, out=tmp_path / "run")
+    (line,) = found.manifest["approximations"]
+    assert "projected_outputs(8, seed=0), in place of 40 outputs" in line and "projected outputs(32" in line
+
+
+def test_a_text_is_no_class(tmp_path):
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    found = lw.analyze(model, torch.randint(0, 9, (12, 5)), out=tmp_path / "run")
+    assert "sequence_log_likelihood" in found.manifest["options"]["readout"]
+    assert "prediction" in found.table and found.table["prediction"].dtype == float  # the log-likelihood
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_a_plan_names_readout_sketch_and_both_costs():
+    model, data = classifier(6)
+    found = plan_run(lw.Network(model), data, None, 2**30)
+    assert (found.samples, found.outputs, found.compared, found.readout) == (
+        60,
+        6,
+        4,
+        "projected_outputs(4, seed=0)",
+    )
+    assert found.sketch == 4 * 257 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
+    exact = plan_run(lw.Network(model), data, None, 2**30, exact=True)
+    assert (exact.sketch, exact.readout, exact.compared) == (0, "all_outputs", 6)
