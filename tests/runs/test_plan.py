@@ -108,6 +108,6 @@ def test_a_plan_names_readout_sketch_and_both_costs():
         4,
         "projected_outputs(4, seed=0)",
     )
-    assert found.sketch == 4 * 257 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
+    assert found.sketch >= 1024 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
     exact = plan_run(lw.Network(model), data, None, 2**30, exact=True)
     assert (exact.sketch, exact.readout, exact.compared) == (0, "all_outputs", 6)
