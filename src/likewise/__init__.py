@@ -30,7 +30,15 @@ from likewise.data import Batches, Samples, batches
 from likewise.distributed import RankMismatchError, RemoteError
 from likewise.engines import DependentSampleError, GradientMismatchError, ZeroGradientWarning
 from likewise.gram import GramMatrix, Plan, perceptual, similarity
-from likewise.index import Index, build_index, merge_indexes
+from likewise.index import (
+    Index,
+    TargetScores,
+    build_index,
+    diversity,
+    merge_indexes,
+    score_targets,
+    select,
+)
 from likewise.kernels import (
     CORRELATION,
     IDENTITY_DISTANCE,
@@ -118,6 +126,7 @@ __all__ = [
     "RemoteError",
     "Samples",
     "SimilarityHistogram",
+    "TargetScores",
     "Watch",
     "WithIndex",
     "ZeroGradientWarning",
@@ -131,6 +140,7 @@ __all__ = [
     "completion_against_alternative",
     "denoising",
     "disturbance",
+    "diversity",
     "figures",
     "fit_quality",
     "hard_neighbors",
@@ -157,6 +167,8 @@ __all__ = [
     "reduction",
     "reheat",
     "reliability",
+    "score_targets",
+    "select",
     "sequence_log_likelihood",
     "similarity",
     "similarity_histogram",

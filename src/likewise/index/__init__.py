@@ -8,10 +8,22 @@ shards      builds shards: alone, in parts, or shared by ranks
 parts       puts parts and indexes together
 exact       exact similarities of candidates
 query       Index: nearest, novelty, reliability, explain, add, remove, merge
+selection   rows chosen for targets; diversity
 build       build_index and merge_indexes
 """
 
 from likewise.index.build import build_index, merge_indexes
 from likewise.index.query import Index, IndexNeighbors, Novelty
+from likewise.index.selection import TargetScores, diversity, score_targets, select
 
-__all__ = ["Index", "IndexNeighbors", "Novelty", "build_index", "merge_indexes"]
+__all__ = [
+    "Index",
+    "IndexNeighbors",
+    "Novelty",
+    "TargetScores",
+    "build_index",
+    "diversity",
+    "merge_indexes",
+    "score_targets",
+    "select",
+]

@@ -165,15 +165,19 @@ class Index:
         """
         return self._columns.sketches(torch.arange(len(self)) if rows is None else self._places(rows))
 
-    def pairs(self, *, centered: bool = True, rows: Sequence[int] | None = None) -> IndexPairs:
-        """Return the rows with themselves, strip by strip: what reducers of `likewise.statistics` visit.
+    def pairs(self, x: Any = None, *, centered: bool = True, rows: Sequence[int] | None = None) -> IndexPairs:
+        """Return inputs with all rows, strip by strip: what reducers of `likewise.statistics` visit.
 
         Args:
+            x: New inputs; None for the rows with themselves.
             centered: Which similarity reducers see by default.
-            rows: A range of places among the rows; all if None.
+            rows: A range of places among the rows, where there are no new inputs; all if None.
 
         """
-        return IndexPairs(self._columns, places=rows, centered=centered, max_memory=self._max_memory)
+        sketches = None if x is None else self._project(self._read(x))
+        return IndexPairs(
+            self._columns, sketches, places=rows, centered=centered, max_memory=self._max_memory
+        )
 
     def nearest(
         self,

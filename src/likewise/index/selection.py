@@ -1,0 +1,222 @@
+"""Samples of an index chosen for a purpose: like given targets, unlike each other; and how diverse they are."""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from likewise.checks import check_choice, check_flag, check_integer, check_number, check_type
+from likewise.gram import Reducer, Strip
+from likewise.index.query import Index
+from likewise.statistics.neighbors import NearestReducer
+
+CANDIDATES = 4  # times as many rows as wanted, of which a diverse selection chooses
+BLOCK = 4096  # rows whose sketches are decoded together
+
+By = Literal["max", "mean", "each"]
+
+
+class TargetScores(NamedTuple):
+    """How similar the rows of an index are to targets."""
+
+    scores: Tensor  # (m,) what rows are ranked by
+    targets: Tensor  # (m,) the most similar target of each row
+    similarities: Tensor  # (m,) the similarity to it
+
+
+def score_targets(
+    index: Index, targets: Any, *, by: Literal["max", "mean"] = "max", centered: bool = True
+) -> TargetScores:
+    """Return how similar every row of an index is to targets.
+
+    Args:
+        index: Opened with its model.
+        targets: Inputs like those one wants to do well on; anything that `likewise.batches` accepts.
+        by: "max" scores a row by its most similar target, "mean" by its mean similarity to all of them.
+        centered: Centered similarity; False for plain k^C.
+
+    Returns:
+        One entry for each row that is not removed, in the order of `index.rows`.
+
+    """
+    check_choice("by", by, ("max", "mean"))
+    reducer = _Columns(len(index))
+    index.pairs(targets, centered=check_flag("centered", centered)).visit(reducer)
+    scores = reducer.best if by == "max" else reducer.total / reducer.count
+    return TargetScores(scores.clone(), reducer.which, reducer.best)
+
+
+def select(
+    index: Index,
+    targets: Any,
+    *,
+    share: float = 0.05,
+    count: int | None = None,
+    by: By = "max",
+    centered: bool = True,
+    diverse: bool = False,
+    exclude_duplicates: float | None = None,
+) -> Tensor:
+    """Return the rows of an index that the network treats most like the targets, best first.
+
+    Data selection by gradient similarity: which part of a pool should a network be trained on, to do well on the
+    targets? One pass over the sketches; no gradient of the pool is computed again.
+
+    Args:
+        index: Of the pool, opened with its model.
+        targets: Inputs like those one wants to do well on; anything that `likewise.batches` accepts.
+        share: Which part of the pool is chosen, rounded up.
+        count: How many are chosen, in place of `share`.
+        by: "max" ranks by the most similar target, "mean" by the mean over targets; "each" lets the targets choose
+            in turn, each its most similar row that is left, so that none of them is forgotten.
+        centered: Centered similarity; False for plain k^C.
+        diverse: Choose among four times as many candidates those that are least similar to what is chosen already
+            (k-center), beginning with the best.
+        exclude_duplicates: Leave out rows whose plain similarity to one chosen before is at least this, such as .99.
+
+    Returns:
+        (count,) row numbers, best first; fewer where duplicates leave no more.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <torch...>
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> pool = torch.randn(40, 4)
+        >>> index = lw.build_index(model, pool, out=tempfile.mkdtemp() + "/index")
+        >>> lw.select(index, pool[:2], count=2).sort().values.tolist()
+        [0, 1]
+
+    """
+    check_type("index", index, Index, "a likewise.Index, opened with its model")
+    check_choice("by", by, ("max", "mean", "each"))
+    check_flag("diverse", diverse)
+    if exclude_duplicates is not None:
+        check_number("exclude_duplicates", exclude_duplicates, -1, 1)
+    wanted = _count(len(index), share, count)
+    needed = min(len(index), CANDIDATES * wanted) if diverse else wanted
+    if exclude_duplicates is not None:
+        needed = len(index)
+    if by == "each":
+        order = _choose_in_turn(index, targets, needed, centered)
+    else:
+        scores = score_targets(index, targets, by=by, centered=centered).scores
+        order = scores.argsort(descending=True, stable=True)[:needed]
+    if exclude_duplicates is not None:
+        kept = CANDIDATES * wanted if diverse else wanted
+        order = _without_duplicates(index, order, exclude_duplicates, kept)
+    if diverse:
+        order = _spread(index, order, wanted)
+    return index.rows[order[:wanted]]
+
+
+def diversity(index: Index) -> float:
+    """Return the effective number of different samples in an index: 1 if all are alike, up to its width.
+
+    The Vendi score of plain similarities: exp(−Σ λ log λ) with the eigenvalues λ of k / n. They are also those of the
+    second moment of the sketches, (width, width), so that the cost is linear in the samples. Sketches cannot tell
+    more directions apart than they have numbers, which bounds the score by the width.
+
+    Args:
+        index: Of at least one sample; no model is needed.
+
+    Returns:
+        The exponential of the entropy of the eigenvalues; NaN if no sample has a gradient.
+
+    """
+    check_type("index", index, Index, "a likewise.Index")
+    moment = torch.zeros(index.width, index.width, dtype=torch.float64)
+    for block in index.rows.split(BLOCK):
+        sketches = index.sketches(block)
+        moment += sketches.T @ sketches
+    values = torch.linalg.eigvalsh(moment).clamp(min=0)
+    if values.sum() == 0:
+        return math.nan
+    return float(torch.special.entr(values / values.sum()).sum().exp())
+
+
+class _Columns(Reducer):
+    """Of every column the best row, its similarity, and the sum over rows; nothing of the rows."""
+
+    results = 1
+
+    def __init__(self, m: int) -> None:
+        self.best = torch.full((m,), -math.inf)
+        self.which = torch.zeros(m, dtype=torch.int64)
+        self.total = torch.zeros(m, dtype=torch.float64)
+        self.count = 0
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        similarity = strip.similarity.float().cpu()
+        best, which = similarity.max(0)
+        better = best > self.best
+        self.best = torch.where(better, best, self.best)
+        self.which = torch.where(better, which + self.count, self.which)
+        self.total += similarity.double().sum(0)
+        self.count += len(similarity)
+        return (best.new_zeros(len(similarity)),)
+
+
+def _count(n: int, share: float, count: int | None) -> int:
+    if count is not None:
+        return check_integer("count", count, 1, n, f"rows, of which the index has {n:,}")
+    return min(n, max(1, math.ceil(n * check_number("share", share, 0, 1) - 1e-9)))
+
+
+def _choose_in_turn(index: Index, targets: Any, wanted: int, centered: bool) -> Tensor:
+    """Return the places that targets choose in turn, each its most similar row that is left."""
+    pairs = index.pairs(targets, centered=check_flag("centered", centered))
+    t = pairs.shape[0]
+    k = min(len(index), 4 * math.ceil(wanted / t))
+    while True:
+        ((places, _),) = pairs.visit(NearestReducer(k))
+        chosen = _take_turns(places.tolist(), wanted)
+        if len(chosen) == wanted or k == len(index):
+            return torch.tensor(chosen, dtype=torch.int64)
+        k = min(len(index), 4 * k)
+
+
+def _take_turns(rankings: list[list[int]], wanted: int) -> list[int]:
+    """Return what is chosen until `wanted` are, or one whose turn it is has no row left."""
+    chosen: dict[int, None] = {}
+    waiting = [iter(ranking) for ranking in rankings]
+    while len(chosen) < wanted:
+        for ranking in waiting:
+            row = next((row for row in ranking if row not in chosen), None)
+            if row is None:
+                return list(chosen)
+            chosen[row] = None
+            if len(chosen) == wanted:
+                break
+    return list(chosen)
+
+
+def _without_duplicates(index: Index, order: Tensor, threshold: float, wanted: int) -> Tensor:
+    """Return the first `wanted` places whose similarity to every one before them is below a threshold."""
+    kept: list[int] = []
+    vectors = torch.zeros(0, index.width)
+    for block in order.split(256):
+        sketches = index.sketches(index.rows[block]).float()
+        for place, sketch in zip(block.tolist(), sketches, strict=True):
+            if len(kept) == wanted:
+                return torch.tensor(kept)
+            if not len(kept) or (vectors[: len(kept)] @ sketch).max() < threshold:
+                if len(kept) == len(vectors):
+                    vectors = torch.cat([vectors, torch.zeros(max(256, len(vectors)), index.width)])
+                vectors[len(kept)] = sketch
+                kept.append(place)
+    return torch.tensor(kept)
+
+
+def _spread(index: Index, order: Tensor, wanted: int) -> Tensor:
+    """Return places that are least similar to those chosen before them, the first of the order first."""
+    sketches = torch.cat([index.sketches(index.rows[block]).float() for block in order.split(BLOCK)])
+    nearest = torch.full((len(order),), -math.inf)
+    chosen, last = [], 0
+    for _ in range(min(wanted, len(order))):
+        chosen.append(last)
+        nearest = torch.maximum(nearest, sketches @ sketches[last])
+        nearest[last] = math.inf
+        last = int(nearest.argmin())
+    return order[torch.tensor(chosen)]

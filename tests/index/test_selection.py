@@ -1,0 +1,98 @@
+"""Rows chosen for targets, against similarities written out; diversity against eigenvalues of the matrix."""
+
+import pytest
+import torch
+
+import likewise as lw
+
+
+@pytest.fixture
+def index(build, net):
+    return lw.Index(build(width=1024).path, model=net)
+
+
+def similarities(net, data, new, centered):
+    """Targets × pool, exact: sketches of this width are."""
+    return lw.GramMatrix(net, new, data[0], centered=centered).dense()
+
+
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("by", ["max", "mean"])
+def test_rows_are_ranked_by_their_similarity_to_the_targets(index, net, data, new, by, centered):
+    k = similarities(net, data, new, centered)
+    expected = k.amax(0) if by == "max" else k.mean(0)
+    found = lw.score_targets(index, new, by=by, centered=centered)
+    assert torch.allclose(found.scores.double(), expected, atol=2e-3)
+    assert (
+        torch.equal(found.targets, k.argmax(0))
+        or (k.amax(0) - k.gather(0, found.targets[None])[0]).max() < 2e-3
+    )
+    chosen = lw.select(index, new, count=8, by=by, centered=centered)
+    assert expected[chosen].min() >= expected.sort(descending=True).values[7] - 4e-3
+    assert (expected[chosen].diff() < 4e-3).all()
+
+
+def test_a_share_is_rounded_up_and_the_most_similar_come_first(index, data):
+    assert len(lw.select(index, data[0][:3], share=0.06)) == 3
+    assert set(lw.select(index, data[0][:3], share=0.06).tolist()) == {0, 1, 2}
+    assert len(lw.select(index, data[0][:3], share=1)) == 40
+
+
+def test_targets_choose_in_turn(index, net, data, new):
+    k = similarities(net, data, new, True)
+    chosen = lw.select(index, new, count=12, by="each").tolist()
+    expected, turn = [], 0
+    while len(expected) < 12:
+        ranking = k[turn % len(new)].argsort(descending=True).tolist()
+        expected.append(next(row for row in ranking if row not in expected))
+        turn += 1
+    assert chosen == expected
+    assert sorted(lw.select(index, new, count=40, by="each").tolist()) == list(range(40))
+
+
+def test_duplicates_of_what_is_chosen_are_left_out(build, net, data):
+    x = torch.cat([data[0][:6], data[0][:6] + 1e-9, data[0][6:12]])
+    index = lw.Index(build(data=x, width=1024).path, model=net)
+    chosen = lw.select(index, data[0][:2], share=1, exclude_duplicates=0.999)
+    assert len(chosen) == 12
+    assert len({int(row) % 6 for row in chosen if row < 12}) == 6
+
+
+def test_a_diverse_selection_is_less_alike(index, net, data, new):
+    k = lw.GramMatrix(net, data[0]).dense()
+
+    def alike(rows):
+        inside = k[rows][:, rows]
+        return (inside.sum() - inside.trace()) / (len(rows) * (len(rows) - 1))
+
+    plain, diverse = (lw.select(index, new, count=6, diverse=flag) for flag in (False, True))
+    assert plain[0] == diverse[0]
+    assert len(set(diverse.tolist())) == 6
+    assert alike(diverse) < alike(plain)
+
+
+def test_removed_rows_are_not_chosen(index, data):
+    index.remove([0, 1])
+    assert not {0, 1} & set(lw.select(index, data[0][:2], count=10).tolist())
+
+
+def test_diversity_is_the_entropy_of_the_eigenvalues(build, index, net, data):
+    values = torch.linalg.eigvalsh(lw.GramMatrix(net, data[0]).dense() / 40).clamp(min=0)
+    expected = torch.special.entr(values).sum().exp()
+    assert lw.diversity(index) == pytest.approx(float(expected), rel=2e-3)
+    same = build("same", width=1024, data=data[0][:1].repeat(10, 1, 1))
+    assert lw.diversity(same) == pytest.approx(1, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"share": 1.5}, "share"),
+        ({"count": 41}, "count"),
+        ({"by": "median"}, "by"),
+        ({"exclude_duplicates": 2}, "dupl"),
+    ],
+)
+def test_what_cannot_be_chosen_is_said(index, data, options, text):
+    with pytest.raises(ValueError, match=text):
+        lw.select(index, data[0][:2], **options)
