@@ -73,11 +73,11 @@ def test_accuracy_falls_towards_the_target_and_wrong_labels_are_forgotten_first(
     _, x, labels, wrong = digits
     assert reheated.accuracy_before == 1
     assert 0.5 < reheated.target <= 0.9
-    assert abs(reheated.accuracy_after - reheated.target) < 0.2
+    assert abs(reheated.accuracy_after - reheated.target) <= 0.07
     learned = reheated.model(x).argmax(1) == labels
     assert learned[wrong].double().mean() < learned[~wrong].double().mean() - 0.3
     assert average_precision(-reheated.margins, wrong) > 0.6
-    assert 2 < reheated.epochs < 6
+    assert 2 < reheated.epochs < 16
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_one_does_not(digits, reheated):
@@ -95,15 +95,14 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("steps", [3, 40, 47], ids=["first", "second", "next round"])
+@pytest.mark.parametrize("steps", [3, 40, 70], ids=["first round", "second round", "third round"])
 def test_what_was_interrupted_goes_on_to_the_same_numbers(digits, tmp_path, steps):
     model, x, labels, _ = digits
     options = {
         "learning_rate": 1e-2,
-        "epochs": 2,
-        "rounds": 2,
+        "rounds": 3,
         "batch_size": 20,
-        "checkpoint": tmp_path / "hot",
+        "checkpoint": tmp_path / "hot.safetensors",
     }
     calls = []
 
@@ -115,19 +114,31 @@ def test_what_was_interrupted_goes_on_to_the_same_numbers(digits, tmp_path, step
 
     with pytest.raises(Interrupted):
         lw.reheat(model, (x, labels), augment=augment, **options)
-    done = (steps - 1) // 15
+    done = (steps - 1) // 30
     calls = [0] * 1000
     found = lw.reheat(model, (x, labels), augment=augment, **options)
-    assert len(calls) - 1000 == 60 - 15 * done
+    assert len(calls) - 1000 == 90 - 30 * done
     straight = lw.reheat(model, (x, labels), augment=augment, **{**options, "checkpoint": None})
-    assert same(state(found.model), state(straight.model))
+    assert len(found.rounds) == 3
+    for one, other in zip(found.rounds, straight.rounds, strict=True):
+        assert same(state(one.model), state(other.model))
+        assert one.accuracies == other.accuracies
     assert torch.equal(found.margins, straight.margins)
     assert torch.equal(found.watch.forgetting, straight.watch.forgetting)
-    assert found.accuracies == straight.accuracies
+    assert not same(state(found.rounds[0].model), state(found.rounds[1].model))
     count = len(calls)
     read = lw.reheat(model, (x, labels), augment=augment, **options)
     assert len(calls) == count, "a finished run is read, not trained"
     assert same(state(read.model), state(found.model))
+    assert not any(module.training for module in read.model.modules())
+
+
+def test_a_rate_is_corrected_until_accuracy_is_near_the_target(digits):
+    model, x, labels, _ = digits
+    for target in (0.82, 0.92):
+        found = lw.reheat(model, (x, labels), target=target, rounds=2)
+        assert len(found.rounds) == 2
+        assert all(abs(one.accuracy_after - target) <= 0.07 for one in found.rounds)
 
 
 def test_a_checkpoint_of_another_call_is_refused_by_name(digits, tmp_path):
@@ -148,13 +159,14 @@ def test_a_network_that_has_not_memorized_is_left_alone(digits):
     early = memorize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, labels, 60)
     found = lw.reheat(early, (x, labels))
     assert found.model is None
-    assert found.watch is None
+    assert found.rounds == ()
     assert "count as memorized" in found.skipped
     assert found.skipped in repr(found)
     assert found.margins.isnan().all()
     assert found.epochs == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
 def test_a_rate_that_destroys_the_network_is_said_not_used(digits):
     model, x, labels, _ = digits
     found = lw.reheat(model, (x, labels), learning_rate=1e35)

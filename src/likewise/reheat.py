@@ -2,8 +2,9 @@
 
 A network that reproduces every label says nothing of which ones are wrong. A copy of it is trained for a few more
 epochs at a rate that is high enough to lose what only a single sample supports: labels that other samples support
-are relearned from these, wrong ones are not. Margins are recorded on the way (watch.py). The rate is found by a
-range test: it is raised step by step until training accuracy falls to about what the neighbors' votes support.
+are relearned from these, wrong ones are not. Margins are recorded on the way (watch.py). The rate is right where
+training accuracy afterwards is about what the neighbors' votes support: a little lower and everything is remembered, a
+little higher and the network is destroyed.
 """
 
 import copy
@@ -17,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,57 +48,98 @@ from likewise.votes import class_votes
 from likewise.watch import Watch
 
 MEMORIZED = 0.95  # training accuracy from which a network counts as memorized
-MOST_KEPT = 0.9  # training accuracy to fall to at least: neighbors may agree with what was memorized
+NO_JUDGE, UNJUDGED = (
+    0.03,
+    0.85,
+)  # neighbors support all but so much of what is learned: a target that does without them
 LEAST_KEPT = (
     0.2  # of the way from naming the largest class to 1: below, a network is destroyed rather than heated
 )
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 10.0  # of the range test
 COARSE, FINE = 8, 24  # steps per factor of ten in the range test, before and after accuracy has begun to fall
 NOTICED = 0.05  # share of the fall to the target from which steps are fine
-AVERAGED = 4  # steps whose accuracy is averaged in the range test
-COOLED = (
-    0.75  # of the rate at which the range test ends: an epoch at a rate forgets more than the few steps there
-)
+AVERAGED, AVERAGED_SAMPLES = (
+    4,
+    128,
+)  # steps whose accuracy is averaged in the range test, and samples in them, at least
+TOLERANCE = 0.07  # of the accuracy after a round: where it is further from the target, the rate is corrected
+CORRECTIONS = 5  # rounds at most that are thrown away for a rate that was too low or too high
+SLOPE, SMALLEST_STEP, LARGEST_STEP = (
+    2.0,
+    0.1,
+    0.5,
+)  # of corrections: of the logarithm of the rate, by the error
 STEPS_PER_EPOCH = 32  # at least, where the batch size is not given
 LARGEST_BATCH = 256
 SCHEMA = 1
 METADATA = "likewise.reheat"
-WATCH, MODEL, OPTIMIZER = "watch", "model.", "optimizer."  # names of tensors in a checkpoint
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[..., Optimizer]
 
 
 @dataclass(frozen=True)
-class Reheated:
-    """A network that was trained on at a high learning rate, and how it fared."""
+class Round:
+    """A copy of a network after hot epochs that began from the memorized weights."""
 
-    model: nn.Module | None  # the trained copy, in evaluation mode; None where reheating was skipped
-    watch: Watch | None  # record of the hot epochs; None where reheating was skipped
-    labels: Tensor  # (n,) class numbers that it was trained with
+    model: nn.Module  # in evaluation mode
+    watch: Watch  # record of the hot epochs
+    learning_rate: float  # in the first half; it falls to 0 over the second
+    accuracies: tuple[
+        float, ...
+    ]  # share of the labels predicted in each epoch, in training mode, before the update
+    accuracy_after: float  # share of the labels that the copy reproduces, in evaluation mode
+
+
+@dataclass(frozen=True)
+class Reheated:
+    """Copies of a network that were trained on at a high learning rate, and how they fared."""
+
+    rounds: tuple[Round, ...]  # empty where reheating was skipped
+    labels: Tensor  # (n,) class numbers that they were trained with
     skipped: str  # why nothing was done; empty where something was
-    learning_rate: float  # NaN where reheating was skipped
-    target: float  # training accuracy that the range test aimed at; NaN where the rate was given
-    accuracy_before: float  # share of the labels that the network reproduces, in evaluation mode
-    accuracies: tuple[float, ...]  # the same of each epoch, in training mode, before the update
-    accuracy_after: float  # in evaluation mode; NaN where reheating was skipped
-    epochs: float  # trained in all, with those of the range test
-    seconds: float  # wall clock, with the range test and the neighbors' votes
+    target: (
+        float  # training accuracy after a round that the rate was chosen for; NaN where the rate was given
+    )
+    accuracy_before: float  # share of the labels that the network reproduces
+    epochs: float  # trained in all, with the range test and rounds that were thrown away
+    seconds: float  # wall clock, with the neighbors' votes for the target
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The copy of the first round, None where reheating was skipped."""
+        return self.rounds[0].model if self.rounds else None
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the first round, NaN where reheating was skipped."""
+        return self.rounds[0].learning_rate if self.rounds else math.nan
+
+    @property
+    def accuracy_after(self) -> float:
+        """Share of the labels that the copies reproduce, mean over rounds; NaN where reheating was skipped."""
+        after = [one.accuracy_after for one in self.rounds]
+        return sum(after) / len(after) if after else math.nan
+
+    @property
+    def watch(self) -> Watch:
+        """The record of all hot epochs; nothing is in it where reheating was skipped."""
+        every = Watch(len(self.labels))
+        for one in self.rounds:
+            every.merge(one.watch)
+        return every
 
     @property
     def margins(self) -> Tensor:
         """Mean margin over the hot epochs, (n,); low means suspicious. NaN where reheating was skipped."""
-        if self.watch is None:
-            return torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
         return self.watch.margins
 
     def __repr__(self) -> str:
         if self.skipped:
             return f"Reheated(skipped: {self.skipped})"
-        before, hot, after = self.accuracy_before, min(self.accuracies), self.accuracy_after
-        accuracies = f"training accuracy {before:.3f}, {hot:.3f} while hot, {after:.3f} after"
-        cost = f"{self.epochs:.1f} epochs, {self.seconds:.0f} s"
-        return f"Reheated(learning rate {self.learning_rate:.1e}; {accuracies}; {cost})"
+        after = f"training accuracy {self.accuracy_before:.3f} before, {self.accuracy_after:.3f} after"
+        rate = f"learning rate {self.learning_rate:.1e}"
+        return f"Reheated({rate}; {after}; {self.epochs:.1f} epochs, {self.seconds:.0f} s)"
 
 
 def reheat(
@@ -118,16 +160,18 @@ def reheat(
     sketch: int | None = 1024,
     checkpoint: str | Path | None = None,
 ) -> Reheated:
-    """Train a copy of a memorized network for a few epochs at a high learning rate, and record its margins.
+    """Train copies of a memorized network for a few epochs at a high learning rate, and record their margins.
 
     The model, its mode, its gradients and all random generators are afterwards as before. Every parameter that
-    requires grad is trained; modules are in training mode. A round holds the rate for the first half of its epochs and
-    lets it fall to 0 over the second; each round goes on from the last one with a new optimizer. Where the network
-    reproduces fewer than `memorized_above` of the labels nothing is done, and `skipped` says so: it still tells wrong
-    labels from right ones itself, and reheating would do harm.
+    requires grad is trained; modules are in training mode. A round begins from the memorized weights, holds the rate
+    for the first half of its epochs and lets it fall to 0 over the second. Where the network reproduces fewer than
+    `memorized_above` of the labels nothing is done, and `skipped` says so: it still tells wrong labels from right ones
+    itself, and reheating would do harm.
 
-    The range test raises the rate step by step, from 1e-5, until the accuracy of the last four training batches falls
-    to `target`. The same seed gives the same numbers, on a GPU up to its own nondeterminism.
+    The rate is the one after which training accuracy is within 0.07 of `target`: a range test raises it step by step,
+    from 1e-5, until the accuracy of the last few training batches falls to the target; rounds that then miss it are
+    thrown away, five at most, and the rate is corrected. The same seed gives the same numbers, on a GPU up to its own
+    nondeterminism.
 
     Args:
         model: A trained classifier, any torch.nn.Module, or a Network (its autocast is used, its readout is not).
@@ -136,25 +180,25 @@ def reheat(
             this function's own.
         labels: (n,) class numbers; those that travel with the data if None. With one output, 0 and 1.
         epochs: Of each round.
-        rounds: How many times.
-        learning_rate: The high rate; None finds it by the range test.
-        target: Training accuracy at which the range test stops; None for what neighbors' votes support, which visits
-            all pairs, and no more than 0.9.
+        rounds: How many copies are trained, in orders of their own: four rank labels better than one.
+        learning_rate: The high rate; None finds it.
+        target: Training accuracy to fall to; None for what neighbors' votes support, which visits all pairs, and .85
+            where they support whatever was learned.
         memorized_above: Training accuracy below which nothing is done; 0 reheats any network.
         loss: (outputs, labels) -> one number; None for the cross entropy.
         optimizer: Called with parameters and `lr=`; a class or a functools.partial of one.
         augment: Called with the inputs of each training batch, on the model's device; returns inputs.
-        batch_size: None for the loader's, else so that an epoch has 32 steps, and at most 256.
+        batch_size: None for the loader's, else so that an epoch has 32 steps, and from 16 to 256.
         seed: Of the order of samples, dropout and augmentation.
         sketch: Width of the sketches that neighbors' votes are estimated from; None is exact.
-        checkpoint: A file, written after the range test and after each epoch. If it is there, training goes on from
+        checkpoint: A file, written after the range test and after each round. If it is there, training goes on from
             it, and a finished one is only read.
 
     Returns:
         Reheated; `lw.label_suspicion(gram, reheat=reheated)` ranks labels by it.
 
     Raises:
-        TypeError: Labels are no class numbers, the model cannot be copied.
+        TypeError: Labels are no class numbers, or the model cannot be copied.
         ValueError: Labels do not fit the outputs, or the checkpoint is of another model, data set or setting.
 
     Example:
@@ -224,12 +268,32 @@ class _Progress:
     """How far a run is: what a checkpoint holds beside tensors."""
 
     accuracy_before: float
-    learning_rate: float = math.nan
+    rate: float = math.nan  # of the next round
     target: float = math.nan
-    range_steps: int = 0
-    accuracies: tuple[float, ...] = ()  # of the epochs that are done
+    too_low: float = 0.0  # the largest rate known to be
+    too_high: float = math.inf  # the smallest
+    tried: int = 0  # rounds so far
+    epochs: float = 0.0
     seconds: float = 0.0
     skipped: str = ""
+
+    def misses(self, after: float) -> float:
+        """Return how far an accuracy is from the target; 0 where there is none."""
+        return 0.0 if math.isnan(self.target) else abs(after - self.target)
+
+    def corrected(self, after: float) -> "_Progress":
+        """Return the same with the rate for the next round."""
+        if self.misses(after) <= TOLERANCE:
+            return self
+        low, high = self.too_low, self.too_high
+        low, high = (max(low, self.rate), high) if after > self.target else (low, min(high, self.rate))
+        step = min(LARGEST_STEP, max(SMALLEST_STEP, SLOPE * self.misses(after)))
+        step = (
+            2 * LARGEST_STEP if after > 1 - NOTICED * (1 - self.target) else step
+        )  # nothing is forgotten yet
+        rate = self.rate * math.exp(step if after > self.target else -step)
+        rate = rate if low < rate < high else math.sqrt(low * high)
+        return replace(self, rate=rate, too_low=low, too_high=high)
 
 
 class _Samples:
@@ -250,14 +314,18 @@ class _Samples:
     def batch_size(self, given: int | None) -> int:
         """Return the number of samples of a step."""
         if given is None and not self.data.given:
-            given = min(LARGEST_BATCH, max(8, self.n // STEPS_PER_EPOCH))
+            given = min(LARGEST_BATCH, max(16, self.n // STEPS_PER_EPOCH))
         return min(self.n, given or self.data.size)
 
     def steps(self, size: int, seed: int) -> Iterator[list[int]]:
         """Yield the places of one epoch's batches, whose sizes differ by one at most: none is a lone sample."""
         order = torch.randperm(self.n, generator=torch.Generator().manual_seed(seed))
-        for places in order.tensor_split(max(1, round(self.n / size))):
+        for places in order.tensor_split(self.step_count(size)):
             yield places.tolist()
+
+    def step_count(self, size: int) -> int:
+        """Return the number of steps of an epoch."""
+        return max(1, round(self.n / size))
 
     def checksum(self) -> str:
         """Return a checksum of the labels, and of the inputs where they are the same each time they are read."""
@@ -281,33 +349,44 @@ class _Run:
     def result(self, path: Path | None) -> Reheated:
         """Return the reheated network, going on from a checkpoint if there is one."""
         checkpoint = None if path is None else _Checkpoint(path, self._identity())
-        saved = None if checkpoint is None else checkpoint.read()
-        progress = self._prepare() if saved is None else saved.progress
-        self.begun -= 0.0 if saved is None else progress.seconds
-        if progress.skipped:
-            return self._result(None, None, progress)
-        model, watch = self._copy(), Watch(self.samples.n)
-        tensors = {} if saved is None else saved.tensors
-        if saved is not None:
-            _restore_model(model, tensors)
-            watch.merge_part(slice(0, self.samples.n), tensors[WATCH])
-        optimizer = self._optimizer(model, progress.learning_rate)
-        if checkpoint is not None and saved is None:
-            checkpoint.write(replace(progress, seconds=self._seconds()), model, optimizer, watch)
-        for epoch in range(len(progress.accuracies), self.settings.epochs * self.settings.rounds):
-            if epoch % self.settings.epochs == 0:
-                optimizer = self._optimizer(model, progress.learning_rate)
-            elif tensors:
-                _restore_optimizer(optimizer, tensors)
-            tensors = {}
-            accuracy = self._train_epoch(model, optimizer, watch, epoch, progress.learning_rate)
-            progress = replace(progress, accuracies=(*progress.accuracies, accuracy))
-            if not all(bool(value.isfinite().all()) for value in model.parameters()):
-                reason = f"training at a learning rate of {progress.learning_rate:.1e} ended in NaN: give a lower one"
-                return self._result(None, None, replace(progress, skipped=reason))
+        saved = None if checkpoint is None else checkpoint.read(self._copy, self.samples.n)
+        progress, rounds = saved or (self._prepare(), [])
+        self.begun -= progress.seconds
+        if checkpoint is not None and saved is None and not progress.skipped:
+            checkpoint.write(replace(progress, seconds=self._seconds()), [])
+        while not self._finished(progress, rounds):
+            one = self._round(progress)
+            progress = replace(
+                progress, tried=progress.tried + 1, epochs=progress.epochs + self.settings.epochs
+            )
+            if one is None:
+                reason = f"training at a learning rate of {progress.rate:.1e} ended in NaN: give a lower one"
+                progress = replace(progress, skipped=reason)
+                break
+            rounds = self._kept(rounds, one, progress)
+            progress = progress.corrected(one.accuracy_after)
             if checkpoint is not None:
-                checkpoint.write(replace(progress, seconds=self._seconds()), model, optimizer, watch)
-        return self._result(model, watch, progress)
+                checkpoint.write(replace(progress, seconds=self._seconds()), rounds)
+        return Reheated(
+            rounds=() if progress.skipped else tuple(rounds),
+            labels=self.samples.labels,
+            skipped=progress.skipped,
+            target=progress.target,
+            accuracy_before=progress.accuracy_before,
+            epochs=progress.epochs,
+            seconds=self._seconds(),
+        )
+
+    def _finished(self, progress: _Progress, rounds: list[Round]) -> bool:
+        good = sum(progress.misses(one.accuracy_after) <= TOLERANCE for one in rounds)
+        wanted = self.settings.rounds
+        return bool(progress.skipped) or good >= wanted or progress.tried >= wanted + CORRECTIONS
+
+    def _kept(self, rounds: list[Round], one: Round, progress: _Progress) -> list[Round]:
+        """Return the rounds that are close enough to the target; the closest one where there is none."""
+        every = sorted([*rounds, one], key=lambda done: progress.misses(done.accuracy_after))
+        good = [done for done in [*rounds, one] if progress.misses(done.accuracy_after) <= TOLERANCE]
+        return good or every[:1]
 
     def _prepare(self) -> _Progress:
         """Return the accuracy before, and the learning rate or the reason why there is nothing to do."""
@@ -319,17 +398,17 @@ class _Run:
             )
             return replace(progress, skipped=reason)
         if self.settings.learning_rate is not None:
-            return replace(progress, learning_rate=self.settings.learning_rate)
-        target = self._target()
+            return replace(progress, rate=self.settings.learning_rate)
+        target = self._target(progress.accuracy_before)
         rate, steps = self._range_test(target)
-        progress = replace(progress, target=target, range_steps=steps)
+        progress = replace(progress, target=target, epochs=steps / self.samples.step_count(self.size))
         if rate is None:
             reason = f"training accuracy stays above {target:.2f} up to a learning rate of {HIGHEST_RATE}"
             return replace(progress, skipped=f"{reason}: give another optimizer")
-        return replace(progress, learning_rate=rate)
+        return replace(progress, rate=rate)
 
-    def _target(self) -> float:
-        """Return the training accuracy to fall to: what neighbors support, between two bounds."""
+    def _target(self, learned: float) -> float:
+        """Return the training accuracy to fall to: what neighbors support, where they do not support everything."""
         if self.settings.target is not None:
             return self.settings.target
         labels = self.samples.labels
@@ -337,21 +416,26 @@ class _Run:
         votes = class_votes(gram, labels, sketch=self.settings.sketch).cpu()
         supported = float((votes.argmax(1) == labels).double().mean())
         usual = float(torch.bincount(labels).max()) / len(labels)  # by always naming the largest class
-        return min(MOST_KEPT, max(supported, usual + LEAST_KEPT * (1 - usual)))
+        judged = UNJUDGED if learned - supported < NO_JUDGE else supported
+        return max(judged, usual + LEAST_KEPT * (1 - usual))
 
     def _range_test(self, target: float) -> tuple[float | None, int]:
-        """Return the learning rate at which training accuracy falls to the target, and the steps that it took."""
+        """Return the learning rate at which training accuracy falls to the target, and the steps that it took.
+
+        Relative to that of the first steps: batch statistics and dropout alone cost some of it.
+        """
         model = self._copy()
         optimizer = self._optimizer(model, LOWEST_RATE)
         accuracies, rates, rate = list[float](), list[float](), LOWEST_RATE
+        window = max(AVERAGED, -(-AVERAGED_SAMPLES // self.size))
         for places in self._endless_steps():
             outputs = self._step(model, optimizer, places, rate)
             accuracies.append(_share_right(outputs, self.samples.labels[places]))
             rates.append(rate)
-            recent = sum(accuracies[-AVERAGED:]) / len(accuracies[-AVERAGED:])
-            if recent <= target and len(rates) >= AVERAGED:
-                return COOLED * math.sqrt(rate * rates[-AVERAGED]), len(rates)
-            rate *= 10 ** (1 / (COARSE if recent > 1 - NOTICED * (1 - target) else FINE))
+            kept = sum(accuracies[-window:]) / max(sum(accuracies[:window]), 1e-9)
+            if kept <= target and len(rates) > window:
+                return math.sqrt(rate * rates[-window]), len(rates)
+            rate *= 10 ** (1 / (COARSE if kept > 1 - NOTICED * (1 - target) else FINE))
             if rate > HIGHEST_RATE:
                 break
         return None, len(rates)
@@ -364,17 +448,30 @@ class _Run:
             yield from self.samples.steps(self.size, seed)
             epoch += 1
 
+    def _round(self, progress: _Progress) -> Round | None:
+        """Return a copy that was trained for one round, None if its weights became NaN or infinite."""
+        model, watch = self._copy(), Watch(self.samples.n)
+        optimizer = self._optimizer(model, progress.rate)
+        epochs = range(self.settings.epochs)
+        accuracies = tuple(self._train_epoch(model, optimizer, watch, e, progress) for e in epochs)
+        if not all(bool(value.isfinite().all()) for value in model.parameters()):
+            return None
+        for value in model.parameters():
+            value.grad = None
+        after = _share_right(self._logits(self._dataset_outputs(model.eval())), self.samples.labels)
+        return Round(model, watch, progress.rate, accuracies, after)
+
     def _train_epoch(
-        self, model: nn.Module, optimizer: Optimizer, watch: Watch, epoch: int, rate: float
+        self, model: nn.Module, optimizer: Optimizer, watch: Watch, epoch: int, progress: _Progress
     ) -> float:
         """Train for one epoch, and return its accuracy."""
-        seed = _mixed(self.settings.seed, 1, epoch)
-        _seed_generators(seed)  # of each epoch, so that a checkpoint need not hold the generators
+        seed = _mixed(self.settings.seed, 1 + progress.tried, epoch)
+        _seed_generators(seed)
         steps = list(self.samples.steps(self.size, seed))
         right = 0.0
         for i, places in enumerate(steps):
-            done = (epoch % self.settings.epochs + i / len(steps)) / self.settings.epochs
-            outputs = self._step(model, optimizer, places, rate * min(1.0, 2 * (1 - done)))
+            done = (epoch + i / len(steps)) / self.settings.epochs
+            outputs = self._step(model, optimizer, places, progress.rate * min(1.0, 2 * (1 - done)))
             labels = self.samples.labels[places]
             watch.update(outputs, labels, torch.tensor(places))
             right += _share_right(outputs, labels) * len(places)
@@ -414,7 +511,7 @@ class _Run:
     def _dataset_outputs(self, model: nn.Module) -> Tensor:
         """Return the outputs of all samples in evaluation mode."""
         net = Network(model, all_outputs, autocast=self.net.autocast)
-        _seed_generators(_mixed(self.settings.seed, 2, 0))
+        _seed_generators(self.settings.seed)
         outputs = dataset_outputs(net, self.samples.data, masked=True).cpu()
         _refuse_other_outputs(outputs, self.samples.labels)
         return outputs
@@ -450,27 +547,6 @@ class _Run:
     def _seconds(self) -> float:
         return time.monotonic() - self.begun
 
-    def _result(self, model: nn.Module | None, watch: Watch | None, progress: _Progress) -> Reheated:
-        after = math.nan
-        if model is not None:
-            after = _share_right(self._logits(self._dataset_outputs(model.eval())), self.samples.labels)
-            for value in model.parameters():
-                value.grad = None
-        ranged = progress.range_steps / max(1, round(self.samples.n / self.size))
-        return Reheated(
-            model=model,
-            watch=watch,
-            labels=self.samples.labels,
-            skipped=progress.skipped,
-            learning_rate=progress.learning_rate,
-            target=progress.target,
-            accuracy_before=progress.accuracy_before,
-            accuracies=progress.accuracies,
-            accuracy_after=after,
-            epochs=len(progress.accuracies) + ranged,
-            seconds=self._seconds(),
-        )
-
     def _identity(self) -> dict[str, str]:
         """Return what a checkpoint must have in common with this call, in words."""
         model = self.net.model
@@ -485,32 +561,27 @@ class _Run:
         }
 
 
-class _Saved(NamedTuple):
-    progress: _Progress
-    tensors: dict[str, Tensor]
-
-
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A safetensors file with the state of a run between two epochs."""
+    """A safetensors file with the rounds that are done."""
 
     path: Path
     identity: dict[str, str]
 
-    def write(self, progress: _Progress, model: nn.Module, optimizer: Optimizer, watch: Watch) -> None:
+    def write(self, progress: _Progress, rounds: list[Round]) -> None:
         """Write the state, complete or not at all."""
-        tensors = {
-            WATCH: watch.part(slice(0, watch.n)),
-            **{f"{MODEL}{name}": value for name, value in _named_state(model).items()},
-            **{f"{OPTIMIZER}{name}": value for name, value in _optimizer_state(optimizer).items()},
-        }
-        plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        about = {"schema": SCHEMA, "progress": asdict(progress), "identity": self._digests()}
-        content = save(plain, {METADATA: json.dumps(about)})
+        tensors = dict[str, Tensor]()
+        for i, one in enumerate(rounds):
+            named = {"watch": one.watch.part(slice(0, one.watch.n)), **_named_state(one.model)}
+            plain = {name: value.detach().cpu().contiguous().clone() for name, value in named.items()}
+            tensors |= {f"{i}.{name}": value for name, value in plain.items()}
+        facts = [(one.learning_rate, one.accuracies, one.accuracy_after) for one in rounds]
+        about = {"schema": SCHEMA, "progress": asdict(progress), "rounds": facts, "identity": self._digests()}
+        content = save(tensors, {METADATA: json.dumps(about)})
         files.make_folder(self.path.absolute().parent)
         files.write_atomically(self.path, lambda file: file.write(content), len(content))
 
-    def read(self) -> _Saved | None:
+    def read(self, make_model: Callable[[], nn.Module], n: int) -> tuple[_Progress, list[Round]] | None:
         """Return the state that was written, None if there is none yet."""
         if not self.path.exists():
             return None
@@ -535,8 +606,15 @@ class _Checkpoint:
                 f"{self.path} is the checkpoint of another call: {' and '.join(differing)} differ. Remove it, or name "
                 "another file."
             )
-        progress = about["progress"]
-        return _Saved(_Progress(**{**progress, "accuracies": tuple(progress["accuracies"])}), tensors)
+        rounds = list[Round]()
+        for i, (rate, accuracies, after) in enumerate(about["rounds"]):
+            model, watch = make_model().eval(), Watch(n)
+            watch.merge_part(slice(0, n), tensors[f"{i}.watch"])
+            with torch.no_grad():
+                for name, value in _named_state(model).items():
+                    value.copy_(tensors[f"{i}.{name}"])
+            rounds.append(Round(model, watch, rate, tuple(accuracies), after))
+        return _Progress(**about["progress"]), rounds
 
     def _digests(self) -> dict[str, str]:
         return {
@@ -600,29 +678,3 @@ def _seed_generators(seed: int) -> None:
 
 def _named_state(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _restore_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in _named_state(model).items():
-            value.copy_(tensors[f"{MODEL}{name}"])
-
-
-def _optimizer_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an optimizer keeps of each parameter, by its number and the name of the value."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": torch.as_tensor(value)
-        for number, values in state.items()
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    state = dict[int, dict[str, Tensor]]()
-    for name, value in tensors.items():
-        if name.startswith(OPTIMIZER):
-            number, inner = name.removeprefix(OPTIMIZER).split(".", 1)
-            state.setdefault(int(number), {})[inner] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
