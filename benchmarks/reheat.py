@@ -120,7 +120,7 @@ def reheated_scores(
         "margins + after": combine(-hot, after),
         "before + margins + margin after": combine(before["suspicion"], -hot, cold),
         "before + margins + after": combine(before["suspicion"], -hot, after),
-        "all four": combine(before["suspicion"], -hot, after, cold),
+        "likewise (2, 1, 2)": 2 * rank(before["suspicion"]) + rank(-hot) + 2 * rank(after),
     }
 
 
@@ -144,41 +144,36 @@ def measure(setting: dict[str, Any], given: argparse.Namespace) -> None:
     scores = {"votes": before["suspicion"], "loss": -before["margin"], "over training": -fit.margins.cpu()}
     scores["votes + over training"] = combine(before["suspicion"], -fit.margins.cpu())
     say(setting, facts, scores, wrong)
-    validated = clock("cross-validation", lambda: cross_validate(x, labels, seed, given))
-    scores["cross-validation"], arrays["validated"] = -validated, validated
-    scores["votes + cross-validation"] = combine(before["suspicion"], -validated)
+    if not given.short:
+        validated = clock("cross-validation", lambda: cross_validate(x, labels, seed, given))
+        scores["cross-validation"], arrays["validated"] = -validated, validated
+        scores["votes + cross-validation"] = combine(before["suspicion"], -validated)
 
-    def run(name: str, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(name: str, **options: Any) -> None:
         hot = clock(f"reheat {name}", lambda: lw.reheat(fit.model, (x, labels), **options))
-        if hot.model is None or hot.watch is None:
-            raise RuntimeError(f"{name}: {hot.skipped}")
-        found = clock("votes after", lambda: judge(hot.model, x, labels))
-        learned = (found["outputs"].argmax(1) == labels.cpu())[wrong].float().mean()
-        facts[name] = {
-            "rate": hot.learning_rate,
-            "target": hot.target,
-            "hot": list(hot.accuracies),
-            "after": hot.accuracy_after,
-            "wrong learned": float(learned),
-            "new": float((evaluated(hot.model, new).argmax(1) == truth).float().mean()),
-            "epochs": hot.epochs,
-        }
-        arrays.update({f"{name} {key}": value for key, value in found.items()})
-        arrays[f"{name} margins"] = hot.margins
-        scores.update({f"{name}: {k}": v for k, v in reheated_scores(before, [(hot.margins, found)]).items()})
-        return hot.margins, found
+        done = list[tuple[Tensor, dict[str, Tensor]]]()
+        for i, one in enumerate(hot.rounds):
+            found = clock("votes after", lambda one=one: judge(one.model, x, labels))
+            done.append((one.watch.margins, found))
+            learned = (found["outputs"].argmax(1) == labels.cpu())[wrong].float().mean()
+            facts[f"{name} {i + 1}"] = {
+                "rate": one.learning_rate,
+                "hot": list(one.accuracies),
+                "after": one.accuracy_after,
+                "wrong learned": float(learned),
+                "new": float((evaluated(one.model, new).argmax(1) == truth).float().mean()),
+            }
+            arrays.update({f"{name} {i + 1} {key}": value for key, value in found.items()})
+            arrays[f"{name} {i + 1} margins"] = one.watch.margins
+            times = f"{name}, {i + 1} times" if options.get("rounds") else name
+            scores.update({f"{times}: {k}": v for k, v in reheated_scores(before, done).items()})
+            say(setting, facts, scores, wrong)
+        facts[f"{name}, in all"] = {"target": hot.target, "epochs": hot.epochs, "seconds": hot.seconds}
 
-    one = run("once", target=min(0.9, supported))
-    rate = facts["once"]["rate"]
-    say(setting, facts, scores, wrong)
-    run("in a row", learning_rate=rate, rounds=ROUNDS)
-    again = [run(f"seed {i}", learning_rate=rate, seed=i) for i in range(1, ROUNDS)]
-    scores |= {f"four seeds: {k}": v for k, v in reheated_scores(before, [one, *again]).items()}
-    say(setting, facts, scores, wrong)
+    run("reheated", votes=before["votes"], rounds=ROUNDS)
     save(setting, given, arrays)
-    for rate in RATES if seed == given.seeds[0] else ():
+    for rate in RATES if seed == given.seeds[0] and not given.short else ():
         run(f"rate {rate:g}", learning_rate=rate)
-        say(setting, facts, scores, wrong)
     save(setting, given, arrays)
     add(given.out / "reheat.jsonl", setting, facts=facts, scores=ranked(scores, wrong), seconds=clock.seconds)
 
@@ -231,6 +226,9 @@ def main() -> None:
     arguments.add_argument("--count", type=int, default=10_000)
     arguments.add_argument("--epochs", type=int, default=30)
     arguments.add_argument("--width", type=int, default=32)
+    arguments.add_argument(
+        "--short", action="store_true", help="no cross-validation, and no rates but the one found"
+    )
     arguments.add_argument("--processes", type=int, default=1)
     arguments.add_argument("--part", default="1/1", help="i/k: every k-th setting from the i-th")
     given = arguments.parse_args()

@@ -262,3 +262,50 @@ def test_only_parameters_that_require_grad_are_trained(digits):
         model[0].requires_grad_(True)
     assert torch.equal(found.model[0].weight, model[0].weight)
     assert not torch.equal(found.model[3].weight, model[3].weight)
+
+
+def test_suspicion_with_reheated_copies_ranks_wrong_labels_higher(digits):
+    model, x, labels, wrong = digits
+    gram = lw.GramMatrix(model, (x, labels))
+    hot = lw.reheat(model, (x, labels), rounds=4)
+    before, after = lw.label_suspicion(gram), lw.label_suspicion(gram, reheat=hot)
+    assert before.reheated is None
+    assert after.reheated is hot
+    assert average_precision(after.suspicion, wrong) > average_precision(before.suspicion, wrong) + 0.003
+    assert torch.equal(before.chance_wrong, after.chance_wrong)
+
+
+def test_suspicion_is_the_weighted_mean_of_the_ranks_before_after_and_while_hot(digits, reheated):
+    model, x, labels, _ = digits
+
+    def ranks(score):
+        smaller = (score[None] < score[:, None]).double().sum(1)
+        ties = (score[None] == score[:, None]).double().sum(1)
+        return (smaller + (ties - 1) / 2) / (len(score) - 1)
+
+    found = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), reheat=reheated)
+    before, after = (lw.label_suspicion(lw.GramMatrix(m, (x, labels))) for m in (model, reheated.model))
+    parts = 2 * ranks(before.suspicion) + 2 * ranks(after.suspicion) + ranks(-reheated.margins)
+    torch.testing.assert_close(found.suspicion.double(), parts / 5, rtol=0, atol=1e-6)
+
+
+def test_auto_reheats_what_is_memorized_and_leaves_the_rest_alone(digits):
+    model, x, labels, _ = digits
+    found = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), reheat="auto")
+    assert len(found.reheated.rounds) == 1
+    early = memorize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, labels, 60)
+    gram = lw.GramMatrix(early, (x, labels))
+    found = lw.label_suspicion(gram, reheat="auto")
+    assert "count as memorized" in found.reheated.skipped
+    assert torch.equal(found.suspicion, lw.label_suspicion(gram).suspicion)
+    assert lw.label_suspicion(gram, reheat=False).reheated is None
+
+
+@pytest.mark.filterwarnings("ignore:Only .* of the predictions")
+def test_reheated_networks_of_other_labels_are_refused(digits, reheated):
+    model, x, labels, _ = digits
+    gram = lw.GramMatrix(model, (x, labels))
+    with pytest.raises(ValueError, match="reheated with 300 labels"):
+        lw.label_suspicion(gram, labels.flip(0), reheat=reheated)
+    with pytest.raises(TypeError, match="auto"):
+        lw.label_suspicion(gram, reheat="always")

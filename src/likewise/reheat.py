@@ -36,7 +36,7 @@ from likewise.checks import (
     check_seed,
     describe,
 )
-from likewise.data import Batches, training_data
+from likewise.data import Batches, column, training_data
 from likewise.distributed import world_size
 from likewise.fingerprint import Fingerprint, checksums, describe_module
 from likewise.gram import GramMatrix
@@ -158,6 +158,7 @@ def reheat(
     batch_size: int | None = None,
     seed: int = 0,
     sketch: int | None = 1024,
+    votes: Tensor | None = None,
     checkpoint: str | Path | None = None,
 ) -> Reheated:
     """Train copies of a memorized network for a few epochs at a high learning rate, and record their margins.
@@ -191,6 +192,7 @@ def reheat(
         batch_size: None for the loader's, else so that an epoch has 32 steps, and from 16 to 256.
         seed: Of the order of samples, dropout and augmentation.
         sketch: Width of the sketches that neighbors' votes are estimated from; None is exact.
+        votes: (n, classes), what `likewise.votes.class_votes` returned for the network, if that is known already.
         checkpoint: A file, written after the range test and after each round. If it is there, training goes on from
             it, and a finished one is only read.
 
@@ -236,8 +238,11 @@ def reheat(
     )
     with _training_state():
         net = to_network(model)
-        samples = _Samples(training_data(data, labels=labels), net)
-        return _Run(net, samples, settings, functions).result(
+        batched = isinstance(data, Batches)  # made without these labels, perhaps
+        samples = _Samples(
+            training_data(data, labels=None if batched else labels), net, labels if batched else None
+        )
+        return _Run(net, samples, settings, functions, votes).result(
             None if checkpoint is None else Path(checkpoint)
         )
 
@@ -299,12 +304,14 @@ class _Progress:
 class _Samples:
     """The samples to train on, by their places 0 to n - 1."""
 
-    def __init__(self, data: Batches, net: Network) -> None:
+    def __init__(self, data: Batches, net: Network, labels: Any) -> None:
         self.data, self.net, self.n = data, net, data.n
-        found = data.labels()
+        found = data.labels() if labels is None else column("labels", labels)
         if found is None:
             raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
         self.labels = _class_numbers(found)
+        if len(self.labels) != self.n:
+            raise ValueError(f"{len(self.labels)} labels for {self.n} samples: one for each is needed.")
 
     def read(self, places: list[int]) -> tuple[Any, Tensor]:
         """Return the inputs, on the model's device, and the labels of some samples."""
@@ -339,8 +346,16 @@ class _Samples:
 class _Run:
     """One call of `reheat`: trains copies of the model, which itself is only read."""
 
-    def __init__(self, net: Network, samples: _Samples, settings: _Settings, functions: _Functions) -> None:
+    def __init__(
+        self,
+        net: Network,
+        samples: _Samples,
+        settings: _Settings,
+        functions: _Functions,
+        votes: Tensor | None,
+    ) -> None:
         self.net, self.samples, self.settings, self.functions = net, samples, settings, functions
+        self.votes = votes
         self.size = samples.batch_size(settings.batch_size)
         self.before = self._dataset_outputs(net.model)
         self.probabilities = are_chances(self.before)
@@ -412,9 +427,12 @@ class _Run:
         if self.settings.target is not None:
             return self.settings.target
         labels = self.samples.labels
-        gram = GramMatrix(Network(self.net.model, all_outputs, autocast=self.net.autocast), self.samples.data)
-        votes = class_votes(gram, labels, sketch=self.settings.sketch).cpu()
-        supported = float((votes.argmax(1) == labels).double().mean())
+        votes = self.votes
+        if votes is None:
+            net = Network(self.net.model, all_outputs, autocast=self.net.autocast)
+            gram = GramMatrix(net, self.samples.data)
+            votes = class_votes(gram, labels, sketch=self.settings.sketch)
+        supported = float((votes.cpu().argmax(1) == labels).double().mean())
         usual = float(torch.bincount(labels).max()) / len(labels)  # by always naming the largest class
         judged = UNJUDGED if learned - supported < NO_JUDGE else supported
         return max(judged, usual + LEAST_KEPT * (1 - usual))

@@ -2,14 +2,18 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from likewise.checks import check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.model import Network
+from likewise.reheat import Reheated
+from likewise.reheat import reheat as reheat_network
 from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.noise_rate import Interval, estimate_noise
 from likewise.statistics.targets import (
@@ -24,6 +28,8 @@ from likewise.statistics.targets import (
 from likewise.votes import EXPONENT, class_votes
 from likewise.watch import Watch
 
+VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
+
 
 class LabelSuspicion(NamedTuple):
     """What the network and the neighbors of each sample say of its label."""
@@ -37,6 +43,7 @@ class LabelSuspicion(NamedTuple):
     errors: Interval  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
     precision: Interval  # share of the flagged that are wrong, low if few labels are; NaN where unknown
     distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
+    reheated: Reheated | None = None  # what `suspicion` also rests on; says itself where it was skipped
 
     def __repr__(self) -> str:
         low, likely, high = (round(v) for v in self.errors)
@@ -55,6 +62,7 @@ def label_suspicion(
     isolated_below: float = 0.05,
     sketch: int | None = None,
     watch: Watch | None = None,
+    reheat: Literal["auto"] | bool | Reheated | None = None,
 ) -> LabelSuspicion:
     """How much the network and the neighbors' votes contradict each label; visits all pairs.
 
@@ -69,6 +77,10 @@ def label_suspicion(
     an order, not how strong a contradiction is. Where there is no vote, or no margin, the other rank counts alone.
     Everything else in the result is by votes, as without a record.
 
+    A network that has memorized its labels can be reheated (`likewise.reheat`): suspicion is then the weighted mean of
+    ranks, 2 of the suspicion above, 2 of that by the reheated copies, 1 of −margin while they were hot, and 2 of
+    −margin in the record of the training run if there is one. Each copy costs votes of its own.
+
     Args:
         gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
             not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
@@ -77,6 +89,8 @@ def label_suspicion(
         isolated_below: Share of the median number of votes below which a sample is isolated.
         sketch: Estimate from random projections of so many numbers a sample.
         watch: Record of the training run, of the same samples in the same order with the same labels.
+        reheat: "auto" reheats a copy of the network if it is memorized, once; or what `likewise.reheat` returned for
+            the same samples and labels, for augmentation, losses or rounds of your own. None or False: nothing.
 
     Returns:
         LabelSuspicion; rank by `suspicion`, look at `flagged` first.
@@ -93,9 +107,42 @@ def label_suspicion(
     chances = None if outputs is None else class_chances(outputs, given)
     if outputs is not None:
         _warn_of_weak_votes(gram, outputs, chances, given)
-    return suspicion_from_votes(
-        votes, given, chances, margins, isolated_below=isolated_below, dtype=gram.dtype
+    hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
+    more = [] if hot is None or hot.skipped else _scores_after(gram, hot, exponent=exponent, sketch=sketch)
+    found = suspicion_from_votes(
+        votes, given, chances, margins, more, isolated_below=isolated_below, dtype=gram.dtype
     )
+    return found._replace(reheated=hot)
+
+
+def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
+    """Return the reheated network that was given, or reheat one."""
+    if not gram.of_network:
+        raise ValueError("Only a network can be reheated: make the GramMatrix of one, or leave reheat out.")
+    if isinstance(reheat, Reheated):
+        if not torch.equal(reheat.labels, given):
+            raise ValueError(
+                f"The network was reheated with {len(reheat.labels):,} labels, and these {len(given):,} are others: "
+                "reheat it with the same samples in the same order."
+            )
+        return reheat
+    if reheat != "auto" and reheat is not True:
+        raise TypeError(f'reheat must be "auto", False or what likewise.reheat returned, found {reheat!r}.')
+    return reheat_network(gram.net, gram.data, labels=given, votes=votes)
+
+
+def _scores_after(
+    gram: GramMatrix, hot: Reheated, *, exponent: float, sketch: int | None
+) -> list[tuple[float, Tensor]]:
+    """Return the weights and scores, larger meaning more suspicious, that reheated copies add."""
+    after = list[Tensor]()
+    for one in hot.rounds:
+        net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
+        other = GramMatrix(net, gram.data, kernel=gram.kernel, max_memory=gram.max_memory)
+        votes = class_votes(other, hot.labels, exponent=exponent, sketch=sketch).cpu()
+        opinion = suspicion_from_votes(votes, hot.labels, class_chances(model_outputs(other), hot.labels))
+        after.append(_relative_ranks(opinion.suspicion.double()))
+    return [(MARGIN_WEIGHT, -hot.margins), (VOTES_WEIGHT, torch.stack(after).mean(0))]
 
 
 def margins_of(watch: Any, given: Tensor) -> Tensor:
@@ -126,13 +173,15 @@ def suspicion_from_votes(
     given: Tensor,
     chances: Tensor | None = None,
     margins: Tensor | None = None,
+    more: Sequence[tuple[float, Tensor]] = (),
     *,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
     """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels.
 
-    Margins of training, (n,), NaN where unknown, turn suspicion into the mean of two ranks: see `label_suspicion`.
+    Margins of training, (n,), NaN where unknown, and more scores with their weights turn suspicion into a mean of
+    ranks: see `label_suspicion`.
     """
     votes = votes.double()
     cast = votes.sum(1)
@@ -147,10 +196,10 @@ def suspicion_from_votes(
     others = opinion.scatter(1, given[:, None], -1)
     best, other = others.max(1) if others.shape[1] > 1 else (torch.zeros_like(mine), given)
     suspicion = torch.where(cast > 0, (1 - mine + best) / 2, 0).clamp(0, 1)
-    if margins is not None:
+    recorded = [] if margins is None else [(VOTES_WEIGHT, -margins)]
+    if recorded or more:
         known = torch.where(cast > 0, suspicion, torch.nan)
-        ranks = torch.stack([_relative_ranks(known), _relative_ranks(-margins.double().cpu())])
-        suspicion = ranks.nanmean(0).nan_to_num(0)
+        suspicion = _mean_rank([(VOTES_WEIGHT, known), *recorded, *more])
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     found = estimate_noise(shares, given)
@@ -171,6 +220,13 @@ def suspicion_from_votes(
         precision,
         found.distinct,
     )
+
+
+def _mean_rank(scores: Sequence[tuple[float, Tensor]]) -> Tensor:
+    """Return the weighted mean of the ranks of scores that are known, NaN standing for unknown; 0 where none is."""
+    ranks = torch.stack([_relative_ranks(score.double().cpu()) for _, score in scores])
+    weights = torch.tensor([weight for weight, _ in scores], dtype=torch.float64)[:, None] * ~ranks.isnan()
+    return (ranks.nan_to_num(0) * weights).sum(0) / weights.sum(0).clamp(min=1e-300)
 
 
 def _relative_ranks(values: Tensor) -> Tensor:
