@@ -90,6 +90,23 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the processes that a launcher such as torchrun has started, for the time inside.
+
+    Addresses and numbers come from the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A group that is there
+    is used as it is.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def rank() -> int:
     """Return the number of this process among those that share the work, 0 where it is alone."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

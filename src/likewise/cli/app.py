@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyze, demo, doctor, inspect, reproduce
+from likewise.cli import analyze, demo, doctor, index, inspect, reproduce
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
@@ -52,6 +52,9 @@ for command in (
     demo.demo,
     analyze.analyze,
     analyze.plan,
+    index.index,
+    index.ask,
+    index.merge,
     inspect.neighbors,
     inspect.report,
     inspect.compare,
@@ -144,7 +147,7 @@ def _interrupted(given: list[str]) -> int:
 
 
 def _say_how_to_go_on(given: list[str]) -> None:
-    if given[:1] in (["analyze"], ["reproduce"]):
+    if given[:1] in (["analyze"], ["index"], ["reproduce"]):
         print_warning(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
 
 

@@ -59,12 +59,21 @@ def takes_settings(
     return decorate
 
 
-def open_inputs(settings: Settings) -> tuple[Any, Any]:
-    """Return the network and the data that settings name."""
+def load_network(settings: Settings) -> Any:
+    """Return the network that settings name."""
     from likewise import loading
     from likewise.model import Network
 
     model = loading.model(settings.model, settings.weights).to(settings.device).eval()
+    parameters = None if settings.parameters is None else list(settings.parameters)
+    return Network(model, _load_readout(settings.readout), parameters=parameters)
+
+
+def open_inputs(settings: Settings) -> tuple[Any, Any]:
+    """Return the network and the data that settings name."""
+    from likewise import loading
+
+    net = load_network(settings)
     read = loading.data(
         settings.data,
         label=settings.label,
@@ -78,11 +87,8 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
         follow_links=settings.follow_links,
         max_memory=settings.max_memory,
     )
-    readout = _load_readout(settings.readout)
     if settings.classes is not None:
         read = _renumbered(read, settings.classes)
-    parameters = None if settings.parameters is None else list(settings.parameters)
-    net = Network(model, readout, parameters=parameters)
     _refuse_misfit(net, read, settings)
     return net, read
 

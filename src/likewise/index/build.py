@@ -44,7 +44,7 @@ def build_index(
     shard_rows: int | None = None,
     max_memory: int = 2**31,
     wait: float = math.inf,
-    settings: Mapping[str, Any] | None = None,
+    settings: str | None = None,
 ) -> Index:
     """Return an index of a data set by a model, kept in the folder `out`; a build that was stopped goes on.
 
@@ -71,7 +71,7 @@ def build_index(
         shard_rows: Rows of a shard; a 64th of the data, 64 to 16,384, if None.
         max_memory: Bytes for gradients.
         wait: Seconds to wait if another process writes into the folder.
-        settings: What a command was told, kept for `likewise ask`.
+        settings: What a command was told, as TOML, kept for `likewise ask`.
 
     Raises:
         ValueError: The folder holds another index, or something else.
@@ -107,7 +107,6 @@ def build_index(
         "pictures": check_flag("pictures", pictures),
         "inputs": describe_inputs(first),
         "part": None if chosen is None else list(chosen),
-        "settings": None if settings is None else dict(settings),
         "finished": False,
         "shards": [],
         "files": {},
@@ -115,7 +114,7 @@ def build_index(
     path = _check_out(out)
     maker = PictureMaker(source, show, names, excerpt_length) if pictures else None
     with hold_folder(path, wait):
-        folder = _begin(path, state)
+        folder = _begin(path, state, settings)
         task = Task(folder, projector, source, maker, source_number=0, first_row=0)
         fill(task, _shards_of_part(source.spans(rows), chosen))
     return Index(path, model=net, verify=False)
@@ -160,7 +159,7 @@ def check_part(part: Any) -> tuple[int, int]:
     return check_integer("part", part[0], 1, n), n
 
 
-def _begin(path: Path, state: dict[str, Any]) -> IndexFolder:
+def _begin(path: Path, state: dict[str, Any], settings: str | None) -> IndexFolder:
     """Return the folder of a new index, or of one that is there and the same; another one is refused."""
     folder = IndexFolder(path, state)
     if rank() > 0:
@@ -169,6 +168,9 @@ def _begin(path: Path, state: dict[str, Any]) -> IndexFolder:
         there = read_manifest(path, INDEX)
     except (FileNotFoundError, DamagedIndexError):
         folder.save()
+        if settings is not None:
+            folder.write_settings(settings)
+            folder.save()
         return folder
     refuse_another(path, there, state)
     return IndexFolder(path, there)

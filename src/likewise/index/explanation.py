@@ -29,7 +29,7 @@ class Sample(NamedTuple):
             "name": self.name,
             "label": self.label,
             "label_name": self.label_name,
-            "picture": _picture_text(self.picture),
+            "picture": picture_text(self.picture),
         }
 
 
@@ -100,7 +100,8 @@ class Explanation:
         }
 
 
-def _picture_text(picture: Picture | None) -> str | None:
+def picture_text(picture: Picture | None) -> str | None:
+    """Return a picture as text: of an image a data address, else its content."""
     if picture is None:
         return None
     if picture.kind == "image":

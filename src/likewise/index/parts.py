@@ -14,7 +14,7 @@ from likewise import files
 from likewise.index.pairs import summarize
 from likewise.index.projection import tell_difference
 from likewise.index.shards import BUILD, hold_folder
-from likewise.index.store import INDEX, IndexFolder, Shard
+from likewise.index.store import INDEX, SETTINGS, IndexFolder, Shard
 from likewise.manifest import NAME, DamagedIndexError, read_manifest
 
 SAME = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype")
@@ -48,6 +48,7 @@ def merge_parts(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
         for folder in ordered:
             for shard in folder.shards:
                 _copy_shard(folder, merged, shard, shard)
+        _copy_settings(ordered[0], merged)
         merged.write_tensors("origins", {"origins": origins[0]})
         summarize(merged, max_memory)
         state["finished"] = True
@@ -65,6 +66,7 @@ def concatenate(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
             raise ValueError(f"{out} holds an index: choose another folder, or delete that one.")
         merged = IndexFolder(out, state)
         merged.save()
+        _copy_settings(first, merged)
         for folder in folders:
             append_index(merged, folder)
         summarize(merged, max_memory)
@@ -147,6 +149,11 @@ def _refuse_other_folder(out: Path, state: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{out} holds an index with another {name}: choose another folder, or delete that one."
             )
+
+
+def _copy_settings(source: IndexFolder, target: IndexFolder) -> None:
+    if "settings" in source.state["files"]:
+        target.write_settings((source.path / SETTINGS).read_text(encoding="utf-8"))
 
 
 def _copy_shard(source: IndexFolder, target: IndexFolder, shard: Shard, moved: Shard) -> None:

@@ -110,13 +110,15 @@ class Index:
             self.attach(data)
 
     def __repr__(self) -> str:
-        state = self.manifest
-        removed = f", {self._folder.rows - len(self):,} removed" if self._folder.rows != len(self) else ""
-        part = "" if state["part"] is None else f", part {state['part'][0]} of {state['part'][1]}"
-        return (
-            f"Index({self.path}, {len(self):,} samples{removed} × {self.width} {state['dtype']}, "
-            f"{state['model_name']}, {state['readout']['name']}{part})"
-        )
+        state, rows = self.manifest, sum(shard.stop - shard.start for shard in self._folder.shards)
+        of = f"{state['model_name']}, {state['readout']['name']}"
+        if state["part"] is not None:
+            i, n = state["part"]
+            return (
+                f"Index({self.path}, part {i} of {n}, {rows:,} samples × {self.width} {state['dtype']}, {of})"
+            )
+        removed = f", {rows - len(self):,} removed" if rows != len(self) else ""
+        return f"Index({self.path}, {len(self):,} samples{removed} × {self.width} {state['dtype']}, {of})"
 
     def __len__(self) -> int:
         return self._columns.m

@@ -6,6 +6,7 @@
     origins-HASH.safetensors the origins, one for each data set that was added
     summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; closeness of a sample
     removed-HASH.safetensors rows that were removed
+    settings.toml            what `likewise index` was told
     shard-START.json         while a build runs: the note that a shard is complete
 
 Sketches are stored less an origin, a vector near their mean: what all samples share would else take up the digits of
@@ -38,6 +39,7 @@ from likewise.manifest import (
 
 INDEX = Kind("index", 1, DamagedIndexError)
 DTYPES = ("float16", "int8", "float32")
+SETTINGS = "settings.toml"
 BLOCK = 4096  # rows that are converted to float32 at a time
 _NOTE_ENDING = ',\n "sha256 of this note": "{}"\n}\n'
 
@@ -181,6 +183,13 @@ class IndexFolder:
         file = f"{name}-{digest[:12]}.safetensors"
         _write(self.path / file, content)
         self.state["files"][name] = {"name": file, "sha256": digest}
+
+    def write_settings(self, text: str) -> None:
+        """Keep what a command was told."""
+        self.state["files"]["settings"] = {
+            "name": SETTINGS,
+            "sha256": files.write_text(self.path / SETTINGS, text),
+        }
 
     def write_shard(
         self, start: int, rows: Mapping[str, Tensor], pictures: Mapping[str, Tensor] | None

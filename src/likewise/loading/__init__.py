@@ -9,6 +9,6 @@ data and weights never run code: no pickle is read.
 
 from likewise.loading.dataset import Read
 from likewise.loading.imports import import_object
-from likewise.loading.load import data, model
+from likewise.loading.load import data, model, new_inputs
 
-__all__ = ["Read", "data", "import_object", "model"]
+__all__ = ["Read", "data", "import_object", "model", "new_inputs"]

@@ -36,6 +36,12 @@ def read_folder(folder: Path, options: Options) -> Read:
     kept = _kept(len(found.files), options.limit, spread=found.labels is not None)
     files = [found.files[i] for i in kept]
     names = tuple(file.relative_to(folder).as_posix() for file in files)
+    labels = None if found.labels is None else torch.tensor([found.labels[i] for i in kept])
+    return read_images(files, names, options)._replace(labels=labels, classes=found.classes)
+
+
+def read_images(files: list[Path], names: tuple[str, ...], options: Options) -> Read:
+    """Return the images of files, as those of a folder are read."""
     prepare = options.prepare
     if prepare is None and options.image_size is None:
         _refuse_sizes(files)
@@ -44,8 +50,7 @@ def read_folder(folder: Path, options: Options) -> Read:
     dataset = Prepared(
         raw.image, len(files), prepare or Preparation("Turning images into tensors", _tensor), names
     )
-    labels = None if found.labels is None else torch.tensor([found.labels[i] for i in kept])
-    return Read(dataset, labels, found.classes, names, opened.image)
+    return Read(dataset, names=names, show=opened.image)
 
 
 class _Found(NamedTuple):

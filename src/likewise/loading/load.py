@@ -1,17 +1,19 @@
 """Which kind of data a word on the command line names."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from likewise.loading.arrays import read_arrays
-from likewise.loading.dataset import Options, Preparation, Read
-from likewise.loading.images import read_folder
-from likewise.loading.imports import build_object, import_object, is_import
-from likewise.loading.paths import existing
+from likewise.loading.dataset import Options, Preparation, Prepared, Read
+from likewise.loading.images import SUFFIXES, read_folder, read_images
+from likewise.loading.imports import build_object, import_object, is_import, library
+from likewise.loading.paths import existing, listed
 from likewise.loading.python_objects import read_object
-from likewise.loading.tables import read_table
+from likewise.loading.tables import read_table, table_columns, table_read
 from likewise.loading.weights import load_weights
 
 READERS: dict[str, Callable[[Path, Options], Read]] = {
@@ -20,6 +22,9 @@ READERS: dict[str, Callable[[Path, Options], Read]] = {
     ".parquet": read_table,
     ".npz": read_arrays,
 }
+
+
+TABLES = (".csv", ".tsv", ".parquet")
 
 
 def data(
@@ -57,6 +62,96 @@ def data(
         MemoryError: Something expands to more than `max_memory`; it is not read.
         ValueError: The data cannot be read; the message says what was found and what to do.
     """
+    options = _options(
+        label=label,
+        text_column=text_column,
+        columns=columns,
+        image_size=image_size,
+        gray=gray,
+        prepare=prepare,
+        limit=limit,
+        show_columns=show_columns,
+        follow_links=follow_links,
+        max_memory=max_memory,
+    )
+    return _read(text, options)
+
+
+def new_inputs(words: Sequence[str], read_input: Callable[[], str], **settings: Any) -> Read:
+    """Return new samples in the form of a data set that was read with these settings: inputs without labels.
+
+    Args:
+        words: Files of images; or one table, archive of arrays, folder or import string; or texts, where there is a
+            text column; or "-" for standard input: a text a line, or a table with its header.
+        read_input: Returns what standard input holds; called for "-" only.
+        settings: As for `data`.
+
+    Raises:
+        ValueError: The words are of several kinds, or of none.
+
+    """
+    if not words:
+        raise ValueError("New inputs are needed: files of images, a table, texts, or - for standard input.")
+    options = _options(**{**settings, "limit": None})
+    if all(Path(word).suffix.lower() in SUFFIXES for word in words):
+        plain = options._replace(label=None, text_column=None, columns=None, show_columns=None)
+        files = [existing(word) for word in words]
+        return read_images(files, tuple(words), plain)
+    if list(words) == ["-"]:
+        return _standard_input(read_input(), options)
+    named = [word for word in words if _names_data(word, options)]
+    if named and len(words) == 1:
+        return _read_new(words[0], options)
+    if named or options.text_column is None:
+        raise ValueError(
+            "New inputs must be of one kind: files of images, or one table, archive, folder or import string, or texts "
+            f"where the index has a text column. Found {listed(list(words), 4)}."
+        )
+    return _texts(list(words), options)
+
+
+def _names_data(word: str, options: Options) -> bool:
+    """Whether a word is a path or an import string, and no text."""
+    path = Path(word)
+    if path.suffix.lower() in (*READERS, *SUFFIXES) or path.exists():
+        return True
+    return options.text_column is None and is_import(word)
+
+
+def _standard_input(content: str, options: Options) -> Read:
+    if options.text_column is not None:
+        texts = [line for line in content.splitlines() if line.strip()]
+        if not texts:
+            raise ValueError("Standard input holds no text: give one a line.")
+        return _texts(texts, options)
+    frame = library("pandas", "pandas").read_csv(io.StringIO(content))
+    known = options.label is not None and options.label in frame.columns
+    return table_read(frame, options._replace(label=options.label if known else None), "standard input")
+
+
+def _texts(texts: list[str], options: Options) -> Read:
+    if options.prepare is None:
+        raise ValueError("Texts need --prepare, as the index was built.")
+    dataset = Prepared(texts.__getitem__, len(texts), options.prepare)
+    return Read(dataset, names=tuple(texts), show=texts.__getitem__)
+
+
+def _read_new(text: str, options: Options) -> Read:
+    """Return the samples that a word names; a column of labels is no input, and may be missing."""
+    if Path(text).suffix.lower() in TABLES and options.label not in table_columns(existing(text)):
+        options = options._replace(label=None)
+    return _read(text, options)
+
+
+def _options(
+    *,
+    columns: Sequence[str] | None,
+    image_size: int | None,
+    prepare: str | None,
+    limit: int | None,
+    show_columns: Sequence[str] | None,
+    **others: Any,
+) -> Options:
     for name, number in (("image_size", image_size), ("limit", limit)):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, found {number}.")
@@ -64,18 +159,17 @@ def data(
         if isinstance(names, str):
             raise TypeError(f"{name} must be a list of names, found the text {names!r}.")
     prepared = None if prepare is None else _preparation(prepare)
-    options = Options(
-        label=label,
-        text_column=text_column,
+    return Options(
         columns=columns,
         image_size=image_size,
-        gray=gray,
         prepare=prepared,
         limit=limit,
         show_columns=show_columns or None,
-        follow_links=follow_links,
-        max_memory=max_memory,
+        **others,
     )
+
+
+def _read(text: str, options: Options) -> Read:
     if "://" in text:
         raise ValueError(f"{text} is an address: download it, and give the path.")
     if is_import(text):

@@ -33,6 +33,14 @@ def read_table(path: Path, options: Options) -> Read:
     return table_read(frame, options, str(path))
 
 
+def table_columns(path: Path) -> list[str]:
+    """Return the names of a table's columns; its rows are not read."""
+    if path.suffix.lower() == ".parquet":
+        return list(library("pyarrow.parquet", "pyarrow").read_schema(path).names)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    return [str(name) for name in library("pandas", "pandas").read_csv(path, sep=separator, nrows=0).columns]
+
+
 def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     """Return the rows of a table: numbers float32 (n, q), or what a function makes of text or of rows.
 

@@ -1,0 +1,253 @@
+"""`likewise index`, `likewise ask` and `likewise merge`."""
+
+import os
+import re
+import sys
+import webbrowser
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from likewise.cli.options import Form, Quiet, Request, load_network, open_inputs, takes_settings
+from likewise.cli.output import Format, be_quiet, print_message, print_result, table
+from likewise.runs.config import INPUTS, Settings, read_settings
+
+if TYPE_CHECKING:
+    from likewise.index import Index
+    from likewise.index.page import Answer
+
+SHOWN = ("show", "show_columns", "excerpt_length", "classes")
+
+
+@takes_settings((*INPUTS, *SHOWN))
+def index(
+    request: Request,
+    out: Annotated[Path, typer.Option(help="The folder; a build that is there goes on.")] = Path("index"),
+    width: Annotated[
+        int, typer.Option(min=16, help="Numbers a sample: the standard error is about 1/√width.")
+    ] = 1024,
+    dtype: Annotated[
+        Literal["float16", "int8", "float32"], typer.Option(help="How they are stored.")
+    ] = "float16",
+    no_pictures: Annotated[
+        bool, typer.Option("--no-pictures", help="Keep no thumbnails or excerpts of the samples.")
+    ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(help="i/n: only this part of the samples; likewise merge joins the n folders."),
+    ] = None,
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Build an index of a data set by a model, to ask about new inputs later.
+
+    Example: `likewise index net.py:model images/ --weights net.safetensors --out index`
+
+    A build that was stopped goes on when the same command is given again. Under torchrun the processes share the work:
+    `torchrun --nproc-per-node 4 -m likewise index ...`
+    """
+    be_quiet(quiet or _rank() > 0)
+    from likewise import loading
+    from likewise.distributed import process_group
+    from likewise.index import build_index
+
+    settings = request.settings
+    parts = None if part is None else _read_part(part)
+    net, read = open_inputs(settings.model_copy(update={"device": _own_device(settings.device)}))
+    show = read.show if settings.show is None else loading.import_object(settings.show)
+    print_message(f"indexing {settings.data} by {settings.model} into {out}/ ...")
+    with process_group() if _ranks() > 1 else nullcontext():
+        found = build_index(
+            net,
+            read.dataset,
+            out,
+            width=width,
+            dtype=dtype,
+            labels=read.labels,
+            classes=settings.classes or read.classes,
+            names=read.names,
+            show=show,  # type: ignore[arg-type]
+            pictures=not no_pictures,
+            excerpt_length=settings.excerpt_length,
+            part=parts,
+            max_memory=settings.max_memory,
+            settings=settings.text(),
+        )
+    if _rank() == 0:
+        _tell_index(form, found)
+
+
+def ask(
+    folder: Annotated[
+        Path, typer.Argument(metavar="INDEX", help="The folder of an index.", show_default=False)
+    ],
+    new: Annotated[
+        list[str],
+        typer.Argument(
+            help="New inputs: images, or a table, archive or folder, or texts; - for standard input.",
+            show_default=False,
+        ),
+    ],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 6,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Compare the best candidates by exact gradients; reads the data set."),
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, if it is not where it was.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    page: Annotated[Path, typer.Option(help="Where --open writes the page.")] = Path("answers.html"),
+    opened: Annotated[
+        bool, typer.Option("--open", help="Write an HTML page, and open it in the browser.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Ask an index about new inputs: prediction, nearest samples, novelty, whether to trust it.
+
+    Example: `likewise ask index new.png more/*.png --open`
+    """
+    be_quiet(quiet)
+    found, settings = _open_index(folder, model, weights, data, device, exact)
+    answers = _answer(found, settings, new, k, exact)
+    if opened:
+        from likewise.index.page import write_page
+
+        write_page(page, str(folder), answers)
+        webbrowser.open(page.resolve().as_uri())
+        print_message(f"page: {page}")
+    facts = [{"name": answer.name, **answer.explanation.as_dict()} for answer in answers]
+    lines = [line for answer in answers for line in _tell_answer(answer)]
+    print_result(Format.json if as_json else form, {"index": str(folder), "answers": facts}, *lines)
+
+
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Parts of one index, or indexes.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The new folder.", show_default=False)],
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Put the parts of an index together, or indexes of several data sets by one model.
+
+    Example: `likewise merge parts/1 parts/2 parts/3 --out index`
+    """
+    be_quiet(quiet)
+    from likewise.index import merge_indexes
+
+    _tell_index(form, merge_indexes([str(folder) for folder in folders], out))
+
+
+def _open_index(
+    folder: Path, model: str | None, weights: str | None, data: str | None, device: str, exact: bool
+) -> "tuple[Index, Settings]":
+    from likewise.index import Index
+    from likewise.index.store import SETTINGS
+
+    if not (folder / "manifest.json").exists():
+        raise FileNotFoundError(
+            f"{folder} holds no index: likewise index MODEL DATA --out {folder} builds one."
+        )
+    changes: dict[str, Any] = {"model": model, "weights": weights, "data": data, "device": device}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if (folder / SETTINGS).exists():
+        settings = read_settings(folder / SETTINGS).model_copy(update=changes)
+    elif model is None:
+        raise ValueError(
+            f"The index in {folder} was built from Python: say which model, --model net.py:model --weights "
+            "net.safetensors."
+        )
+    else:
+        settings = Settings(**{"data": "", **changes})
+    if exact:
+        net, read = open_inputs(settings)
+        from likewise.data import batches
+
+        return Index(folder, model=net, data=batches(read.dataset, labels=read.labels)), settings
+    return Index(folder, model=load_network(settings)), settings
+
+
+def _answer(index: "Index", settings: Settings, words: list[str], k: int, exact: bool) -> "list[Answer]":
+    from likewise import loading
+    from likewise.data import batches
+    from likewise.index.page import Answer
+    from likewise.thumbnails import picture
+
+    names = (
+        "label",
+        "text_column",
+        "columns",
+        "image_size",
+        "gray",
+        "prepare",
+        "show_columns",
+        "follow_links",
+    )
+    known = {name: getattr(settings, name) for name in names}
+    read = loading.new_inputs(words, sys.stdin.read, **known, limit=None, max_memory=settings.max_memory)
+    told = index.explain(batches(read.dataset, labels=read.labels), k, exact)
+    called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
+    seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
+    return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]
+
+
+def _tell_answer(answer: "Answer") -> list[str]:
+    told = answer.explanation
+    said = [answer.name]
+    if told.prediction is not None:
+        sure = "" if told.confidence is None else f" ({told.confidence:.0%})"
+        said.append(f"{told.prediction_name or told.prediction}{sure}")
+    said.append("nothing speaks against it" if told.trusted else "; ".join(told.reasons))
+    rows = [
+        {
+            "row": near.sample.row,
+            "name": near.sample.name,
+            "label": near.sample.label_name,
+            "similarity": near.similarity,
+            "±": near.error,
+        }
+        for near in told.neighbors
+    ]
+    novelty = (
+        f"novelty {told.novelty:.3f} ± {told.novelty_error:.3f}, more than {told.novelty_percentile:.0f} %"
+    )
+    agreement = [] if told.agreement is None else [f"neighbors agree by {told.agreement:.0%}"]
+    return [": ".join(said), "; ".join([*agreement, novelty]), table(rows)]
+
+
+def _tell_index(form: Format, found: "Index") -> None:
+    size = found.bytes
+    rows = sum(shard["stop"] - shard["start"] for shard in found.manifest["shards"])
+    each = (size["all"] - size["pictures"]) / rows
+    facts = {"index": str(found.path), "rows": rows, "part": found.manifest["part"], "bytes": size}
+    print_result(
+        form,
+        facts,
+        repr(found),
+        f"{rows:,} rows, {each:,.0f} bytes a sample and {size['pictures'] / rows:,.0f} of pictures",
+    )
+
+
+def _read_part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None:
+        raise ValueError(f"--part is i/n, such as 2/8, found {text!r}.")
+    return int(found[1]), int(found[2])
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _own_device(device: str) -> str:
+    """Return the GPU of this process, where a launcher has started several."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device

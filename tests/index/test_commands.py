@@ -1,0 +1,169 @@
+"""`likewise index`, `ask` and `merge`, from words to answers."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import likewise as lw
+from likewise.cli.app import exit_code
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    for kind in ("images", "table", "text"):
+        subprocess.run([sys.executable, EXAMPLES / f"{kind}.py", folder / kind], check=True)
+    return folder
+
+
+def words(made, kind):
+    own = made / kind
+    return {
+        "images": [
+            *(f"{EXAMPLES}/images.py:model", f"{own}/digits", "--gray", "--limit", "70"),
+            *("--weights", f"{own}/resnet.safetensors"),
+        ],
+        "table": [
+            *(f"{EXAMPLES}/table.py:model", f"{own}/wine.csv", "--label", "cultivar"),
+            *("--weights", f"{own}/mlp.pt"),
+        ],
+        "text": [
+            *(f"{EXAMPLES}/text.py:model", f"{own}/docstrings.csv", "--label", "package", "--limit", "40"),
+            *("--text-column", "docstring", "--prepare", f"{EXAMPLES}/text.py:tokens"),
+            *("--weights", f"{own}/bag.pt"),
+        ],
+    }[kind]
+
+
+@pytest.fixture(scope="module")
+def indexes(made, tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("indexes")
+    for kind in ("images", "table", "text"):
+        assert exit_code(["index", *words(made, kind), "--out", str(folder / kind), "--width", "64"]) == 0
+    return folder
+
+
+def answers(capsys, *given):
+    assert exit_code(["ask", *map(str, given), "--json", "--quiet"]) == 0
+    return json.loads(capsys.readouterr().out)["answers"]
+
+
+def test_images_are_asked_about(indexes, made, capsys):
+    index = lw.Index(indexes / "images")
+    known = [index.sample(row).name for row in (0, 40)]
+    files = [made / "images" / "digits" / name for name in known]
+    capsys.readouterr()
+    found = answers(capsys, indexes / "images", *files, "-k", 3)
+    assert [one["name"] for one in found] == [str(file) for file in files]
+    first = found[0]["neighbors"][0]
+    assert first["name"] == known[0] and first["label_name"] == "0"
+    assert first["similarity"] == pytest.approx(1, abs=1e-3) and first["picture"].startswith(
+        "data:image/webp"
+    )
+    assert found[0]["novelty_percentile"] is not None and isinstance(found[0]["trusted"], bool)
+
+
+def test_table_rows_are_asked_about_also_from_standard_input(indexes, made, capsys, monkeypatch, tmp_path):
+    lines = (made / "table" / "wine.csv").read_text().splitlines()
+    (tmp_path / "new.csv").write_text("\n".join(lines[:3]))
+    capsys.readouterr()
+    found = answers(capsys, indexes / "table", tmp_path / "new.csv")
+    assert [one["neighbors"][0]["row"] for one in found] == [0, 1]
+    bare = "\n".join(line.rpartition(",")[0] for line in lines[:3])
+    assert lines[0].endswith("cultivar")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(bare))
+    assert [one["neighbors"][0]["row"] for one in answers(capsys, indexes / "table", "-")] == [0, 1]
+
+
+def test_texts_are_asked_about_exactly_too(indexes, capsys, monkeypatch):
+    capsys.readouterr()
+    texts = ["Return the mean of an array", "note: open a file"]
+    found = answers(capsys, indexes / "text", *texts, "--exact")
+    assert [one["name"] for one in found] == texts
+    assert all(near["error"] == 0 for one in found for near in one["neighbors"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("fit a model\n\nread a file\n"))
+    assert len(answers(capsys, indexes / "text", "-")) == 2
+
+
+def test_a_page_shows_the_answers_escaped(indexes, tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    page = tmp_path / "answers.html"
+    given = ["ask", str(indexes / "text"), "<script>alert(1)</script>", "--open", "--page", str(page)]
+    assert exit_code(given) == 0
+    content = page.read_text()
+    assert opened == [page.resolve().as_uri()]
+    assert (
+        "<script>" not in content
+        and "&lt;script&gt;" in content
+        and "http" not in content.split("</style>")[1]
+    )
+    assert "±" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["table", "no.png"], "no.png"),
+        (["nowhere", "no.png"], "holds no index"),
+        (["table", "new.csv", "other.csv"], "of one kind"),
+        (["table", "some text"], "of one kind"),
+    ],
+    ids=["missing", "no index", "two kinds", "text"],
+)
+def test_what_cannot_be_asked_is_told(indexes, capsys, given, message):
+    assert exit_code(["ask", str(indexes / given[0]), *given[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_merged_parts_of_the_command_are_the_bytes_of_one(made, indexes, tmp_path, files_of, capsys):
+    given = words(made, "images")
+    for i in (1, 2):
+        out = str(tmp_path / str(i))
+        assert exit_code(["index", *given, "--out", out, "--width", "64", "--part", f"{i}/2", "-q"]) == 0
+    assert exit_code(["merge", str(tmp_path / "2"), str(tmp_path / "1"), "--out", str(tmp_path / "all")]) == 0
+    assert files_of(tmp_path / "all") == files_of(indexes / "images")
+    assert exit_code(["index", *given, "--out", str(tmp_path / "x"), "--part", "3/2"]) == 2
+    assert "from 1 to 2" in capsys.readouterr().err
+
+
+def test_an_index_built_from_python_is_asked_with_its_model_named(tmp_path, capsys):
+    source = tmp_path / "net.py"
+    source.write_text(
+        "import torch\ndef model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(2, 3)\n"
+        "def new():\n    return torch.ones(1, 2)\n"
+    )
+    torch.manual_seed(0)
+    lw.build_index(torch.nn.Linear(2, 3), torch.randn(9, 2), tmp_path / "index")
+    assert exit_code(["ask", str(tmp_path / "index"), f"{source}:new"]) == 2
+    assert "--model" in capsys.readouterr().err
+    assert exit_code(["ask", str(tmp_path / "index"), f"{source}:new", "--model", f"{source}:model"]) == 0
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_processes_share_the_work_and_write_the_same_bytes(made, indexes, tmp_path, files_of, ranks):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    given = ["index", *words(made, "images"), "--width", "64", "--quiet"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def run(*more):
+        command = [*launcher, "-m", "likewise", *given, "--out", str(tmp_path / "index"), *more]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    first = run()
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("Index(") == 1
+    assert files_of(tmp_path / "index") == files_of(indexes / "images")
+    next((tmp_path / "index").glob("shard-*")).unlink()
+    assert run().returncode == 0
+    assert files_of(tmp_path / "index") == files_of(indexes / "images")
