@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from likewise import files
@@ -178,7 +176,7 @@ class IndexFolder:
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write a named file beside the one before, for the next manifest: its name has the checksum."""
-        content = save({key: value.contiguous() for key, value in tensors.items()})
+        content = _serialize(tensors)
         digest = hashlib.sha256(content).hexdigest()
         file = f"{name}-{digest[:12]}.safetensors"
         _write(self.path / file, content)
@@ -196,8 +194,8 @@ class IndexFolder:
     ) -> tuple[str, str | None]:
         """Write the files of a shard, and return their checksums."""
         shard = Shard(start, start, 0, "", None, "")
-        digest = _write(self.path / shard.name, save(dict(rows)))
-        shown = None if pictures is None else _write(self.path / shard.pictures_name, save(dict(pictures)))
+        digest = _write(self.path / shard.name, _serialize(rows))
+        shown = None if pictures is None else _write(self.path / shard.pictures_name, _serialize(pictures))
         return digest, shown
 
     def read_rows(self, shard: Shard) -> Rows:
@@ -295,7 +293,15 @@ def _write(path: Path, content: bytes) -> str:
     return files.write_atomically(path, lambda file: file.write(content), len(content))
 
 
+def _serialize(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors.torch import save
+
+    return save({name: value.contiguous() for name, value in tensors.items()})
+
+
 def _map_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(folder / name, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
