@@ -12,7 +12,7 @@ import typer
 
 from likewise.cli.options import Form, Quiet, Request, load_network, open_inputs, takes_settings
 from likewise.cli.output import Format, be_quiet, print_message, print_result, table
-from likewise.runs.config import INPUTS, Settings, read_settings
+from likewise.runs.settings import INPUTS, Settings, read_settings
 
 if TYPE_CHECKING:
     from likewise.index import Index
