@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from likewise.data import Batches, Samples
-from likewise.gram import GramMatrix, Sketch, bucket_count, whiten_sketches
+from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.matrix import finite_outputs
-from likewise.gram.sketches import sketch_bytes
+from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
 from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs
@@ -48,7 +48,7 @@ class Projector:
     def __init__(self, gram: GramMatrix, width: int, seed: int) -> None:
         self.gram, self.seed = gram, seed
         self.d = gram.d
-        self._sketch = Sketch(bucket_count(width, self.d), seed)
+        self._sketch = Sketch(fit_buckets(width, self.d), seed)
         self._batch: int | None = None
 
     @property
@@ -92,6 +92,17 @@ class Projector:
             parts = [self.project(data.samples(where)) for where in self.batches(data, range(data.n))]
             self.gram.engine.finish_checks()
         return Projected(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def fit_buckets(width: int, d: int) -> int:
+    """Return how many sums a sketch of d outputs has for each, so that it has at most `width` numbers if it can.
+
+    Buckets of a replicate are a prime number, so that no layer's width is a multiple; at least five.
+    """
+    buckets = max(5, width // (REPLICATES * d))
+    while any(buckets % i == 0 for i in range(2, int(buckets**0.5) + 1)):
+        buckets -= 1
+    return REPLICATES * buckets
 
 
 class OutputReader:

@@ -5,7 +5,7 @@ the best candidates again, from the data set.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from likewise.checks import check_flag, check_integer, check_type
 from likewise.data import Batches, batches
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, similarity_errors
 from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
 from likewise.index.pairs import Columns, IndexPairs, summarize
@@ -490,22 +491,14 @@ class Index:
 
     def _standard_errors(self, sketches: Tensor, places: Tensor, centered: bool) -> Tensor:
         """Return the standard errors of similarities of inputs with rows at places (n, k)."""
-        return torch.stack([r.square().sum(-1).sqrt() for r in self._residuals(sketches, places, centered)])
-
-    def _residuals(self, sketches: Tensor, places: Tensor, centered: bool) -> Iterator[Tensor]:
-        """Yield, for each input, how far each bucket's term of its similarities is from its share, (k, buckets).
-
-        Buckets are independent sums, so that the squares of these add up to the variance of a similarity: it is a
-        ratio Σ z / √(Σ a · Σ b) of sums over buckets, whose terms vary by z − k (a + b) / 2 to first order.
-        """
         d = self.manifest["projection"]["outputs"]
-        mean = self._columns.mean if centered else torch.zeros_like(self._columns.mean)
+        found = []
         for sketch, some in zip(sketches.double(), places, strict=True):
-            one = _unit(sketch - mean)
-            others = _unit(self._columns.sketches(some) - mean)
-            product = (one * others).unflatten(1, (d, -1)).sum(1)
-            shares = (one.square() + others.square()).unflatten(1, (d, -1)).sum(1) / 2
-            yield product - product.sum(1, keepdim=True) * shares
+            one, others = sketch[None], self._columns.sketches(some)
+            if centered:
+                one, others = (normalize(part - self._columns.mean, dim=1) for part in (one, others))
+            found.append(similarity_errors(one, others, d)[0])
+        return torch.stack(found)
 
     def _novelty(self, closeness: Tensor, sketches: Tensor, places: Tensor) -> Novelty:
         reference = self._columns.closeness
@@ -513,7 +506,11 @@ class Index:
         percentile = (
             100 * above / len(reference) if len(reference) else torch.full((len(closeness),), math.nan)
         )
-        errors = [r.mean(0).square().sum().sqrt() for r in self._residuals(sketches, places, centered=False)]
+        d = self.manifest["projection"]["outputs"]
+        errors = [  # the mean similarity to rows is that to their mean
+            similarity_errors(sketch[None], self._columns.sketches(some).mean(0, keepdim=True), d)[0, 0]
+            for sketch, some in zip(sketches.double(), places, strict=True)
+        ]
         return Novelty(1 - closeness, percentile, torch.stack(errors).to(closeness))
 
     def _targets(self, new: Batches) -> PredictionTargets:
@@ -597,10 +594,6 @@ class Index:
                 f"Sample {int(rows[worst])} of the data set is not the one that the index was built from: its exact "
                 f"similarity is {float(deviations[worst]):.0f} standard errors from that of its sketch."
             )
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 def _tensor_versions(net: Network) -> list[tuple[int, int]]:
