@@ -61,19 +61,14 @@ def takes_settings(
 
 def load_network(settings: Settings) -> Any:
     """Return the network that settings name."""
-    from likewise import loading
-    from likewise.model import Network
-
-    model = loading.model(settings.model, settings.weights).to(settings.device).eval()
-    parameters = None if settings.parameters is None else list(settings.parameters)
-    return Network(model, _load_readout(settings.readout), parameters=parameters)
+    return _read_by(_load_model(settings), settings)
 
 
 def open_inputs(settings: Settings) -> tuple[Any, Any]:
     """Return the network and the data that settings name."""
     from likewise import loading
 
-    net = load_network(settings)
+    model = _load_model(settings)
     read = loading.data(
         settings.data,
         label=settings.label,
@@ -89,8 +84,23 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
     )
     if settings.classes is not None:
         read = _renumbered(read, settings.classes)
+    net = _read_by(model, settings)
     _refuse_misfit(net, read, settings)
     return net, read
+
+
+def _load_model(settings: Settings) -> Any:
+    from likewise import loading
+
+    return loading.model(settings.model, settings.weights).to(settings.device).eval()
+
+
+def _read_by(model: Any, settings: Settings) -> Any:
+    """Return a model with the readout and parameters of settings."""
+    from likewise.model import Network
+
+    parameters = None if settings.parameters is None else list(settings.parameters)
+    return Network(model, _load_readout(settings.readout), parameters=parameters)
 
 
 def _option(name: str, field: FieldInfo, optional: bool) -> inspect.Parameter:
