@@ -257,3 +257,28 @@ def test_a_readout_beside_a_network_is_refused(tmp_path):
     with pytest.raises(ValueError, match="found parameters"):
         lw.analyze(net, x, out=tmp_path / "run", parameters="weight")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "saved head", "ia3", "prompt"])
+def test_adapters_are_those_of_peft(kind):
+    peft = pytest.importorskip("peft")
+    configuration = {
+        "lora": lambda: peft.LoraConfig(r=2, target_modules=["c_attn"]),
+        "dora": lambda: peft.LoraConfig(r=2, target_modules=["c_attn"], use_dora=True),
+        "saved head": lambda: peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["ln_f"]),
+        "ia3": lambda: peft.IA3Config(target_modules=["c_attn"], feedforward_modules=[]),
+        "prompt": lambda: peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+    }[kind]()
+    model = peft.get_peft_model(tiny_hugging_face()["gpt2"], configuration)
+    trainable = tuple(name for name, value in model.named_parameters() if value.requires_grad)
+    model.requires_grad_(False)  # as it is loaded for inference
+    assert lw.Network(model, parameters="adapters").names == trainable
+    assert lw.Network(model, parameters=["adapters"]).names == trainable
+    if kind != "prompt":
+        model.add_adapter("other", configuration)
+        assert lw.Network(model, parameters="adapters").names == trainable
+
+
+def test_adapters_of_a_plain_model_are_refused():
+    with pytest.raises(ValueError, match="Linear has no adapters"):
+        lw.Network(nn.Linear(3, 2), parameters="adapters")

@@ -50,8 +50,9 @@ class Network:
         readout: Turns what the model returns into outputs (n, d). None: chosen at the model's first call and then
             fixed: all outputs up to ten, `projected_outputs(8)` of more, the log-likelihood of the text for a causal
             language model. A `ReadoutNotice` says what was chosen, if not all outputs.
-        parameters: None for all that require grad, or names and glob patterns like "layer4.*". Values are read from
-            the model at each call, so that a Network follows a model in training.
+        parameters: None for all that require grad, "adapters" for those of peft's active adapters (LoRA and others),
+            or names and glob patterns like "layer4.*". Values are read from the model at each call, so that a
+            Network follows a model in training.
         autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
             parameters' dtype. See the guide for what that costs in precision.
 
@@ -409,9 +410,12 @@ def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None)
                 'choose some by name, for example parameters=["*"] for all of them.'
             )
     else:
-        advice = "names or glob patterns such as 'layer4.*', or None for all that require grad"
+        advice = "names or glob patterns such as 'layer4.*', \"adapters\", or None for all that require grad"
         patterns = check_names("parameters", parameters, advice)
-        selected = [name for pattern in patterns for name in _matching(pattern, aliases)]
+        if patterns == ["adapters"]:
+            selected = _adapter_names(model, aliases)
+        else:
+            selected = [name for pattern in patterns for name in _matching(pattern, aliases)]
     values = dict(model.named_parameters())
     for name in selected:
         if not values[name].is_floating_point():
@@ -420,6 +424,31 @@ def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None)
                 "gradients that can be compared; choose others with parameters=[...]."
             )
     return tuple(name for name in values if name in set(selected))
+
+
+def _adapter_names(model: nn.Module, aliases: list[tuple[str, str, nn.Parameter]]) -> list[str]:
+    """Return the parameters of active adapters: of modules that list their adapters as peft's do, and of prompts."""
+    starts = []
+    for path, module in model.named_modules():
+        if hasattr(module, "adapter_layer_names"):
+            active = getattr(module, "active_adapters", [])
+            starts += [
+                ".".join(filter(None, (path, attribute, name)))
+                for attribute in module.adapter_layer_names
+                for name in active
+            ]
+    starts += [f"prompt_encoder.{name}" for name in getattr(model, "active_adapters", ())]
+    selected = [
+        name
+        for alias, name, _ in aliases
+        if any(alias == start or alias.startswith(start + ".") for start in starts)
+    ]
+    if not selected:
+        raise ValueError(
+            f"{type(model).__name__} has no adapters as peft adds them: select parameters by name, such as "
+            'parameters=["*lora_*"], or leave parameters out for all that require grad.'
+        )
+    return selected
 
 
 def _matching(pattern: str, aliases: list[tuple[str, str, nn.Parameter]]) -> list[str]:

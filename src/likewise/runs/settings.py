@@ -105,7 +105,8 @@ class Settings(BaseModel):
         "string.",
     )
     parameters: Names | None = Field(
-        default=None, description="Only these parameters, with commas: `layer4.*,fc.*`."
+        default=None,
+        description="Only these parameters, with commas: `layer4.*,fc.*`; or `adapters`, of peft.",
     )
     neighbors: int = Field(default=10, ge=1, description="How many neighbors to keep of each sample.")
     threshold: float = Field(
