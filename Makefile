@@ -1,9 +1,9 @@
-# Commands that set up everything they need, in .venv: `make demo` and `make test`.
+# Commands that set up everything they need, in .venv: `make demo`, `make test` and `make docs`.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format screenshot
+.PHONY: demo test test-slow docs check format screenshot
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -13,6 +13,11 @@ test: check .venv/browser.stamp
 
 test-slow: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -q -m slow
+
+# The site in out/docs, to be opened without a server. Strict: warnings, broken links and public names without an example fail.
+docs: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "out/docs/index.html"
 
 check: .venv/test.stamp
 	$(BIN)/ruff format --check .
@@ -36,6 +41,11 @@ screenshot: .venv/test.stamp .venv/browser.stamp
 .venv/test.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[test]"
+	touch $@
+
+.venv/docs.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[docs]"
 	touch $@
 
 # Chromium: the system's, else by the system's packages, else Playwright's own.
