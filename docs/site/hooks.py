@@ -3,7 +3,7 @@
 Pages are written so that their links work in the repository. Here README, CONTRIBUTING, CHANGELOG, the benchmarks' own
 page and the examples join the site under the addresses of `PAGES`, and every relative link is looked up as a path of
 the repository. A link to a file that is not on the site stays as it is, and the strict build refuses it. After the
-build, every public name must have an entry with an example (`missing_entries`).
+build, every public name must have an entry in the reference.
 """
 
 import posixpath
@@ -37,10 +37,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List the decisions, and pages that the navigation does not name."""
     named = set(_addresses(config.nav))
     sections = {title: entries for section in config.nav for title, entries in section.items()}
-    sections["Develop"].append({"Decisions": [address for path, address in _pages("decisions/*.md")]})
-    for path, address in [*_pages("*.md"), *_pages("howto/*.md")]:
-        if address not in named:
-            sections[UNLISTED].append(address)
+    sections["Develop"].append({"Decisions": _pages("decisions/*.md")})
+    sections[UNLISTED] += [page for page in [*_pages("*.md"), *_pages("howto/*.md")] if page not in named]
     return config
 
 
@@ -77,17 +75,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site on which a public name has no entry, or an entry without an example."""
+    """Refuse a site on which a public name has no entry."""
     missing = missing_entries(Path(config.site_dir))
     if missing:
         raise PluginError(
-            f"{len(missing)} public names lack an entry with an example: {', '.join(missing)}. Add `::: NAME` to a "
-            "page of docs/reference/, and a section `Example:` to the docstring."
+            f"{len(missing)} public names lack an entry: {', '.join(missing)}. Add `::: NAME` to a page "
+            "of docs/reference/."
         )
 
 
 def missing_entries(site: Path) -> list[str]:
-    """Public names that no page of the reference shows with an example."""
+    """Public names that no page of the reference shows."""
     pages = [page.read_text() for page in sorted((site / "reference").glob("*.html"))]
     return [name for name in public_names() if not any(_shows(page, name) for page in pages)]
 
@@ -112,15 +110,12 @@ def _path(member: griffe.Object | griffe.Alias, path: str) -> str | None:
 
 
 def _shows(page: str, name: str) -> bool:
-    start = page.find(f'id="{name}"')
-    if start < 0:
-        return False
-    return True
+    return f'id="{name}"' in page
 
 
-def _pages(pattern: str) -> list[tuple[str, str]]:
-    paths = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob(pattern))]
-    return [(path, _address(path)) for path in paths]
+def _pages(pattern: str) -> list[str]:
+    paths = sorted((ROOT / "docs").glob(pattern))
+    return [_address(path.relative_to(ROOT).as_posix()) for path in paths]
 
 
 def _address(path: str) -> str:
