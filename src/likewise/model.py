@@ -79,6 +79,7 @@ class Network:
         self._cast: torch.dtype | None = None  # the compute dtype, if not the model's
         self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
         self._evaluating = 0
+        self._placement: tuple[torch.device, torch.dtype | None] | None = None  # while evaluating
         self._checksums = ChecksumCache()
 
     def __repr__(self) -> str:
@@ -244,6 +245,7 @@ class Network:
             finally:
                 self._evaluating -= 1
                 self._copies.clear()
+                self._placement = None
 
     def _writable_copy(self, name: str, value: Tensor) -> Tensor:
         """Return a copy that forward may write to; a copy that was not written to is reused."""
@@ -270,17 +272,24 @@ class Network:
 
     def to_device(self, inputs: Inputs) -> Inputs:
         """Return inputs on the model's device and in its precision, as `function` makes them."""
-        device = next(self.model.parameters()).device
-        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        device, dtype = self._placement or self._find_placement()
 
         def place(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            same = value.is_floating_point() and len(dtypes) == 1
-            dtype = (self._cast or next(iter(dtypes))) if same else value.dtype
-            return _outside_inference(value).to(device, dtype)
+            kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            return _outside_inference(value).to(device, kind)
 
         return tree_map(place, inputs)
+
+    def _find_placement(self) -> tuple[torch.device, torch.dtype | None]:
+        """Return the model's device, and its floating type if it has only one; kept while evaluating."""
+        parameters = list(self.model.parameters())
+        dtypes = {p.dtype for p in parameters if p.is_floating_point()}
+        found = parameters[0].device, (self._cast or next(iter(dtypes))) if len(dtypes) == 1 else None
+        if self._evaluating:
+            self._placement = found
+        return found
 
 
 def to_network(

@@ -9,12 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from likewise.engines import PartsChangedError
+from likewise.engines import EngineName, PartsChangedError
 from likewise.gram import GramMatrix, PairSource
 from likewise.gram.matrix import dataset_outputs
 from likewise.gram.sketches import (
     Sketch,
     Sketched,
+    SketchError,
     Sketches,
     bucket_count,
     measure_error,
@@ -22,8 +23,7 @@ from likewise.gram.sketches import (
     sketch_rows,
     whiten_sketches,
 )
-from likewise.model import Network
-from likewise.readouts import all_outputs, projected_outputs, readout_name
+from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
 from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics, umap_layout
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
@@ -32,7 +32,8 @@ from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
 SHARD = 4096  # samples
-COMPARED = 32  # samples on which the error is measured
+COMPARED = 24  # samples on which the error is measured, of at most a twentieth of the cost of the sketches
+FEW_ROWS = 2**28  # bytes of gradients that are formed as they are: no engine needs to be set up
 MOST_REFERENCE_OUTPUTS = 32  # that the error is measured against
 SEED = 0
 
@@ -101,10 +102,9 @@ def _exact_statistics(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairS
 
 def _measure_readout_error(gram: GramMatrix) -> dict[str, Tensor]:
     """Return how far similarities of few combinations of outputs are off from those of all, or of more."""
-    few = gram.with_centering(False).take(COMPARED)
-    exact = GramMatrix(_reference(gram), few.data, max_memory=gram.max_memory).dense().cpu().double()
-    error = similarity_error(few.dense().cpu().double(), exact)
-    return {name: torch.tensor(value) for name, value in error._asdict().items()}
+    count = _compared(gram)
+    few, reference = gram.with_centering(False).take(count), _reference(gram).take(count)
+    return _as_tensors(similarity_error(few.dense().cpu().double(), reference.dense().cpu().double()))
 
 
 def _sketched_statistics(
@@ -161,10 +161,13 @@ def _compute_shard(gram: GramMatrix, sketch: Sketch, where: range) -> dict[str, 
 
 def _measure_error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:
     """Return how far sketches are off from exact similarities, of all outputs if a few combinations stand in."""
-    reference = (
-        GramMatrix(_reference(gram), gram.data, max_memory=gram.max_memory) if _stands_in(gram) else gram
-    )
-    error = measure_error(reference, features, COMPARED)
+    if not _stands_in(gram):
+        return _as_tensors(measure_error(gram, features, COMPARED))
+    reference, count = _reference(gram), _compared(gram)
+    return _as_tensors(measure_error(reference, features, count))
+
+
+def _as_tensors(error: SketchError) -> dict[str, Tensor]:
     return {name: torch.tensor(value) for name, value in error._asdict().items()}
 
 
@@ -174,10 +177,25 @@ def _stands_in(gram: GramMatrix) -> bool:
     return automatic is not None and automatic.outputs > gram.d
 
 
-def _reference(gram: GramMatrix) -> Network:
-    """Return the network with all outputs, or so many combinations that their error is small beside that of a few."""
-    few = gram.net.automatic is not None and gram.net.automatic.outputs <= MOST_REFERENCE_OUTPUTS
-    return gram.net.with_readout(all_outputs if few else projected_outputs(MOST_REFERENCE_OUTPUTS))
+def _reference(gram: GramMatrix) -> GramMatrix:
+    """Return the matrix of all outputs, or of so many combinations that their error is small beside that of a few."""
+    readout, d = _reference_readout(gram)
+    row_bytes = 4 * d * sum(gram.net.numels.values()) * _compared(gram)
+    engine: EngineName = "autograd" if row_bytes <= FEW_ROWS else "auto"
+    return GramMatrix(gram.net.with_readout(readout), gram.data, engine=engine, max_memory=gram.max_memory)
+
+
+def _reference_readout(gram: GramMatrix) -> tuple[Readout, int]:
+    outputs = 0 if gram.net.automatic is None else gram.net.automatic.outputs
+    if outputs <= MOST_REFERENCE_OUTPUTS:
+        return all_outputs, outputs
+    return projected_outputs(MOST_REFERENCE_OUTPUTS), MOST_REFERENCE_OUTPUTS
+
+
+def _compared(gram: GramMatrix) -> int:
+    """Return on how many samples few outputs are compared with more of them."""
+    d = _reference_readout(gram)[1]
+    return min(COMPARED, max(8, gram.shape[0] * gram.d // (20 * d)))
 
 
 def _replaced_outputs(gram: GramMatrix) -> str:
@@ -188,5 +206,5 @@ def _replaced_outputs(gram: GramMatrix) -> str:
 
 
 def _reference_name(gram: GramMatrix) -> str:
-    reference = readout_name(_reference(gram).readout).replace("_", " ")
+    reference = readout_name(_reference_readout(gram)[0]).replace("_", " ")
     return f"with exact gradients of {reference}" if _stands_in(gram) else "both ways"
