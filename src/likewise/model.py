@@ -9,6 +9,7 @@ its attributes, mode and every random generator are what they were (model_state.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -22,7 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from likewise.checks import check_names, check_type, describe, refuse_unreadable
 from likewise.cuda_graphs import is_recording
 from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
-from likewise.model_state import evaluation, exclusive, preserve_attributes
+from likewise.model_state import (
+    ParameterWriteError,
+    WriteGuard,
+    evaluation,
+    exclusive,
+    preserve_attributes,
+)
 from likewise.readouts import (
     AutomaticReadout,
     ExtraArguments,
@@ -40,6 +47,19 @@ class _Copy(NamedTuple):
     of: Tensor
     value: Tensor
     versions: tuple[int, int]
+
+
+@dataclass
+class _Evaluation:
+    """What networks of one model share while it is evaluated, and what was learned of its forward pass."""
+
+    depth: int = 0  # of nested evaluations; 0: none
+    parameters: Parameters | None = None  # the model's own by name, while it is evaluated
+    buffers: Parameters | None = None
+    placement: tuple[torch.device, torch.dtype | None] | None = None  # device, and dtype if it has only one
+    copies: dict[str, _Copy] = field(default_factory=dict)  # of parameters and buffers
+    guarded: bool = False  # whether a call has shown which parameters forward writes to
+    written: set[str] = field(default_factory=set)  # these
 
 
 class Network:
@@ -77,9 +97,7 @@ class Network:
             self.names = _select_parameters(self.model, parameters)
         self._reads_labels: bool | None = None  # of a custom readout tested on first use
         self._cast: torch.dtype | None = None  # the compute dtype, if not the model's
-        self._copies: dict[str, _Copy] = {}  # of parameters and buffers, while evaluating
-        self._evaluating = 0
-        self._placement: tuple[torch.device, torch.dtype | None] | None = None  # while evaluating
+        self._evaluation = _Evaluation()
         self._checksums = ChecksumCache()
 
     def __repr__(self) -> str:
@@ -105,38 +123,41 @@ class Network:
 
     @property
     def parameters(self) -> Parameters:
-        """Copies of the selected parameters' current values, by name: forward may write to them."""
+        """The selected parameters' current values by name, detached: copies where forward may write to them."""
         with exclusive:
-            every = dict(self.model.named_parameters())
-            return {name: self._writable_copy(name, every[name]) for name in self.names}
+            every = self._own_parameters()
+            return {name: self._detached(name, every[name]) for name in self.names}
 
     @property
     def dtype(self) -> torch.dtype:
         """The promoted dtype of the selected parameters."""
         if self._cast is not None:
             return self._cast
-        with exclusive:
-            every = dict(self.model.named_parameters())
-        return reduce(torch.promote_types, [every[name].dtype for name in self.names])
+        every = self._own_parameters()
+        return reduce(torch.promote_types, {every[name].dtype for name in self.names})
 
     @property
     def numels(self) -> dict[str, int]:
         """The number of entries of each selected parameter."""
-        with exclusive:
-            every = dict(self.model.named_parameters())
+        every = self._own_parameters()
         return {name: every[name].numel() for name in self.names}
 
     def with_parameters(self, parameters: Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters selected."""
-        return Network(self.model, self._readout, parameters=parameters, autocast=self.autocast)
+        return self._share(Network(self.model, self._readout, parameters=parameters, autocast=self.autocast))
 
     def with_readout(self, readout: Readout) -> "Network":
         """Return the same model and parameters with another readout."""
-        return Network(self.model, readout, parameters=self.names, autocast=self.autocast)
+        return self._share(Network(self.model, readout, parameters=self.names, autocast=self.autocast))
 
     def exact(self, readout: Readout | None = None) -> "Network":
         """Return the network without autocast, as a reference; with another readout if one is given."""
-        return Network(self.model, readout or self._readout, parameters=self.names)
+        return self._share(Network(self.model, readout or self._readout, parameters=self.names))
+
+    def _share(self, other: "Network") -> "Network":
+        """Return another network of the same model, inside the same evaluation."""
+        other._evaluation = self._evaluation
+        return other
 
     def in_float64(self) -> "Network":
         """Return the same in float64: parameters, buffers and inputs are cast at each call.
@@ -167,12 +188,57 @@ class Network:
         """Return what the model returns; call it inside `evaluation_mode`."""
         with torch._C.DisableTorchFunction():  # none of this is an operation of the model's
             inputs = tree_map(lambda value: value.clone(), self.to_device(inputs))
-            state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-            others = {k: self._writable_copy(k, value) for k, value in state.items() if k not in parameters}
+            own, buffers = self._own_parameters(), self._own_buffers()
+        if not parameters and self._can_guard():
+            return self._call_guarded(inputs)
+        with torch._C.DisableTorchFunction():
+            state = {**own, **buffers}
+            others = {k: self._detached(k, value) for k, value in state.items() if k not in parameters}
+            versions = [0 if value.is_inference() else value._version for value in own.values()]
+        returned = self._call(inputs, {**others, **parameters})
+        if self._evaluation.guarded:
+            for (name, value), version in zip(own.items(), versions, strict=True):
+                if not value.is_inference() and value._version != version:
+                    raise _written_error(self.model, name)
+        return returned
+
+    def _call(self, inputs: Inputs, state: Parameters) -> Any:
+        """Return what the model returns with this state in the place of its own."""
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
         with preserve_attributes(self.model), cast:
-            return functional_call(self.model, {**others, **parameters}, *call_arguments(inputs))
+            return functional_call(self.model, state, *call_arguments(inputs))
+
+    def _can_guard(self) -> bool:
+        """Whether this call can find out which parameters forward writes to."""
+        evaluation = self._evaluation
+        free = not is_recording() and not torch._C._are_functorch_transforms_active()
+        return free and evaluation.depth > 0 and not evaluation.guarded and self._cast is None
+
+    def _call_guarded(self, inputs: Inputs) -> Any:
+        """Return what the model returns; parameters are not copied but for those that forward writes to."""
+        evaluation = self._evaluation
+        while True:
+            state = {**self._own_parameters(), **self._own_buffers()}
+            shared = {k: v for k, v in self._own_parameters().items() if _can_share(v)}
+            shared = {k: v.detach() for k, v in shared.items() if k not in evaluation.written}
+            others = {k: self._detached(k, value) for k, value in state.items() if k not in shared}
+            given = tree_map(lambda value: value.clone(), inputs)
+            try:
+                with WriteGuard(shared):
+                    returned = self._call(given, {**others, **shared})
+            except ParameterWriteError as problem:
+                evaluation.written.add(problem.name)
+                continue
+            except (
+                Exception
+            ):  # compiled parts may not run under the guard; an error of the model's own comes again
+                evaluation.guarded = True
+                evaluation.written.update(shared)
+                state = {k: self._detached(k, value) for k, value in state.items()}
+                return self._call(inputs, state)
+            evaluation.guarded = True
+            return returned
 
     def select_outputs(
         self, outputs: Any, inputs: Inputs, labels: Tensor | None, ids: Tensor | None
@@ -237,26 +303,49 @@ class Network:
 
         """
         with evaluation(self.model, torch_generators=not is_recording()):
-            if not self._evaluating:  # inside, other tensors may stand for the parameters
+            if not self._evaluation.depth:  # inside, other tensors may stand for the parameters
                 _refuse_gradient_hooks(self.model, self.names)
-            self._evaluating += 1
+            self._evaluation.depth += 1
             try:
                 yield
             finally:
-                self._evaluating -= 1
-                self._copies.clear()
-                self._placement = None
+                self._evaluation.depth -= 1
+                self._evaluation.copies.clear()
+                self._evaluation.parameters = self._evaluation.buffers = self._evaluation.placement = None
 
-    def _writable_copy(self, name: str, value: Tensor) -> Tensor:
-        """Return a copy that forward may write to; a copy that was not written to is reused."""
+    def _own_parameters(self) -> Parameters:
+        """Return the model's own parameters by name."""
+        evaluation = self._evaluation
+        with exclusive:
+            if evaluation.parameters is None or not evaluation.depth:
+                evaluation.parameters = dict(self.model.named_parameters())
+            return evaluation.parameters
+
+    def _own_buffers(self) -> Parameters:
+        """Return the model's own buffers by name."""
+        evaluation = self._evaluation
+        with exclusive:
+            if evaluation.buffers is None or not evaluation.depth:
+                evaluation.buffers = dict(self.model.named_buffers())
+            return evaluation.buffers
+
+    def _detached(self, name: str, value: Tensor) -> Tensor:
+        """Return a parameter or buffer for one call: itself where forward only reads it, else a copy.
+
+        A copy that was not written to is reused.
+        """
+        evaluation = self._evaluation
         if self._cast is not None and value.is_floating_point():
             return value.detach().to(self._cast, copy=True)
-        if value.is_inference() or not self._evaluating:  # without a version, or a time in which it holds
+        if value.is_inference() or not evaluation.depth:  # without a version, or a time in which it holds
             return value.detach().clone()
-        copy = self._copies.get(name)
+        is_read = evaluation.guarded and isinstance(value, nn.Parameter) and name not in evaluation.written
+        if is_read and _can_share(value):
+            return value.detach()
+        copy = evaluation.copies.get(name)
         if copy is None or copy.of is not value or copy.versions != (value._version, copy.value._version):
             copied = value.detach().clone()
-            copy = self._copies[name] = _Copy(value, copied, (value._version, copied._version))
+            copy = evaluation.copies[name] = _Copy(value, copied, (value._version, copied._version))
         return copy.value.detach()
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
@@ -272,7 +361,8 @@ class Network:
 
     def to_device(self, inputs: Inputs) -> Inputs:
         """Return inputs on the model's device and in its precision, as `function` makes them."""
-        device, dtype = self._placement or self._find_placement()
+        device, common = self._find_placement()
+        dtype = common and (self._cast or common)
 
         def place(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -284,12 +374,12 @@ class Network:
 
     def _find_placement(self) -> tuple[torch.device, torch.dtype | None]:
         """Return the model's device, and its floating type if it has only one; kept while evaluating."""
-        parameters = list(self.model.parameters())
-        dtypes = {p.dtype for p in parameters if p.is_floating_point()}
-        found = parameters[0].device, (self._cast or next(iter(dtypes))) if len(dtypes) == 1 else None
-        if self._evaluating:
-            self._placement = found
-        return found
+        evaluation = self._evaluation
+        if evaluation.placement is None or not evaluation.depth:
+            own = self._own_parameters().values()
+            dtypes = {p.dtype for p in own if p.is_floating_point()}
+            evaluation.placement = next(iter(own)).device, next(iter(dtypes)) if len(dtypes) == 1 else None
+        return evaluation.placement
 
 
 def to_network(
@@ -317,6 +407,18 @@ def to_network(
             "Network(model, readout, parameters=...), or give the bare model."
         )
     return model
+
+
+def _can_share(parameter: Tensor) -> bool:
+    """Whether writes to a parameter can be noticed before they happen."""
+    return parameter.layout == torch.strided and not parameter.is_inference()
+
+
+def _written_error(model: nn.Module, name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{type(model).__name__} wrote to its parameter {name} in forward, which it did not in its first call: the "
+        "parameter has changed. Load the model again, and write to a buffer, or to a copy, instead."
+    )
 
 
 def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 exclusive = threading.RLock()  # held by the thread whose call changes or reads a model's state
 
@@ -47,6 +49,46 @@ def evaluation(model: nn.Module, torch_generators: bool = True) -> Iterator[None
         for module in model.modules():  # not model.eval(): what overrides it may merge weights
             module.training = False
         yield
+
+
+class ParameterWriteError(Exception):
+    """An operation was about to write to a parameter.
+
+    Attributes:
+        name: Of the parameter.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"forward writes to {name}")
+        self.name = name
+
+
+class WriteGuard(TorchDispatchMode):
+    """Raises ParameterWriteError before any operation, also inside of functions, writes to one of some tensors."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._names = {tensor.untyped_storage()._cdata: name for name, tensor in tensors.items()}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes a second
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        if schema.is_mutable:
+            for i, argument in enumerate(schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    self._refuse(args[i] if i < len(args) else kwargs.get(argument.name))
+        return func(*args, **kwargs)
+
+    def _refuse(self, target: Any) -> None:
+        for tensor in tree_leaves(target):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                name = self._names.get(tensor.untyped_storage()._cdata)
+                if name is not None:
+                    raise ParameterWriteError(name)
 
 
 @contextmanager

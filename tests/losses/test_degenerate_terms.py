@@ -33,7 +33,7 @@ def test_a_plan_of_pairs_leaves_a_model_in_train_mode_alone():
     gram.plan(lw.nearest, k=3)
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
-    assert not gram.net._copies
+    assert not gram.net._evaluation.copies
 
 
 def test_parameters_changed_behind_the_back_are_seen():

@@ -44,12 +44,12 @@ class GradientBatch:
 
     def weighted_sum(self, net: Network, weights: Tensor) -> Tensor:
         """Return Σₓ J(x)ᵀ w(x) for weights (n, d), (p,), in the model's precision."""
-        column = weights.unsqueeze(2)
+        column = weights.unsqueeze(2).to(net.dtype)
         return torch.cat(
             [
-                self.by_parameter[name].vjp(column.to(net.dtype)).flatten()
+                self.by_parameter[name].vjp(column).flatten()
                 if name in self.by_parameter
-                else weights.new_zeros(size, dtype=net.dtype)
+                else column.new_zeros(size)
                 for name, size in net.numels.items()
             ]
         )
