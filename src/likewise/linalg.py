@@ -104,9 +104,23 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
         return a @ b.mT
     if matrices:
         return _batched_product(a, b, run)
-    total = (a[..., :run] @ b[..., :run].mT).to(accumulation_dtype(a))
-    for start in range(run, p, run):
-        total += a[..., start : start + run] @ b[..., start : start + run].mT
+    return _product_of_stacks(a, b, run)
+
+
+def _product_of_stacks(a: Tensor, b: Tensor, run: int) -> Tensor:
+    """Return the products of (..., n, p) and (..., m, p): runs are further matrices of the stack, in few calls."""
+    p, wide = a.shape[-1], accumulation_dtype(a)
+    count = -(-p // run)
+    length = next((p // parts for parts in range(count, 2 * count + 1) if p % parts == 0), run)
+    whole = p - p % length
+    per_call = length * max(1, BATCHED_CELLS // max(1, a[..., 0].numel() * b.shape[-2]))
+    total = torch.zeros(*a.shape[:-1], b.shape[-2], dtype=wide, device=a.device)
+    for start in range(0, whole, per_call):
+        here = slice(start, min(start + per_call, whole))
+        left, right = (t[..., here].unflatten(-1, (-1, length)).transpose(-3, -2) for t in (a, b))
+        total += (left @ right.mT).sum(-3, dtype=wide)
+    if whole < p:
+        total += a[..., whole:] @ b[..., whole:].mT
     return total
 
 

@@ -197,9 +197,10 @@ class Network:
             versions = [0 if value.is_inference() else value._version for value in own.values()]
         returned = self._call(inputs, {**others, **parameters})
         if self._evaluation.guarded:
-            for (name, value), version in zip(own.items(), versions, strict=True):
-                if not value.is_inference() and value._version != version:
-                    raise _written_error(self.model, name)
+            with torch._C.DisableTorchFunction():
+                for (name, value), version in zip(own.items(), versions, strict=True):
+                    if not value.is_inference() and value._version != version:
+                        raise _written_error(self.model, name)
         return returned
 
     def _call(self, inputs: Inputs, state: Parameters) -> Any:

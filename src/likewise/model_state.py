@@ -96,13 +96,18 @@ def preserve_attributes(model: nn.Module) -> Iterator[None]:
     """Restore every module's mode and attributes, also what forward adds to its lists and dicts."""
     modules = [(module, dict(vars(module))) for module in model.modules()]
     held = [value for _, attributes in modules for value in attributes.values()]
-    containers = [(value, value.copy()) for value in held if isinstance(value, dict | list | set)]
+    containers = [value for value in held if isinstance(value, dict | list | set)]
+    empty = [value for value in containers if not value]  # most of them
+    filled = [(value, value.copy()) for value in containers if value]
 
     def restore() -> None:
         for module, attributes in modules:
             vars(module).clear()
             vars(module).update(attributes)
-        for container, content in containers:
+        for container in empty:
+            if container:
+                container.clear()
+        for container, content in filled:
             container.clear()
             container.extend(content) if isinstance(container, list) else container.update(content)
 

@@ -109,3 +109,67 @@ def test_a_large_model_is_checked_in_brief(monkeypatch, sign):
     monkeypatch.undo()
     expected = lw.GramMatrix(gram.net, x, engine="autograd").dense()
     assert torch.allclose(gram.dense(), expected, atol=1e-5)  # by rows, or by the reference
+
+
+class Adapted(nn.Module):
+    """A frozen base with a small layer that is trained."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.adapter = base.requires_grad_(False), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.adapter(self.base(x))
+
+
+def test_frozen_parameters_are_not_copied():
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 8))
+    size = sum(value.nbytes for value in base.parameters())
+    gram = lw.GramMatrix(Adapted(base), torch.randn(6, 8))
+    with MemoryMeter() as meter:
+        lw.soft_neighbors(gram)
+        lw.nearest(gram, 2)
+    assert meter.peak < 0.1 * size
+
+
+class Writes(nn.Module):
+    """Writes to a frozen parameter in forward, by itself or inside of a function."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside, self.table, self.last = (
+            inside,
+            nn.Parameter(3 * torch.rand(5, 4), False),
+            nn.Linear(4, 2),
+        )
+
+    def forward(self, x):
+        if self.inside:
+            return self.last(nn.functional.embedding(x, self.table, max_norm=1.0))
+        with torch.no_grad():
+            self.table.clamp_(max=1)
+        return self.last(self.table[x])
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_parameter_that_forward_writes_to_is_copied(inside):
+    model, x = Writes(inside), torch.arange(5)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = lw.GramMatrix(model, x).dense()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model(x)  # once written to, the next forward writes the same
+    assert torch.allclose(lw.GramMatrix(model, x, engine="autograd").dense(), found, atol=1e-6)
+
+
+class WritesLater(Writes):
+    def forward(self, x):
+        if x.max() == 4:
+            with torch.no_grad():
+                self.table.add_(0)
+        return self.last(self.table[x])
+
+
+def test_a_parameter_that_is_written_to_later_is_an_error():
+    with pytest.raises(RuntimeError, match="wrote to its parameter table"):
+        lw.GramMatrix(WritesLater(False), lw.batches(torch.tensor([0, 1, 2, 3, 0, 1, 2, 4]), 4)).dense()

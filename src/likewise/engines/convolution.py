@@ -24,6 +24,7 @@ from likewise.engines.factors import (
     concatenate,
     gram_from_positions,
     gram_from_rows,
+    squared_norms,
 )
 from likewise.linalg import product
 
@@ -49,10 +50,17 @@ class ConvolutionOptions(NamedTuple):
 
     def pad(self, images: Tensor) -> Tensor:
         """Return zero-padded images."""
+        if not any(self.padding):
+            return images
         return F.pad(images, [p for p in reversed(self.padding) for _ in range(2)])
 
     def windows(self, images: Tensor, sides: torch.Size) -> Tensor:
         """Return the window of the images at each position, for a kernel with these sides, (n, t, i)."""
+        if prod(sides) == 1:
+            pixels = self.pad(images)
+            for i, step in enumerate(self.stride):
+                pixels = pixels[(slice(None),) * (2 + i) + (slice(None, None, step),)]
+            return pixels.flatten(2).mT
         if len(sides) == 2 and images.device.type == "cpu":  # on a GPU, unfold loops over samples
             options = (sides, self.dilation, self.padding, self.stride)
             return F.unfold(images, *map(tuple, options)).mT
@@ -129,6 +137,9 @@ class ConvolutionGradient(ParameterGradient):
     def self_gram(self) -> Tensor:
         """Return G Gᵀ, from products of positions where these are fewer than the entries of G."""
         if self._dense_is_cheaper:
+            k, n, d, _ = self._dense.shape
+            if d == 1:
+                return squared_norms(self._dense.flatten(0, 1)).view(k, n, 1, 1).sum(0)
             return torch.stack([gram_from_rows(part) for part in self._dense]).sum(0)
         products = self.options.window_products(self.inputs, self.kernel.shape[2:], self.deltas.shape[3:])
         return gram_from_positions(products, self.deltas.flatten(3).mT)

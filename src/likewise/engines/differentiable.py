@@ -28,6 +28,7 @@ from likewise.engines.factors import (
     FactoredGradient,
     ParameterGradient,
     StructuredGradient,
+    merge_small,
 )
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
@@ -120,7 +121,7 @@ def differentiable_gradients(
         if finite is not None and not finite.all():
             return _leave_out(net, samples, finite, substitutes)
         chunk = _compute_gradients(net, samples, substitutes)
-        parts = _merge_small(list(chunk.by_parameter.values()))
+        parts = [block.gradient for block in merge_small(chunk.by_parameter)]
         if not parts:
             raise ValueError(
                 "The outputs depend on none of the chosen parameters: there is nothing to compare."
@@ -194,7 +195,11 @@ def _leave_out(
     chunk = GradientBatch(samples, finite_part.d, rows, net.call_model(live_parameters(net), samples.inputs))
     known = finite.to(where.device)
     return DifferentiableGradients(
-        chunk, _merge_small(list(rows.values())), spread(finite_part.self_kernel), net.dtype, known
+        chunk,
+        [block.gradient for block in merge_small(rows)],
+        spread(finite_part.self_kernel),
+        net.dtype,
+        known,
     )
 
 
@@ -279,27 +284,6 @@ def _one_by_one(net: Network, samples: Samples, parameters: Parameters) -> Gradi
         k: DenseGradient(v) for k, v in zip(net.numels, parts, strict=True)
     }
     return GradientBatch(samples, rows[0].shape[0], named, net.call_model(parameters, samples.inputs))
-
-
-def _merge_small(gradients: list[ParameterGradient]) -> list[ParameterGradient]:
-    """Return gradients with small dense ones concatenated: one large operation is faster than many small ones."""
-    small = [
-        gradient.gradients
-        for gradient in gradients
-        if isinstance(gradient, DenseGradient) and _is_small(gradient)
-    ]
-    if len(small) < 2:
-        return gradients
-    rest = [
-        gradient
-        for gradient in gradients
-        if not (isinstance(gradient, DenseGradient) and _is_small(gradient))
-    ]
-    return [*rest, DenseGradient(torch.cat(small, 2))]
-
-
-def _is_small(gradient: DenseGradient) -> bool:
-    return gradient.gradients.shape[2] <= 4096
 
 
 def group_sums(parts: list[ParameterGradient], roots: Tensor, groups: list[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -184,7 +184,7 @@ class FactoredGradient(StructuredGradient):
         """Return G Gᵀ, from G or from the Gram matrices of positions, whichever is cheaper."""
         if self.deltas.shape[2] == 1:
             deltas = self.deltas[:, :, 0].to(accumulation_dtype(self.deltas))
-            return deltas @ deltas.mT * _norms(self.inputs)
+            return deltas @ deltas.mT * squared_norms(self.inputs)
         if self._dense_is_cheaper:
             return gram_from_rows(self._dense)
         return gram_from_positions(self.inputs @ self.inputs.mT, self.deltas)
@@ -436,6 +436,29 @@ class SubsetGradient(ParameterGradient):
         return empty.index_copy(0, self.samples.to(value.device), value)
 
 
+SMALL = 4096  # entries of a parameter whose dense gradients are concatenated with those of others
+
+
+class Block(NamedTuple):
+    """The gradients of some parameters, concatenated."""
+
+    names: tuple[str, ...]
+    gradient: ParameterGradient
+
+
+def merge_small(by_parameter: dict[str, ParameterGradient]) -> list[Block]:
+    """Return gradients with small dense ones concatenated: one large operation is faster than many small ones."""
+    small = {
+        name: gradient.gradients
+        for name, gradient in by_parameter.items()
+        if isinstance(gradient, DenseGradient) and gradient.gradients.shape[2] <= SMALL
+    }
+    if len(small) < 2:
+        return [Block((name,), gradient) for name, gradient in by_parameter.items()]
+    blocks = [Block((name,), gradient) for name, gradient in by_parameter.items() if name not in small]
+    return [*blocks, Block(tuple(small), DenseGradient(torch.cat(list(small.values()), 2)))]
+
+
 def resize_outputs(
     gradient: ParameterGradient, d: int, convert: Callable[[Tensor], Tensor]
 ) -> ParameterGradient:
@@ -507,12 +530,12 @@ def columns_per_product(numel: int) -> int:
 def gram_from_rows(gradients: Tensor) -> Tensor:
     """Return G Gᵀ of each sample, for G (n, d, numel)."""
     if gradients.shape[1] == 1:
-        return _norms(gradients)
+        return squared_norms(gradients)
     exact = gradients.to(accumulation_dtype(gradients))
     return exact @ exact.mT
 
 
-def _norms(tensor: Tensor) -> Tensor:
+def squared_norms(tensor: Tensor) -> Tensor:
     """Return the squared norm of each sample, (n, 1, 1): of short runs in the compute dtype, summed in float64."""
     run = math.gcd(tensor[0].numel(), 4096)
     if run >= 32 and tensor.is_contiguous():

@@ -1,6 +1,8 @@
 """The gradients of a batch by parameter: one forward pass, and a backward for each output."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.double_backward import Substitutes
-from likewise.engines.factors import ParameterGradient, sum_gradients
+from likewise.engines.factors import Block, ParameterGradient, merge_small, sum_gradients
 from likewise.engines.membership import Even
 from likewise.engines.ragged import compute_gradients_by_rows
 from likewise.engines.rules import Call, chain, output_gradients, parameter_gradients
@@ -28,13 +30,17 @@ class GradientBatch:
     outputs: Tensor | None = None  # (n, d) of the samples in their batch, where one forward pass had them
     bytes_per_output: int = 0  # of the output gradients of all operations, of one output and all samples
 
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The gradients, small dense ones concatenated."""
+        return merge_small(self.by_parameter)
+
     def self_gram(self, device: torch.device) -> Tensor:
         """Return K(x, x): the sum over parameters."""
         empty = torch.zeros(len(self.samples), self.d, self.d, device=device)
-        total = empty.to(accumulation_dtype(empty))
-        for gradient in self.by_parameter.values():
-            total += gradient.self_gram()
-        return total
+        return add_up(
+            (block.gradient.self_gram() for block in self.blocks), empty.to(accumulation_dtype(empty))
+        )
 
     def part(self, where: slice) -> "GradientBatch":
         """Return the gradients of a slice of the samples."""
@@ -44,15 +50,31 @@ class GradientBatch:
 
     def weighted_sum(self, net: Network, weights: Tensor) -> Tensor:
         """Return Σₓ J(x)ᵀ w(x) for weights (n, d), (p,), in the model's precision."""
-        column = weights.unsqueeze(2).to(net.dtype)
-        return torch.cat(
-            [
-                self.by_parameter[name].vjp(column).flatten()
-                if name in self.by_parameter
-                else column.new_zeros(size)
-                for name, size in net.numels.items()
-            ]
-        )
+        return self.weighted_sums(weights.unsqueeze(2).to(net.dtype), net.numels)[0]
+
+    def weighted_sums(self, weights: Tensor, numels: dict[str, int]) -> Tensor:
+        """Return Σₓ J(x)ᵀ w(x) for weights (n, d, c), (c, p), given the entries of all parameters in order."""
+        named: dict[str, Tensor] = {}
+        for block in self.blocks:
+            sizes = [numels[name] for name in block.names]
+            named |= zip(block.names, block.gradient.vjp(weights).split(sizes, dim=1), strict=True)
+        dtype = next(iter(named.values())).dtype if named else weights.dtype
+        c = weights.shape[2]
+        parts = [
+            named[name] if name in named else weights.new_zeros(c, size, dtype=dtype)
+            for name, size in numels.items()
+        ]
+        return torch.cat(parts, 1)
+
+
+def add_up(terms: Iterable[Tensor], total: Tensor) -> Tensor:
+    """Return total + Σ terms; few small terms in one operation."""
+    if total.numel() > 2**12:
+        for term in terms:
+            total += term
+        return total
+    small = list(terms)
+    return total if not small else total + torch.stack(small).sum(0, dtype=total.dtype)
 
 
 def compute_gradients(
@@ -84,6 +106,7 @@ def compute_gradients(
     outputs = recorder.record_pass(net, samples)
     uses: dict[str, list[ParameterGradient]] = {}
     dtype = net.dtype  # of all gradients: a model may have layers of several types
+    is_uniform = all(value.dtype == dtype for value in recorder.parameters.values())
     steps = recorder.steps
     bytes_per_output = sum(step.operation.outputs[i].nbytes for step in steps for i in step.edges)
     pending = output_gradients(outputs, steps, live is not None)
@@ -96,7 +119,7 @@ def compute_gradients(
             ).items():
                 chained = chain(step.operation, place, gradient, recorder.parameters, live is not None)
                 for name, part in chained.items():
-                    uses.setdefault(name, []).insert(0, part.to(dtype))
+                    uses.setdefault(name, []).insert(0, part if is_uniform else part.to(dtype))
     ordered = {name: sum_gradients(uses[name]) for name in net.names if name in uses}
     returned = recorder.returned if live else None
     return GradientBatch(samples, outputs.shape[1], ordered, returned, outputs.detach(), bytes_per_output)

@@ -59,7 +59,7 @@ class Call:
 
     def bind(self, *names: str) -> dict[str, Any]:
         """Return the arguments by name, given the names of positional ones."""
-        args, kwargs = tree_unflatten(self.operation.leaves, self.operation.spec)
+        args, kwargs = self.operation.arguments
         return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def place(self, value: Any) -> int | None:

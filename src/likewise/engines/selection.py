@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from likewise.data import Samples
 from likewise.engines.base import Engine
 from likewise.engines.dense import DenseEngine, Jacobians
-from likewise.engines.factors import ParameterGradient, describe_shapes, resize_outputs
+from likewise.engines.factors import Block, describe_shapes, resize_outputs
 from likewise.engines.gradient_batch import compute_gradients
 from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
 from likewise.engines.traced import TracedEngine
@@ -155,22 +155,22 @@ def _count_bytes(net: Network, trace: Trace, samples: Samples, d: int) -> Callab
     measured = _peak_bytes(few, trace, pair)
     chunk = compute_gradients(few, trace, pair)
     device = next(iter(net.parameters.values())).device
-    layers = list(chunk.by_parameter.values())
-    base = _count_products(layers, 2, device)
+    blocks = chunk.blocks
+    base = _count_products(blocks, 2, device)
 
     def bytes_of(outputs: int) -> int:
         deltas = (outputs - 2) * chunk.bytes_per_output
-        more = _count_products(layers, outputs, device) - base
+        more = _count_products(blocks, outputs, device) - base
         return int(SLACK * max(measured + deltas + more, 2) / 2)
 
     return bytes_of
 
 
-def _count_products(gradients: list[ParameterGradient], d: int, device: torch.device) -> int:
+def _count_products(blocks: list[Block], d: int, device: torch.device) -> int:
     """Return the peak bytes of K(x, x) of d outputs, beside output gradients, from shapes alone."""
     kept, scratch, known = 0, 0, dict[str, tuple[int, int]]()
     fake = FakeTensorMode()
-    for gradient in gradients:
+    for names, gradient in blocks:
         shapes = describe_shapes(gradient)
         if shapes not in known:  # most networks repeat the same layers
             with fake:
@@ -179,8 +179,10 @@ def _count_products(gradients: list[ParameterGradient], d: int, device: torch.de
                     resized.self_gram()
                     known[shapes] = meter.now, meter.peak
         kept += known[shapes][0]
+        if len(names) > 1:  # concatenated
+            kept += d * gradient.rows()[:, 0].nbytes
         scratch = max(scratch, known[shapes][1])
-    n = gradients[0].self_gram().shape[0] if gradients else 1
+    n = blocks[0].gradient.self_gram().shape[0] if blocks else 1
     with fake, MemoryMeter() as meter:
         self_kernel = torch.zeros(n, d, d, dtype=torch.float64, device=device)
         matrix_power(self_kernel, -0.5, 1e-12)

@@ -30,7 +30,7 @@ from likewise.engines.base import (
 )
 from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
-from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
@@ -44,6 +44,7 @@ from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_bat
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
 
+SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated before they are added
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
@@ -79,6 +80,7 @@ class TracedEngine(Engine):
             None  # of the last jvp, split by parameter
         )
         self._numel, self._dtype = net.numels, net.dtype
+        self._largest = max(self._numel.values())
         self._device = next(iter(net.parameters.values())).device
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
@@ -208,9 +210,7 @@ class TracedEngine(Engine):
                 self_kernels.append(self._self_kernel(chunk, exponent))
                 part = self_kernels[-1].matrix @ part
             scale, scaled = _scale_to_dtype(part, (0, 1), self._dtype)
-            for name, sums in self._by_name(total).items():
-                if name in chunk.by_parameter:
-                    _add(sums, chunk.by_parameter[name].vjp(scaled), scale)
+            self._add_weighted_sums(total, chunk, scaled, scale)
             if not exponent and not total.sum().isfinite():
                 check_finite(chunk.self_gram(self._device), chunk.samples)
         return VjpResult(total, concatenate_powers(self_kernels))
@@ -229,14 +229,25 @@ class TracedEngine(Engine):
         _, scale, named = self._directions
         outputs, self_kernels = [], list[Power]()
         for chunk in self._chunks(samples):
-            products = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
-            for name, gradient in chunk.by_parameter.items():
-                products += gradient.jvp(named[name])
+            empty = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
+            products = add_up((b.gradient.jvp(_join(named, b.names)) for b in chunk.blocks), empty)
             if exponent and self_kernel is None:
                 self_kernels.append(self._self_kernel(chunk, exponent))
             self._finite_checks.note(products, chunk.samples)
             outputs.append(products * scale.view(-1))
         return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
+
+    def _add_weighted_sums(self, total: Tensor, chunk: GradientBatch, weights: Tensor, scale: Tensor) -> None:
+        """Add Σ Gᵀ w of a chunk, times the scale, to the total (c, p)."""
+        if total.device.type == "cpu" and self._largest > SMALL_VECTOR:  # without a copy of the whole vector
+            sums = self._by_name(total)
+            for block in chunk.blocks:
+                terms = block.gradient.vjp(weights)
+                sizes = [self._numel[name] for name in block.names]
+                for name, term in zip(block.names, terms.split(sizes, dim=1), strict=True):
+                    _add(sums[name], term, scale)
+            return
+        _add(total, chunk.weighted_sums(weights, self._numel), scale)
 
     def _by_name(self, vectors: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
@@ -359,7 +370,17 @@ def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
     if len(sums) == 1 and sums.device.type == "cpu":  # without a copy of the terms
         sums.add_(terms, alpha=scale.item())
     else:
-        sums += terms * scale.view(-1, 1)
+        sums.addcmul_(terms.to(sums.dtype), scale.view(-1, 1))
+
+
+def _join(named: dict[str, Tensor], names: tuple[str, ...]) -> Tensor:
+    """Return the directions of some parameters, (c, ...), concatenated once for all batches of a pass."""
+    if len(names) == 1:
+        return named[names[0]]
+    key = "\n".join(names)
+    if key not in named:
+        named[key] = torch.cat([named[name] for name in names], 1)
+    return named[key]
 
 
 def _scale_to_dtype(values: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,15 @@ class Operation:
     sources: dict[int, Source]  # which leaves are parameters or derived
     edges: dict[int, GradientEdge]  # of the derived ones, as they were when the operation took place
     outputs: list[Tensor]
+    call: tuple[Any, dict[str, Any]] | None = (
+        None  # the leaves as arguments, where they are still those of the call
+    )
+
+    @property
+    def arguments(self) -> tuple[Any, dict[str, Any]]:
+        """Positional and keyword arguments."""
+        args, kwargs = tree_unflatten(self.leaves, self.spec) if self.call is None else self.call
+        return args, kwargs
 
     @property
     def name(self) -> str:
@@ -200,14 +209,18 @@ class OperationTracer(TorchFunctionMode):
             leaves[0] = leaves[0].clone()
             args, kwargs = tree_unflatten(leaves, spec)
         result = self._call(func, args, kwargs)
-        outputs = output_tensors(result)
+        outputs = [result] if isinstance(result, Tensor) else output_tensors(result)
         seen = any(out.requires_grad for out in outputs) and not all(id(o) in self._known for o in outputs)
+        call: tuple[Any, dict[str, Any]] | None = (args, kwargs)
         if overwritten and func in _VALUE_FREE:
             leaves[0] = result.detach()  # of the same shape
-        operation = Operation(func, leaves, spec, sources, edges, outputs) if sources and seen else None
+            call = None
+        operation = Operation(func, leaves, spec, sources, edges, outputs, call) if sources and seen else None
         if operation is not None and not self.is_derived(place, operation):
-            result = tree_map(partial(_with_separate_node, several=len(outputs) > 1), result)
-            operation = replace(operation, outputs=output_tensors(result))
+            separate = tree_map(partial(_with_separate_node, several=len(outputs) > 1), result)
+            if separate is not result:
+                result = separate
+                operation = replace(operation, outputs=output_tensors(result))
         if write is not None:
             write.apply(result)
         if operation is not None:
