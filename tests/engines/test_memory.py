@@ -6,8 +6,8 @@ from torch import nn
 
 import likewise as lw
 from likewise.data import batches
-from likewise.engines import MemoryMeter, TracedEngine, selection, validation
-from likewise.engines.memory import MemoryLimitError
+from likewise.engines import MemoryMeter, TracedEngine, default_max_memory, memory, selection, validation
+from likewise.engines.memory import MemoryLimitError, free_bytes
 from likewise.engines.tracer import repeat_samples, trace_model
 
 
@@ -173,3 +173,22 @@ class WritesLater(Writes):
 def test_a_parameter_that_is_written_to_later_is_an_error():
     with pytest.raises(RuntimeError, match="wrote to its parameter table"):
         lw.GramMatrix(WritesLater(False), lw.batches(torch.tensor([0, 1, 2, 3, 0, 1, 2, 4]), 4)).dense()
+
+
+def test_default_is_half_of_what_is_free(monkeypatch):
+    assert 2**20 < free_bytes(torch.device("cpu")) < 2**50
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 5 * 2**30)
+    assert default_max_memory(torch.device("cpu")) == 2**31
+    assert lw.GramMatrix(nn.Linear(2, 1), torch.randn(3, 2)).max_memory == 2**31
+
+
+def test_a_container_limits_what_is_free(monkeypatch):
+    files = {
+        "/proc/meminfo": ["MemTotal: 9000000 kB", "MemAvailable: 8000000 kB"],
+        "/sys/fs/cgroup/memory.max": ["1000000000"],
+        "/sys/fs/cgroup/memory.current": ["400000000"],
+    }
+    monkeypatch.setattr(memory, "_read_lines", lambda path: files.get(path, []))
+    assert free_bytes(torch.device("cpu")) == 600_000_000
+    files["/sys/fs/cgroup/memory.max"] = ["max"]
+    assert free_bytes(torch.device("cpu")) == 8_192_000_000

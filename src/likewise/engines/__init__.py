@@ -40,7 +40,7 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
-from likewise.engines.memory import MemoryMeter
+from likewise.engines.memory import MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
 from likewise.engines.validation import check_independent_samples, is_large
@@ -68,6 +68,7 @@ __all__ = [
     "ZeroGradientLog",
     "ZeroGradientWarning",
     "check_independent_samples",
+    "default_max_memory",
     "differentiable_gradients",
     "gradient_tangents",
     "is_large",

@@ -1,15 +1,19 @@
 """Memory: the bytes of tensors during a computation, measured on any device, and how many samples fit into a limit."""
 
 import errno
+import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from likewise.distributed import world_size
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -61,6 +65,53 @@ class MemoryUse(NamedTuple):
 
 
 UNKNOWN_MEMORY = MemoryUse(0, 0)
+
+
+def default_max_memory(device: torch.device) -> int:
+    """Return half of the bytes that are free on a device, rounded down to a power of two: runs then have equal batches.
+
+    Where several processes share a pass they must agree, so that each takes 2 GiB.
+    """
+    if world_size() > 1:
+        return 2**31
+    half = free_bytes(device) // 2
+    return int(2 ** max(half, 2**26).bit_length() // 2)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a device: of a GPU, or of this process's memory, limits of a container included."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min([_system_bytes(), *_container_bytes()])
+
+
+def _system_bytes() -> int:
+    """Return the bytes that programs can get without swapping."""
+    for line in _read_lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # the system does not say
+
+
+def _container_bytes() -> list[int]:
+    """Return what the limits of control groups leave, where there are any."""
+    folder = "/sys/fs/cgroup"
+    files = [
+        (f"{folder}/memory.max", f"{folder}/memory.current"),
+        (f"{folder}/memory/memory.limit_in_bytes", f"{folder}/memory/memory.usage_in_bytes"),
+    ]
+    limits = []
+    for limit, usage in files:
+        allowed, used = _read_lines(limit), _read_lines(usage)
+        if allowed and used and allowed[0].isdigit() and used[0].isdigit():
+            limits.append(max(0, int(allowed[0]) - int(used[0])))
+    return limits
+
+
+def _read_lines(path: str) -> list[str]:
+    """Return the lines of a system file, none if there is no such file."""
+    return Path(path).read_text().splitlines() if os.access(path, os.R_OK) else []
 
 
 class MemoryLimitError(MemoryError):

@@ -33,6 +33,7 @@ from likewise.engines import (
     PartsChangedError,
     ZeroGradientLog,
     check_independent_samples,
+    default_max_memory,
     is_large,
     select_engine,
 )
@@ -59,7 +60,8 @@ class GramMatrix:
         engine: How gradients are computed: "auto" chooses, "layers" is the traced engine, "autograd" the reference.
         centered: Double-centered over the columns, then normalized (see `likewise.gram.centering`): every pair
             shares a large common direction that hides structure in plain similarities.
-        max_memory: Bytes for gradients and strips, beside the model and its activations.
+        max_memory: Bytes for activations, gradients and strips, beside the model, the data and the results; None: half
+            of what is free on the model's device, rounded down to a power of two.
 
     Example:
         >>> import torch, likewise as lw
@@ -78,7 +80,7 @@ class GramMatrix:
         kernel: Kernel = CORRELATION,
         engine: EngineName | Engine = "auto",
         centered: bool = False,
-        max_memory: int = 2**31,
+        max_memory: int | None = None,
     ) -> None:
         self.net = net if isinstance(net, Network) else Network(net)
         self.data = batches(data)
@@ -86,6 +88,8 @@ class GramMatrix:
         self.columns = self.data if same else _column_batches(columns)
         self.kernel = _check_kernel(kernel)
         self.centered = check_flag("centered", centered)
+        if max_memory is None:
+            max_memory = default_max_memory(self.device)
         bytes_allowed = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
         self.max_memory = min(bytes_allowed, 2**62)
         self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory)

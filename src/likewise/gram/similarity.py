@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from likewise.checks import check_integer, check_names, check_tensor
-from likewise.engines import Activations, DenseEngine, EngineName
+from likewise.engines import Activations, DenseEngine, EngineName, default_max_memory
 from likewise.gram.matrix import GramMatrix
 from likewise.kernels import CORRELATION, Kernel
 from likewise.model import Network, to_network
@@ -56,7 +56,7 @@ def perceptual(
     weights: Sequence[float] | None = None,
     kernel: Kernel = CORRELATION,
     centered: bool = False,
-    max_memory: int = 2**31,
+    max_memory: int | None = None,
 ) -> GramMatrix:
     """Return the Gram matrix of Σ_l λ_l a_l(x)·a_l(x'), or its cosine by default, (d = 1).
 
@@ -68,6 +68,8 @@ def perceptual(
         model if isinstance(model, Network) else Network(model, all_outputs, parameters="*")
     )  # frozen ones too
     names = check_names("layers", layers, "names or glob patterns of modules, such as 'layer4.*'")
+    if max_memory is None:
+        max_memory = default_max_memory(next(net.model.parameters()).device)
     max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
     if weights is not None:
         weights = check_tensor("weights", weights).reshape(-1).tolist()
