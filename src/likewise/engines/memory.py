@@ -79,7 +79,7 @@ def default_max_memory(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that are free on a device: of a GPU, or of this process's memory, limits of a container included."""
+    """Return the bytes that are free on a device; of a CPU, what the system and limits of its container leave."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
