@@ -1,6 +1,7 @@
 """`likewise index`, `ask` and `merge`, from words to answers."""
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -167,3 +168,27 @@ def test_processes_share_the_work_and_write_the_same_bytes(made, indexes, tmp_pa
     next((tmp_path / "index").glob("shard-*")).unlink()
     assert run().returncode == 0
     assert files_of(tmp_path / "index") == files_of(indexes / "images")
+
+
+def test_rows_like_targets_are_selected(indexes, made, capsys, tmp_path):
+    lines = (made / "table" / "wine.csv").read_text().splitlines()
+    (tmp_path / "targets.csv").write_text("\n".join([lines[0], lines[1], lines[60]]))
+    out = tmp_path / "chosen.jsonl"
+    given = [
+        "select",
+        indexes / "table",
+        "--target",
+        tmp_path / "targets.csv",
+        "--count",
+        4,
+        "--out",
+        out,
+        "-q",
+    ]
+    assert exit_code([str(word) for word in [*given, "--format", "json"]]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [one["row"] for one in found] == rows and {0, 59} <= set(rows)
+    assert [one["rank"] for one in found] == [1, 2, 3, 4]
+    assert all(first["score"] >= second["score"] for first, second in itertools.pairwise(found))
+    assert exit_code([str(word) for word in [*given[:4], "--share", "2"]]) == 2

@@ -54,6 +54,7 @@ for command in (
     analyze.plan,
     index.index,
     index.ask,
+    index.select,
     index.merge,
     inspect.neighbors,
     inspect.report,

@@ -1,4 +1,4 @@
-"""`likewise index`, `likewise ask` and `likewise merge`."""
+"""`likewise index`, `likewise ask`, `likewise select` and `likewise merge`."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from likewise.runs.settings import INPUTS, Settings, read_settings
 if TYPE_CHECKING:
     from likewise.index import Index
     from likewise.index.page import Answer
+    from likewise.loading import Read
 
 SHOWN = ("show", "show_columns", "excerpt_length", "classes")
 
@@ -125,6 +126,68 @@ def ask(
     print_result(Format.json if as_json else form, {"index": str(folder), "answers": facts}, *lines)
 
 
+def select(
+    folder: Annotated[
+        Path, typer.Argument(metavar="INDEX", help="The folder of an index.", show_default=False)
+    ],
+    target: Annotated[
+        list[str],
+        typer.Option(
+            help="What to be good at: images, a table, archive or folder, or texts; - for standard input."
+        ),
+    ],
+    share: Annotated[float, typer.Option(min=0, max=1, help="Which part of the rows to choose.")] = 0.05,
+    count: Annotated[int | None, typer.Option(min=1, help="How many to choose, in place of --share.")] = None,
+    by: Annotated[
+        Literal["max", "mean", "each"],
+        typer.Option(
+            help="Rank by the best target, by the mean over targets, or let targets choose in turn."
+        ),
+    ] = "max",
+    diverse: Annotated[bool, typer.Option("--diverse", help="Rows that are unlike each other.")] = False,
+    exclude_duplicates: Annotated[
+        float | None, typer.Option(min=-1, max=1, help="Leave out rows so similar to one chosen before: .99.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="A file of JSON lines, one for each chosen row.")] = Path(
+        "selected.jsonl"
+    ),
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Choose the rows of an index that the network treats most like targets, best first.
+
+    Example: `likewise select index --target targets.jsonl --share 0.05 --out chosen.jsonl`
+    """
+    be_quiet(quiet)
+    from likewise.data import batches
+    from likewise.index import score_targets
+    from likewise.index import select as select_rows
+    from likewise.index.selection import write_selection
+
+    found, settings = _open_index(folder, model, weights, None, device, False)
+    read = _read_new(settings, target)
+    targets = batches(read.dataset, labels=read.labels)
+    chosen = select_rows(
+        found,
+        targets,
+        share=share,
+        count=count,
+        by=by,
+        diverse=diverse,
+        exclude_duplicates=exclude_duplicates,
+    )
+    scores = score_targets(found, targets, by="mean" if by == "mean" else "max")
+    write_selection(out, found, chosen, scores, read.names)
+    print_result(
+        form,
+        {"index": str(folder), "out": str(out), "rows": chosen.tolist()},
+        f"{len(chosen):,} of {len(found):,} rows, the most similar to {targets.n:,} targets first: {out}",
+    )
+
+
 def merge(
     folders: Annotated[
         list[Path], typer.Argument(help="Parts of one index, or indexes.", show_default=False)
@@ -173,10 +236,20 @@ def _open_index(
 
 
 def _answer(index: "Index", settings: Settings, words: list[str], k: int, exact: bool) -> "list[Answer]":
-    from likewise import loading
     from likewise.data import batches
     from likewise.index.page import Answer
     from likewise.thumbnails import picture
+
+    read = _read_new(settings, words)
+    told = index.explain(batches(read.dataset, labels=read.labels), k, exact)
+    called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
+    seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
+    return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]
+
+
+def _read_new(settings: Settings, words: list[str]) -> "Read":
+    """Return the new inputs that words name, prepared as the index was."""
+    from likewise import loading
 
     names = (
         "label",
@@ -189,11 +262,7 @@ def _answer(index: "Index", settings: Settings, words: list[str], k: int, exact:
         "follow_links",
     )
     known = {name: getattr(settings, name) for name in names}
-    read = loading.new_inputs(words, sys.stdin.read, **known, limit=None, max_memory=settings.max_memory)
-    told = index.explain(batches(read.dataset, labels=read.labels), k, exact)
-    called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
-    seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
-    return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]
+    return loading.new_inputs(words, sys.stdin.read, **known, limit=None, max_memory=settings.max_memory)
 
 
 def _tell_answer(answer: "Answer") -> list[str]:

@@ -1,12 +1,16 @@
 """Samples of an index chosen for a purpose: like given targets, unlike each other; and how diverse they are."""
 
+import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from likewise.checks import check_choice, check_flag, check_integer, check_number, check_type
+from likewise.files import write_text
 from likewise.gram import Reducer, Strip
 from likewise.index.query import Index
 from likewise.statistics.neighbors import NearestReducer
@@ -134,6 +138,36 @@ def diversity(index: Index) -> float:
     if values.sum() == 0:
         return math.nan
     return float(torch.special.entr(values / values.sum()).sum().exp())
+
+
+def write_selection(
+    path: Path, index: Index, chosen: Tensor, scores: TargetScores, names: Sequence[str] | None = None
+) -> None:
+    """Write the chosen rows as JSON lines: rank, row, name, label, score, and the target that speaks for it.
+
+    Args:
+        path: The file.
+        index: What was chosen from.
+        chosen: (count,) row numbers, best first.
+        scores: Of all rows of the index.
+        names: Of the targets.
+
+    """
+    places = torch.searchsorted(index.rows, chosen)
+    lines = []
+    for rank, (row, place) in enumerate(zip(chosen.tolist(), places.tolist(), strict=True), 1):
+        sample, target = index.sample(row), int(scores.targets[place])
+        line = {
+            "rank": rank,
+            "row": row,
+            "name": sample.name,
+            "label": sample.label_name,
+            "score": round(float(scores.scores[place]), 6),
+            "target": target if names is None else names[target],
+            "similarity": round(float(scores.similarities[place]), 6),
+        }
+        lines.append(json.dumps(line, ensure_ascii=False))
+    write_text(path, "\n".join(lines) + "\n")
 
 
 class _Columns(Reducer):
