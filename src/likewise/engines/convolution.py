@@ -205,7 +205,12 @@ class ConvolutionGradient(ParameterGradient):
         return self.options.kernel_gradient(self.inputs, deltas.view(shape), kernel).reshape(c, -1)
 
     def jvp(self, directions: Tensor) -> Tensor:
-        """Return G u, by a convolution with u; several directions are outputs of one larger kernel."""
+        """Return G u, from G if it is dense already, else by a convolution with u.
+
+        Several directions are outputs of one larger kernel.
+        """
+        if "_dense" in self.__dict__ and self.deltas.shape[1] <= self._positions:
+            return self._jvp_dense(directions)
         n = len(self.inputs)
         deltas, parts = self.deltas.flatten(2), []
         plain = not self.options.transposed and self.options.groups == 1
@@ -214,6 +219,13 @@ class ConvolutionGradient(ParameterGradient):
             transformed = self.options.forward(self.inputs, kernel)
             parts.append(product(deltas, transformed.reshape(n, len(some), -1)))
         return concatenate(parts, 2)
+
+    def _jvp_dense(self, directions: Tensor) -> Tensor:
+        k, n, d, r = self._dense.shape
+        by_offset = directions.view(len(directions), r, k)
+        total = sum(product(self._dense[i].flatten(0, 1), by_offset[:, :, i]) for i in range(k))
+        assert isinstance(total, Tensor)
+        return total.unflatten(0, (n, d))
 
     def part(self, where: slice) -> "ConvolutionGradient":
         """Return the gradients of some of the samples."""

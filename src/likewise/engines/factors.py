@@ -223,8 +223,10 @@ class FactoredGradient(StructuredGradient):
         return concatenate(parts, 0)
 
     def jvp(self, directions: Tensor) -> Tensor:
-        """Return G u = Σ_t δ_t · (u a_t)."""
-        n, _, t, o = self.deltas.shape
+        """Return G u = Σ_t δ_t · (u a_t), or from G if it is dense already."""
+        n, d, t, o = self.deltas.shape
+        if self.is_dense and d <= t:
+            return DenseGradient(self._dense).jvp(directions)
         i = self.inputs.shape[2]
         inputs, deltas, parts = self.inputs.flatten(0, 1), self.deltas.flatten(2), []
         for some in directions.split(columns_per_product(n * t * o)):

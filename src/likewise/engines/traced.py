@@ -229,10 +229,11 @@ class TracedEngine(Engine):
         _, scale, named = self._directions
         outputs, self_kernels = [], list[Power]()
         for chunk in self._chunks(samples):
-            empty = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
-            products = add_up((b.gradient.jvp(_join(named, b.names)) for b in chunk.blocks), empty)
+            # Self kernels first: gradients that they make dense serve the products too.
             if exponent and self_kernel is None:
                 self_kernels.append(self._self_kernel(chunk, exponent))
+            empty = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
+            products = add_up((b.gradient.jvp(_join(named, b.names)) for b in chunk.blocks), empty)
             self._finite_checks.note(products, chunk.samples)
             outputs.append(products * scale.view(-1))
         return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))

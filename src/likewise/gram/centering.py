@@ -81,14 +81,18 @@ class CenteredPair(NamedTuple):
     columns: Centering
     grand_mean: Tensor  # ()
 
-    def center(self, where: range, similarity: Tensor) -> Tensor:
-        """Return the centered similarities of a strip (b, m) of plain ones, as a new tensor."""
-        here = slice(where.start, where.stop)
+    def center(self, similarity: Tensor) -> Tensor:
+        """Return the centered similarities of plain ones, (n, m), as a new tensor."""
         exact = similarity.double() if similarity.device.type != "mps" else similarity
-        means, scales = self.rows.means[here, None].to(exact), self.rows.scales[here, None].to(exact)
+        means, scales = self.rows.means[:, None].to(exact), self.rows.scales[:, None].to(exact)
         shift = (self.columns.means - self.grand_mean).to(exact)
         centered = (exact - means).sub_(shift).mul_(scales).mul_(self.columns.scales.to(exact))
         return centered.to(similarity.dtype)
+
+    def take_rows(self, where: range) -> "CenteredPair":
+        """Return the centering of a strip: of the rows at these places and all columns."""
+        here = slice(where.start, where.stop)
+        return self._replace(rows=Centering(self.rows.means[here], self.rows.scales[here]))
 
     def scale_weights(self, weights: Tensor) -> Tensor:
         """Return the weights (m, c) that the plain matrix is to be multiplied with."""

@@ -1,4 +1,4 @@
-"""The cost of a statistic, estimated from a dry run on a few samples.
+"""The cost of a statistic, estimated from a dry run on a few samples, and choices by counted operations.
 
 The statistic runs on some samples and on twice as many, and each of its passes is extrapolated: passes over samples by
 their number, visits of all pairs by the number of pairs and of gradient evaluations. No statistic needs a formula.
@@ -7,18 +7,24 @@ their number, visits of all pairs by the number of pairs and of gradient evaluat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from likewise.data import Batches
+from likewise.data import Batches, Samples
 from likewise.distributed import Clock, Pass, record_passes
 from likewise.engines import Engine, MemoryMeter
 from likewise.gram.products import Products
 from likewise.gram.strips import Tiles
+from likewise.kernels import Kernel, mean_diagonal
+from likewise.linalg import accumulation_dtype
 from likewise.model import Network
+
+# An entry of the features of a column is written, whitened (of several outputs in float64) and read again: on a CPU as
+# long as so many operations of products (a ResNet of 78,000 parameters, 1, 4 and 10 outputs, 2026-11-16).
+STORED_ENTRY, STORED_ENTRY_OF_SEVERAL = 150, 400
 
 
 class Matrix(Protocol):
@@ -70,6 +76,46 @@ class _DryRun:
     flops: list[Pass]
     peak: int
     result: int
+
+
+class PairOperations(NamedTuple):
+    """What one column costs when it is compared with a few rows, in multiplications and additions."""
+
+    features: float  # its features, once for all rows
+    per_row: float  # their product with those of a row
+    jvp: float  # its outputs, gradients and self kernel, once for all directions of a strip
+    per_direction: float  # its outputs differentiated in one direction
+
+    def directions_are_cheaper(self, rows: int, strips: int, d: int) -> bool:
+        """Whether so many rows with d outputs each, in so many strips, cost less as directions than by features."""
+        return strips * self.jvp + rows * d * self.per_direction < self.features + rows * self.per_row
+
+
+def count_pair_operations(engine: Engine, columns: Samples, kernel: Kernel, p: int) -> PairOperations:
+    """Return the operations for each of some columns; they are counted, not timed, so that choices are reproducible."""
+    exponent, features = kernel.right_power, engine.features(columns, kernel.right_power)
+    d, device, dtype = features.rows.shape[1], features.rows.device, accumulation_dtype(features.rows)
+    numel = sum(tensor[0].numel() for tensor in features.tensors)
+    stored = (STORED_ENTRY if d == 1 else STORED_ENTRY_OF_SEVERAL) * numel
+    formed = _count_operations(lambda: engine.features(columns, exponent)) / len(columns)
+
+    def differentiate(directions: int) -> float:
+        vectors = torch.zeros(directions, p, dtype=dtype, device=device)
+        return _count_operations(lambda: engine.jvp(columns, vectors, exponent)) / len(columns)
+
+    one, two = differentiate(1), differentiate(2)
+    per_row = 2 * numel * (1 if kernel.reduce is mean_diagonal else d)
+    return PairOperations(formed + stored, per_row, 2 * one - two, two - one)
+
+
+def _count_operations(function: Callable[[], Any]) -> int:
+    """Return the multiplications and additions of a function, without those of checks that are made now and then."""
+    counts = []
+    for _ in range(2):
+        with FlopCounterMode(display=False) as counter:
+            function()
+        counts.append(counter.get_total_flops())
+    return min(counts)
 
 
 def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any]) -> Plan:

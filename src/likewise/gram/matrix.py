@@ -39,14 +39,24 @@ from likewise.engines import (
 )
 from likewise.fingerprint import Fingerprint
 from likewise.gram.centering import CenteredPair, Centering, CenteringCache, warn_of_cancellation
-from likewise.gram.cost import Plan, plan_statistic
+from likewise.gram.cost import PairOperations, Plan, count_pair_operations, plan_statistic
 from likewise.gram.features import FeatureCache, KeptFeatures
 from likewise.gram.products import Products, RowSums
-from likewise.gram.strips import Reducer, Strip, Tiles, reduce_strip, split_results
+from likewise.gram.strips import (
+    DirectionStrips,
+    ExactStrips,
+    Reducer,
+    Strip,
+    Tiles,
+    reduce_strip,
+    split_results,
+)
 from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
 from likewise.model_state import exclusive
+
+COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions
 
 
 class GramMatrix:
@@ -402,36 +412,81 @@ class GramMatrix:
         return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
 
     def _map_tiles(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
-        center = self._centering() if needs_centering else None
+        center = self._strip_centering() if needs_centering else None
         # Centering leaves little where all similarities are large: it begins before they are rounded.
-        tiles = self.tiles(None if center is None else center.rows.means.dtype)
-        kept = self._kept_features()
-        if kept is not None and kept.exponent == self.kernel.right_power:
-            tiles = replace(tiles, kept=kept)
-        again = tiles.gradient_evaluations / (self.data.n + self.columns.n)
+        exact_dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        strips = self._exact_strips(None if center is None else exact_dtype)
+        again = strips.gradient_evaluations / (self.data.n + self.columns.n)
         if again > 8:
             warnings.warn(
                 f"max_memory={self.max_memory:_} holds the gradients of few samples, so that each is "
-                f"formed {again:.0f} times: with max_memory={tiles.cache_bytes:_} once would do.",
+                f"formed {again:.0f} times: with max_memory={self.tiles().cache_bytes:_} once would do.",
                 stacklevel=5,
             )
 
         def show(where: range) -> Any:
-            exact = tiles.strip(where)
+            exact = strips.strip(where)
             return reduce(
                 Strip(
                     rows=where,
                     square=self.square,
                     use_centered=self.centered,
                     plain=lambda: exact.to(self.dtype),
-                    centered=None if center is None else lambda: center.center(where, exact).to(self.dtype),
+                    centered=None if center is None else lambda: center(where, exact).to(self.dtype),
                 )
             )
 
         with self.net.evaluation_mode():
-            joined = join_results(show, tiles.strips, "pairs", self, tiles.engine.finish_checks)
-        tiles.zero_gradient_log.warn()
+            joined = join_results(show, strips.strips, "pairs", self, strips.engine.finish_checks)
+        strips.zero_gradient_log.warn()
         return joined
+
+    def _strip_centering(self) -> Callable[[range, Tensor], Tensor]:
+        """Return a function that centers a strip: (places of its rows, plain similarities) -> centered ones."""
+        if self.data is self._reference or self.columns is not self._reference:
+            pair = self._centering()
+            return lambda where, exact: pair.take_rows(where).center(exact)
+        reference, grand_mean = self._reference_centering()
+        exponent = 1 + self.kernel.left_power + self.kernel.right_power
+
+        def center(where: range, exact: Tensor) -> Tensor:  # a strip holds the sums over the reference set
+            own = self.engine.self_kernel(self.data.samples(where), exponent).matrix
+            sums, diagonal = exact.sum(1), self.kernel.reduce(own)
+            rows = Centering.from_sums(sums, diagonal, self._reference.n, self.dtype, grand_mean)
+            return CenteredPair(rows, reference, grand_mean).center(exact)
+
+        return center
+
+    def _exact_strips(self, dtype: torch.dtype | None) -> ExactStrips:
+        """Return all pairs by the way that takes fewer operations: features of pairs, or directions of few rows."""
+        tiles = self.tiles(dtype)
+        kept = self._kept_features()
+        if kept is not None and kept.exponent == self.kernel.right_power:
+            return replace(tiles, kept=kept)
+        whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
+        return self._direction_strips(dtype) if whole._directions_are_cheaper() else tiles
+
+    def _direction_strips(self, dtype: torch.dtype | None) -> DirectionStrips:
+        products = self.products()
+        return DirectionStrips(
+            engine=self.engine,
+            rows=self.data,
+            columns=self.columns,
+            kernel=self.kernel,
+            d=self.d,
+            dtype=dtype or self.dtype,
+            max_memory=self.max_memory,
+            zero_gradient_log=ZeroGradientLog(),
+            rows_per_strip=max(1, products.vectors_per_pass // self.d),
+            column_spans=products.spans(self.columns),
+        )
+
+    def _directions_are_cheaper(self) -> bool:
+        """Whether rows are so few that a jvp over the columns takes fewer operations than features of the columns."""
+        if self.square or self.columns.n < max(FEWEST_COLUMNS, COLUMNS_PER_ROW * self.data.n):
+            return False
+        counted = self._setup.count_operations(self.kernel, self.columns)
+        return counted.directions_are_cheaper(self.data.n, len(self._direction_strips(None).strips), self.d)
 
     def _kept_features(self) -> KeptFeatures | None:
         """Return the features of all columns if they are kept, computed now if they were not yet."""
@@ -466,13 +521,7 @@ class GramMatrix:
         """Return means and scales of rows and columns, recomputed if the model has changed since."""
         plain = self.with_centering(False)
         state = _model_state(self.net.model)
-        known = self._centerings.get("reference", self._reference, self.kernel, state)
-        if known is None:
-            reference = copy.copy(plain)
-            reference.data = reference.columns = self._reference
-            known = self._center_reference(reference._joint_sums((self.kernel,))[0], state)
-        reference_centering = known
-        grand_mean = reference_centering.means.mean()
+        reference_centering, grand_mean = self._reference_centering()
 
         def of(data: Batches) -> Centering:
             if data is self._reference:
@@ -487,6 +536,16 @@ class GramMatrix:
             return centering
 
         return CenteredPair(of(self.data), of(self.columns), grand_mean)
+
+    def _reference_centering(self) -> tuple[Centering, Tensor]:
+        """Return the centering of the reference set and the grand mean, recomputed if the model has changed since."""
+        state = _model_state(self.net.model)
+        known = self._centerings.get("reference", self._reference, self.kernel, state)
+        if known is None:
+            reference = self.with_centering(False)
+            reference.data = reference.columns = self._reference
+            known = self._center_reference(reference._joint_sums((self.kernel,))[0], state)
+        return known, known.means.mean()
 
     def _center_reference(self, sums: RowSums, state: tuple[tuple[int, int], ...]) -> Centering:
         """Return the centering of the reference set, stored for the model's present state."""
@@ -579,6 +638,7 @@ class _Setup:
         self._engine: Engine | None = None
         self._row_shape: tuple[int, int] | None = None
         self._feature_bytes: dict[float, int] = {}
+        self._operations: dict[Kernel, PairOperations] = {}
 
     # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
     @property
@@ -618,6 +678,19 @@ class _Setup:
                 own = 8 * tensors[0].shape[1] ** 2
                 self._feature_bytes[exponent] = own + sum(t.numel() * t.element_size() for t in tensors)
             return self._feature_bytes[exponent]
+
+    def count_operations(self, kernel: Kernel, columns: Batches) -> PairOperations:
+        """Return what columns cost when they are compared with few rows, counted on two of them."""
+        with exclusive:
+            if kernel not in self._operations:
+                engine, some = self.engine, columns.samples(range(min(2, columns.n)))
+                with (
+                    self._net.evaluation_mode(),
+                    warnings.catch_warnings(),
+                ):  # counting imports what changes filters
+                    counted = count_pair_operations(engine, some, kernel, self.row_shape[1])
+                self._operations[kernel] = counted
+            return self._operations[kernel]
 
     def few_samples(self) -> tuple[Samples, Samples]:
         """Return samples to try the model on: the first three, and three of another batch.

@@ -5,7 +5,8 @@ returns a few numbers for each of its rows. A source of pairs (an exact GramMatr
 once to any number of reducers, so that a run that needs ten statistics forms every similarity once.
 
 `Tiles` computes exact strips. The features of a strip's rows stay in memory while those of the columns are streamed;
-if the features of all columns fit, they are computed once and cached.
+if the features of all columns fit, they are computed once and cached. `DirectionStrips` computes them for few rows: a
+row is d directions in which the outputs of all columns are differentiated, so that no gradient of a column is stored.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +18,12 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from likewise.data import Batches
+from likewise.data import Batches, Samples
 from likewise.distributed import world_size
 from likewise.engines import Engine, Features, ZeroGradientLog
 from likewise.gram.features import KeptFeatures
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
+from likewise.linalg import accumulation_dtype
 
 
 class Strip:
@@ -125,8 +127,8 @@ def split_results(joined: tuple[Tensor, ...], reducers: tuple[Reducer, ...]) -> 
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """k(x, x') of rows and columns, tiles of it in at most about `max_memory` bytes."""
+class ExactStrips(ABC):
+    """k(x, x') of rows with all columns, in at most about `max_memory` bytes."""
 
     engine: Engine
     rows: Batches
@@ -135,8 +137,81 @@ class Tiles:
     d: int
     dtype: torch.dtype
     max_memory: int
-    bytes_per_sample: int  # of features
     zero_gradient_log: ZeroGradientLog
+
+    @property
+    @abstractmethod
+    def strips(self) -> list[range]:
+        """The positions of the rows of each strip."""
+
+    @property
+    @abstractmethod
+    def gradient_evaluations(self) -> int:
+        """How many per-sample gradients are computed for all strips together."""
+
+    @abstractmethod
+    def strip(self, where: range) -> Tensor:
+        """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
+
+    def _to_result_dtype(self, values: Tensor, where: range) -> Tensor:
+        """Return values (b, m, ...) in the dtype of results, or raise if they overflow."""
+        converted = values.to(self.dtype)
+        if not converted.sum().isfinite():
+            self.engine.finish_checks()  # gradients that are not finite are named first
+            refuse_out_of_range(converted, self.rows.samples(where).ids, self.kernel)
+        return converted
+
+    def _reduce_blocks(self, blocks: Tensor, where: range) -> Tensor:
+        """Return the kernel's reduction of blocks (b, m, d, d)."""
+        reduced = self.kernel.reduce(self._to_result_dtype(blocks, where))
+        return self._to_result_dtype(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
+
+
+@dataclass(frozen=True)
+class DirectionStrips(ExactStrips):
+    """Strips by a jvp over the columns, with d directions S(x) for each row x."""
+
+    rows_per_strip: int
+    column_spans: list[range]
+
+    @property
+    def strips(self) -> list[range]:
+        """The positions of the rows of each strip."""
+        share = -(-self.rows.n // world_size())
+        return self.rows.spans(max(1, min(self.rows_per_strip, share)))
+
+    @property
+    def gradient_evaluations(self) -> int:
+        """How many per-sample gradients are computed for all strips together."""
+        return self.rows.n + self.columns.n * len(self.strips)
+
+    def strip(self, where: range) -> Tensor:
+        """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
+        samples = self.rows.samples(where)
+        whitened = self.engine.rows(samples, self.kernel.left_power)
+        self.zero_gradient_log.note(samples, whitened.ranks)
+        rows = whitened.rows.flatten(0, 1)
+        directions = rows.to(
+            accumulation_dtype(rows)
+        )  # one tensor for all batches, which the engine splits once
+        parts = [self._part(where, self.columns.samples(part), directions) for part in self.column_spans]
+        return torch.cat(parts, 1)
+
+    def _part(self, where: range, columns: Samples, directions: Tensor) -> Tensor:
+        result = self.engine.jvp(columns, directions, self.kernel.right_power)
+        self.zero_gradient_log.note(columns, result.ranks)
+        products = result.outputs.unflatten(2, (len(where), self.d))  # (m, d of the column, b, d of the row)
+        if self.kernel.reduce is mean_diagonal:
+            traces = products.diagonal(dim1=1, dim2=3).sum(-1).T
+            return self._to_result_dtype(traces / self.d, where)
+        return self._reduce_blocks(products.permute(2, 0, 3, 1), where)
+
+
+@dataclass(frozen=True)
+class Tiles(ExactStrips):
+    """Strips from inner products of features, tile by tile."""
+
+    bytes_per_sample: int  # of features
     kept: KeptFeatures | None = None  # of the columns, with the kernel's right power
 
     @property
@@ -246,16 +321,7 @@ class Tiles:
         """Return reduce( S(x) S(x')ᵀ ) for all pairs, `where` the places of the left samples."""
         if self.kernel.reduce is mean_diagonal:
             return self._to_result_dtype(left.traces(right) / self.d, where)
-        reduced = self.kernel.reduce(self._to_result_dtype(left.blocks(right), where))
-        return self._to_result_dtype(reduced, where) if self.kernel.reduce in FINITE_REDUCTIONS else reduced
-
-    def _to_result_dtype(self, values: Tensor, where: range) -> Tensor:
-        """Return values (b, m, ...) in the dtype of results, or raise if they overflow."""
-        converted = values.to(self.dtype)
-        if not converted.sum().isfinite():
-            self.engine.finish_checks()  # gradients that are not finite are named first
-            refuse_out_of_range(converted, self.rows.samples(where).ids, self.kernel)
-        return converted
+        return self._reduce_blocks(left.blocks(right), where)
 
 
 def _part(features: Features, where: range) -> Features:

@@ -1,0 +1,99 @@
+"""Few rows against many columns: directions of the rows and features of the columns give the same similarities."""
+
+import pytest
+import torch
+
+import likewise as lw
+from likewise.gram.cost import PairOperations
+from nets import SHAPES, case
+
+KERNELS = {
+    "correlation": lw.CORRELATION,
+    "inner": lw.INNER_PRODUCT,
+    "influence": lw.INFLUENCE,
+    "subspace": lw.SUBSPACE_MATCH,
+    "blocks": lw.Kernel(-0.5, -0.5, lw.whole_block),
+}
+
+
+def both_ways(gram):
+    """The similarities by directions and by features."""
+    with gram.net.evaluation_mode():
+        return [
+            torch.cat([strips.strip(where) for where in strips.strips])
+            for strips in (gram._direction_strips(torch.float64), gram.tiles(torch.float64))
+        ]
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("make", [m for m in SHAPES if m.__name__ != "Added"], ids=lambda m: m.__name__)
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent")
+def test_directions_of_rows_and_features_of_columns_give_the_same_similarities(make, d):
+    model, x = case(make, d, 14)
+    for kernel in KERNELS.values():
+        gram = lw.GramMatrix(
+            model, lw.batches(x[:3], size=2), columns=lw.batches(x[3:], size=4), kernel=kernel
+        )
+        directions, features = both_ways(gram)
+        torch.testing.assert_close(directions, features, rtol=1e-9, atol=1e-10)
+
+
+@pytest.fixture
+def grams():
+    """Two queries against 40 samples, and all of them as one square matrix."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(64, 3)
+    ).double()
+    x, y = torch.randn(42, 1, 6, 6, dtype=torch.float64), torch.arange(42) % 3
+    return model, (x[:2], y[:2]), (x[2:], y[2:])
+
+
+@pytest.mark.parametrize("centered", [False, True], ids=["plain", "centered"])
+@pytest.mark.parametrize("cheaper", [True, False], ids=["directions", "features"])
+def test_statistics_of_few_queries_do_not_depend_on_the_way(grams, monkeypatch, centered, cheaper):
+    model, new, known = grams
+    monkeypatch.setattr(PairOperations, "directions_are_cheaper", lambda *_: cheaper)
+    # little memory: no features are kept, which would be used before either way
+    gram = lw.GramMatrix(model, new, columns=known, centered=centered, max_memory=300_000)
+    assert type(gram._exact_strips(None)).__name__ == ("DirectionStrips" if cheaper else "Tiles")
+    rows, columns = (lw.GramMatrix(model, part[0]) for part in (new, known))
+    k = lw.GramMatrix(model, new[0], columns=known[0]).dense()
+    c = k
+    if centered:
+        means, own = columns.dense().mean(1), columns.diagonal()
+        of_new, grand = k.mean(1), means.mean()
+        scales = (own - 2 * means + grand).rsqrt(), (rows.diagonal() - 2 * of_new + grand).rsqrt()
+        c = (k - of_new[:, None] - means + grand) * scales[0] * scales[1][:, None]
+    torch.testing.assert_close(gram.dense(), c, rtol=1e-8, atol=1e-9)
+    found = lw.nearest(gram, 4)
+    torch.testing.assert_close(found.similarities, c.topk(4).values, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(lw.novelty(gram, 5), 1 - k.topk(5).values.mean(1), rtol=1e-8, atol=1e-9)
+    reliability = lw.reliability(gram)
+    torch.testing.assert_close(reliability.closeness, k.topk(10).values.mean(1), rtol=1e-8, atol=1e-9)
+
+
+def test_few_rows_are_directions_and_many_are_not(grams):
+    model, _, (x, _) = grams
+    few = lw.GramMatrix(model, x[:1], columns=x[1:])
+    many = lw.GramMatrix(model, x[:20], columns=x[20:])
+    assert few._directions_are_cheaper() and not many._directions_are_cheaper()
+    counted = PairOperations(features=100, per_row=1, jvp=60, per_direction=2)
+    assert counted.directions_are_cheaper(rows=10, strips=1, d=2)  # 60 + 40 directions < 100 + 10 rows
+    assert not counted.directions_are_cheaper(rows=20, strips=1, d=2)  # 60 + 80 > 100 + 20
+    assert not counted.directions_are_cheaper(rows=10, strips=2, d=2)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_samples_without_a_gradient_are_named_either_way(bad):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 4, bias=False), torch.nn.Tanh(), torch.nn.Linear(4, 1, bias=False)
+    )
+    x = torch.randn(40, 5)
+    x[bad] = 0
+    gram = lw.GramMatrix(model, x[:1], columns=x[1:])
+    assert gram._directions_are_cheaper()
+    with pytest.warns(lw.ZeroGradientWarning):
+        k = gram.dense()
+    assert (k[:, 0] == 0).all()
