@@ -1,4 +1,4 @@
-"""The pictures of docs/understand: `python docs/site/pictures.py` writes docs/images/similarity.png and centered.png."""
+"""The pictures of docs/understand: `python docs/site/pictures.py` writes similarity.png and centered.png."""
 
 from pathlib import Path
 
