@@ -46,17 +46,25 @@ def _label_issues(flagged: np.ndarray, told: dict[str, Any] | None) -> Card:
         _share(flagged),
         "The samples that the network treats like it carry another label. That holds also where the "
         "network has memorized the wrong label. " + _expected(told, bool(flagged.any())),
-        "Review them below, the most suspicious first, then fix the labels and train again."
-        if flagged.any()
-        else "Nothing to do.",
+        _label_advice(bool(flagged.any()), told),
         "label_issue",
         bool(flagged.any()),
     )
 
 
+def _label_advice(any_flag: bool, told: dict[str, Any] | None) -> str:
+    if any_flag:
+        return "Review them below, the most suspicious first, then fix the labels and train again."
+    if told is not None and told.get("reason"):
+        return "Review the most suspicious below: that none is flagged does not mean that none is wrong."
+    return "Nothing to do."
+
+
 def _expected(told: dict[str, Any] | None, any_flag: bool) -> str:
     if told is None:
         return ""
+    if told.get("reason"):
+        return f"How many are wrong cannot be told from one network. {told['reason']}"
     low, likely, high = told["errors"]
     if not told["distinct"]:
         return (

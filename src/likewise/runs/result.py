@@ -141,7 +141,7 @@ class Analysis:
             isolated,
             float(table["density"].median()),
             round(seconds, 1),
-            None if told is None else tuple(told["errors"]),
+            None if told is None or told["errors"] is None else tuple(told["errors"]),
             None if fit is None else fit["verdict"],
         )
 
@@ -168,7 +168,10 @@ class Analysis:
     def __repr__(self) -> str:
         s = self.summary
         labels = "" if s.label_issues is None else f", labels that look wrong: {s.label_issues:,}"
-        if s.label_issues and not (self.manifest.get("wrong_labels") or {}).get("distinct", True):
+        told = self.manifest.get("wrong_labels") or {}
+        if told.get("reason"):
+            labels += " (how many are wrong cannot be told from one network)"
+        elif s.label_issues and not told.get("distinct", True):
             labels += " (not a group of their own: they may as well be rare or ambiguous)"
         return f"Analysis({s.samples:,} samples{labels}; {self.folder})"
 

@@ -11,6 +11,7 @@ from likewise.checks import describe
 from likewise.data import Batches
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
 from likewise.runs.store import Arrays, RunStore
+from likewise.statistics.label_issues import ADVICE
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import Picture, kept, values_of
 
@@ -104,11 +105,12 @@ def _describe(results: Results, shown: Shown, n: int) -> dict[str, Any]:
             ]
     suspicion = results.suspicion
     if targets.classes is not None and suspicion is not None:
-        known = suspicion.distinct and bool(suspicion.flagged.any())
+        known = not np.isnan(suspicion.precision.likely)
         about["wrong_labels"] = {
-            "errors": [round(v) for v in suspicion.errors],
+            "errors": None if suspicion.reason else [round(v) for v in suspicion.errors],
             "precision": [round(v, 3) for v in suspicion.precision] if known else None,
             "distinct": suspicion.distinct,
+            "reason": f"{suspicion.reason} {ADVICE}" if suspicion.reason else "",
         }
     about["fit"] = results.fit
     about["caveats"] = _caveats(targets, n)

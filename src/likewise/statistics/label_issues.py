@@ -28,6 +28,11 @@ from likewise.statistics.targets import (
 from likewise.votes import EXPONENT, class_votes
 from likewise.watch import Watch
 
+ADVICE = (
+    "Judge by a checkpoint of early training, record margins while training (likewise.Watch), reheat the network "
+    "(likewise.reheat), or cross-validate."
+)
+DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
 VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
 
 
@@ -38,14 +43,18 @@ class LabelSuspicion(NamedTuple):
     suggested: Tensor  # (n,) the class they speak for
     contested: Tensor  # (n,) the neighbors' class is another one, and there are neighbors to ask
     isolated: Tensor  # (n,) too few votes to judge by
-    chance_wrong: Tensor  # (n,) estimated from the votes
+    chance_wrong: Tensor  # (n,) estimated from the votes; NaN where `reason` says that it cannot be
     flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
     errors: Interval  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
     precision: Interval  # share of the flagged that are wrong, low if few labels are; NaN where unknown
     distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
+    reason: str = ""  # why one network cannot tell how many are wrong; errors and precision are NaN then
     reheated: Reheated | None = None  # what `suspicion` also rests on; says itself where it was skipped
 
     def __repr__(self) -> str:
+        if self.reason:
+            flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
+            return f"LabelSuspicion({flags}; cannot tell from one network how many are wrong. {self.reason} {ADVICE})"
         low, likely, high = (round(v) for v in self.errors)
         errors = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
         sure = f", {self.precision.likely:.0%} of the flagged" if self.precision.likely > 0 else ""
@@ -79,7 +88,12 @@ def label_suspicion(
 
     A network that has memorized its labels can be reheated (`likewise.reheat`): suspicion is then the weighted mean of
     ranks, 2 of the suspicion above, 2 of that by the reheated copies, 1 of −margin while they were hot, and 2 of
-    −margin in the record of the training run if there is one. Each copy costs votes of its own.
+    −margin in the record of the training run if there is one. Everything else in the result is then by the copies,
+    which have not memorized the labels. Each copy costs votes of its own.
+
+    Where the network has memorized its labels, or tells classes apart badly, and no group of labels stands out,
+    neighbors are no judge: `chance_wrong`, `errors` and `precision` are NaN, and `reason` says why. The order by
+    suspicion is then still the best guess.
 
     Args:
         gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
@@ -107,12 +121,15 @@ def label_suspicion(
     chances = None if outputs is None else class_chances(outputs, given)
     if outputs is not None:
         _warn_of_weak_votes(gram, outputs, chances, given)
+    options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
     hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
-    more = [] if hot is None or hot.skipped else _scores_after(gram, hot, exponent=exponent, sketch=sketch)
-    found = suspicion_from_votes(
-        votes, given, chances, margins, more, isolated_below=isolated_below, dtype=gram.dtype
-    )
-    return found._replace(reheated=hot)
+    if hot is None or hot.skipped:
+        return suspicion_from_votes(votes, given, chances, margins, **options)._replace(reheated=hot)
+    ranks, votes_after, chances_after = _opinion_after(gram, hot, exponent=exponent, sketch=sketch)
+    more = [(MARGIN_WEIGHT, -hot.margins), (VOTES_WEIGHT, ranks)]
+    combined = suspicion_from_votes(votes, given, chances, margins, more, **options).suspicion
+    after = suspicion_from_votes(votes_after, given, chances_after, **options)
+    return after._replace(suspicion=combined, reheated=hot)
 
 
 def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
@@ -131,18 +148,21 @@ def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Re
     return reheat_network(gram.net, gram.data, labels=given, votes=votes)
 
 
-def _scores_after(
+def _opinion_after(
     gram: GramMatrix, hot: Reheated, *, exponent: float, sketch: int | None
-) -> list[tuple[float, Tensor]]:
-    """Return the weights and scores, larger meaning more suspicious, that reheated copies add."""
-    after = list[Tensor]()
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the ranks of suspicion by reheated copies, shares of votes and probabilities, means over the copies."""
+    ranks, shares, chances = list[Tensor](), list[Tensor](), list[Tensor]()
     for one in hot.rounds:
         net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
         other = GramMatrix(net, gram.data, kernel=gram.kernel, max_memory=gram.max_memory)
         votes = class_votes(other, hot.labels, exponent=exponent, sketch=sketch).cpu()
-        opinion = suspicion_from_votes(votes, hot.labels, class_chances(model_outputs(other), hot.labels))
-        after.append(_relative_ranks(opinion.suspicion.double()))
-    return [(MARGIN_WEIGHT, -hot.margins), (VOTES_WEIGHT, torch.stack(after).mean(0))]
+        known = class_chances(model_outputs(other), hot.labels)
+        ranks.append(_relative_ranks(suspicion_from_votes(votes, hot.labels, known).suspicion.double()))
+        shares.append(votes / votes.sum(1, keepdim=True).clamp(min=1e-300))
+        chances += [] if known is None else [known]
+    mean = torch.stack(chances).mean(0) if chances else None
+    return torch.stack(ranks).mean(0), torch.stack(shares).mean(0), mean
 
 
 def margins_of(watch: Any, given: Tensor) -> Tensor:
@@ -202,23 +222,26 @@ def suspicion_from_votes(
         suspicion = _mean_rank([(VOTES_WEIGHT, known), *recorded, *more])
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
-    found = estimate_noise(shares, given)
+    learned = None if chances is None else float((chances.argmax(1) == given).double().mean())
+    found = estimate_noise(shares, given, learned)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
     least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that
     precision = Interval(0.0, math.nan, 1.0)
-    if found.distinct:
+    if found.distinct and not abs(ends[1] - ends[2]) > DISAGREEMENT:
         precision = Interval(min(least, *ends), ends[0], max(ends))
+    unknown = Interval(math.nan, math.nan, math.nan)
     return LabelSuspicion(
         suspicion.to(dtype),
         suggested,
         contested,
         isolated,
-        found.chance.to(dtype),
+        torch.full_like(found.chance, torch.nan, dtype=dtype) if found.reason else found.chance.to(dtype),
         flagged,
-        found.errors,
-        precision,
+        unknown if found.reason else found.errors,
+        unknown if found.reason else precision,
         found.distinct,
+        found.reason,
     )
 
 

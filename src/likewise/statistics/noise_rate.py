@@ -12,7 +12,11 @@ memorized wrong labels, some of them win the vote, and this finds too few.
 Grouped: the logarithm of the best other class's share over the label's own is drawn from two normal
 distributions, labels that are right and labels that are wrong, which finds too many. If two explain the
 data hardly better than one, or the labels of one group do not lose their votes, or those of most samples
-do, no group of labels stands out: then the smaller of both chances is taken, and the lower ends are 0.
+do, no group of labels stands out: then the smaller of both chances is taken, and the lower ends are 0. The same holds
+where many more labels lose their votes than the group has, or the groups are not well apart: classes overlap.
+
+Neighbors are no judge where no group stands out and the network has memorized its labels (wrong ones then win the
+vote) or supports few of them (right ones lose it): then nothing can be told from one network, and `reason` says so.
 """
 
 import warnings
@@ -28,6 +32,10 @@ BINS = 401  # of vote shares, so that many classes cost little
 STEPS = 10  # of taking q apart
 FEWEST = 100  # samples to look for groups in
 DISTINCT = 0.1  # gain of the Bayesian information criterion per sample at which there are two groups
+OVERLAP = 0.08  # of the labels: so many more may lose the vote than are in the group of wrong ones
+SEPARATION = 2.2  # of the groups' means, in standard deviations: below, hard samples are in both
+MEMORIZED = 0.9  # of the labels are reproduced: wrong ones may be among them
+WEAK = 0.6  # of the labels are supported by neighbors: below, these are no judge
 MOST_CLASSES = 2000  # beyond, only the order of suspicion is given
 MOST_TAKEN_APART = 200  # classes: beyond, labels are taken to be nearly right
 
@@ -47,15 +55,24 @@ class NoiseEstimate(NamedTuple):
     errors: Interval  # how many labels are wrong
     distinct: bool  # whether wrong labels stand out as a group
     both: tuple[Tensor, Tensor]  # the chances counted and grouped
+    reason: str  # why nothing can be told from one network; empty where something can
 
 
 @preserve_generators()  # importing scikit-learn and fitting draw from Python's and NumPy's
-def estimate_noise(shares: Tensor, given: Tensor) -> NoiseEstimate:
-    """Return chances and number of wrong labels, from each class's share of the votes, (n, c) in float64."""
+def estimate_noise(shares: Tensor, given: Tensor, learned: float | None = None) -> NoiseEstimate:
+    """Return chances and number of wrong labels.
+
+    Args:
+        shares: (n, c) each class's share of the votes, in float64.
+        given: (n,) the labels.
+        learned: Share of the labels that the network reproduces, None if it tells no classes.
+
+    """
+    won = float((shares.argmax(1) == given).double().mean())
     if shares.shape[1] > MOST_CLASSES:  # tables of classes × classes would not fit
         none = torch.zeros(len(given), dtype=torch.float64)
-        lost = float((shares.argmax(1) != given).sum())
-        return NoiseEstimate(none, Interval(0.0, 0.0, lost), False, (none, none))
+        errors = Interval(0.0, 0.0, float((shares.argmax(1) != given).sum()))
+        return NoiseEstimate(none, errors, False, (none, none), _why_unknown(won, learned))
     joint = _count_confident(shares, given)
     counted = wrong_chance(calibrate_shares(shares, given), _smooth_rates(joint), given)
     grouped, distinct = _fit_two_groups(shares, given)
@@ -68,9 +85,26 @@ def estimate_noise(shares: Tensor, given: Tensor) -> NoiseEstimate:
         likely, high = (likely + float(grouped.sum())) / 2, max(high, float(grouped.sum()))
     high = min(high, float(len(given)))
     chance = (counted + grouped) / 2 if distinct else torch.minimum(counted, grouped)
-    return NoiseEstimate(
-        chance, Interval(low, min(max(likely, low), high), high), distinct, (counted, grouped)
-    )
+    errors = Interval(low, min(max(likely, low), high), high)
+    reason = "" if distinct else _why_unknown(won, learned)
+    return NoiseEstimate(chance, errors, distinct, (counted, grouped), reason)
+
+
+def _why_unknown(won: float, learned: float | None) -> str:
+    """Return why neighbors are no judge of labels that do not stand out as a group; empty if they may be."""
+    if learned is None:
+        return ""
+    if learned >= MEMORIZED:
+        return (
+            f"The network reproduces {learned:.0%} of the labels, neighbors support {won:.0%}, and no group of labels "
+            "stands out: wrong ones may be memorized, and look right then."
+        )
+    if won < WEAK:
+        return (
+            f"Neighbors support only {won:.0%} of the labels: this network does not tell the classes apart well enough "
+            "to know wrong labels from hard samples."
+        )
+    return ""
 
 
 def calibrate_shares(shares: Tensor, given: Tensor) -> Tensor:
@@ -122,7 +156,10 @@ def _fit_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
         two.means_[wrong, 0] > 0 and two.weights_[wrong] < 0.5
     )  # else right labels fall in two groups
     won = float((shares.argmax(1) == given).double().mean())  # where neighbors are no judge, nothing is known
-    return torch.tensor(chance), bool(gain > DISTINCT and voted_down and won > 0.5)
+    apart = (two.means_[wrong, 0] - two.means_[1 - wrong, 0]) / two.covariances_.mean() ** 0.5
+    overlap = 1 - won - two.weights_[wrong]
+    few_hard = bool(won > 0.5 and overlap <= OVERLAP and apart >= SEPARATION)
+    return torch.tensor(chance), bool(gain > DISTINCT and voted_down) and few_hard
 
 
 def _count_confident(shares: Tensor, given: Tensor) -> Tensor:
