@@ -3,6 +3,7 @@
     python benchmarks/reheat.py --prepare --data DIR                      images into one file, out/cifar10-small.npz
     python benchmarks/reheat.py --device cuda --processes 4 --out FOLDER  four settings side by side, results in FOLDER
     python benchmarks/reheat.py --table --out FOLDER                      the table of what is there
+    python benchmarks/reheat.py --forgotten --out FOLDER                  who is forgotten: digits, and what is there
 
 ResNet-9 of 1.6 million parameters, 10,000 images of CIFAR-10, 20 % of the labels wrong, uniformly or into the next
 class; 30 epochs, after which nearly every label is reproduced. Average precision of rankings of the labels.
@@ -11,6 +12,7 @@ combinations.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 from images import data_folder, images
 from records import Clock, add, lines, named, ranked
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import likewise as lw
@@ -209,6 +212,79 @@ def table(given: argparse.Namespace) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
 
 
+def describe_forgotten(
+    title: str, forgotten: np.ndarray, wrong: np.ndarray, quantities: dict[str, np.ndarray]
+) -> None:
+    """Print how well each quantity of the memorized network tells who will be forgotten: area under the ROC curve."""
+    print(
+        f"{title}: forgotten {forgotten[wrong].mean():.2f} of the wrong, {forgotten[~wrong].mean():.2f} of the right"
+    )
+    parts = {"all": np.ones_like(wrong), "right": ~wrong, "wrong": wrong}
+    for name, values in quantities.items():
+        areas = [f"{part} {roc_auc_score(forgotten[m], -values[m]):.2f}" for part, m in parts.items()]
+        print(f"    little {name}: {', '.join(areas)}")
+    support = quantities["share of votes for the label"]
+    for low, high in itertools.pairwise(np.quantile(support, np.linspace(0, 1, 6))):
+        here = (support >= low) & (support <= high)
+        rates = [f"{forgotten[here & m].mean():.2f}" if (here & m).any() else "–" for m in (wrong, ~wrong)]
+        print(
+            f"    support {low:.2f} to {high:.2f}: forgotten {rates[0]} of the wrong, {rates[1]} of the right"
+        )
+
+
+def support_of(votes: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what votes say of each label, and how many there are."""
+    density = votes.sum(1)
+    own = votes[np.arange(len(labels)), labels]
+    return {
+        "share of votes for the label": own / density,
+        "votes for the label": own,
+        "local density": density,
+    }
+
+
+def forgotten_digits() -> None:
+    """Print who is forgotten of scikit-learn's digits, a fifth of them labeled wrong, by a perceptron."""
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(classes)
+    for seed in range(3):
+        labels = spoiled(y, "uniform", 0.2, seed)
+        torch.manual_seed(seed)
+        layers = [
+            torch.nn.Linear(64, 256),
+            torch.nn.BatchNorm1d(256),
+            torch.nn.ReLU(),
+            torch.nn.Linear(256, 10),
+        ]
+        model = trained(torch.nn.Sequential(*layers), x, labels, 150, seed, batch=64).model
+        gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), (x, labels))
+        votes = class_votes(gram, labels)
+        hot = lw.reheat(model, (x, labels), votes=votes, seed=seed)
+        if hot.model is None:
+            raise RuntimeError(hot.skipped)
+        gone = (evaluated(hot.model, x).argmax(1) != labels).numpy()
+        quantities = support_of(votes.numpy(), labels.numpy())
+        quantities["N_S"] = lw.soft_neighbors(gram).numpy()
+        quantities["own gradient, squared"] = -gram.with_kernel(lw.INNER_PRODUCT).diagonal().numpy()
+        quantities["margin"] = margin(evaluated(model, x), labels).numpy()
+        describe_forgotten(f"digits, seed {seed}, {hot}", gone, (labels != y).numpy(), quantities)
+
+
+def forgotten(given: argparse.Namespace) -> None:
+    forgotten_digits()
+    for file in sorted(given.out.glob("scores-*.npz")):
+        with np.load(file) as found:
+            labels, wrong = found["labels"], found["labels"] != found["truth"]
+            quantities = support_of(found["before votes"].astype(float), labels)
+            quantities["margin"] = found["before margin"].astype(float)
+            for name in sorted(key.removesuffix(" outputs") for key in found if key.endswith(" outputs")):
+                gone = found[f"{name} outputs"].argmax(1) != labels
+                if name != "before" and gone[wrong].mean() > 0.2:
+                    describe_forgotten(f"{file.stem}, {name}", gone, wrong, quantities)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -219,6 +295,7 @@ def main() -> None:
     arguments.add_argument(
         "--table", action="store_true", help="print the table of what is in --out, and end"
     )
+    arguments.add_argument("--forgotten", action="store_true", help="print who is forgotten, and end")
     arguments.add_argument("--out", type=Path, default=Path("out/reheat"), help="folder of the results")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -234,6 +311,10 @@ def main() -> None:
     given = arguments.parse_args()
     if given.prepare:
         prepare(given)
+        return
+    if given.forgotten:
+        torch.set_num_threads(1)
+        forgotten(given)
         return
     given.out.mkdir(parents=True, exist_ok=True)
     if not given.table:
