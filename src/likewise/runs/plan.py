@@ -24,7 +24,7 @@ from likewise.runs.columns import Request, Targets, pair_statistics
 from likewise.statistics.neighbors import nearest
 from likewise.statistics.uncertainty import uncertainty
 
-FEW_MULTIPLICATIONS = 1e11  # of exact pairs: seconds on one core
+FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
 WIDTH = 1024  # numbers per sample of a sketch
 SKETCHED_OUTPUTS = (
     4  # combinations of outputs where gradients are sketched: labels are ranked as by ten (docs/method.md)
