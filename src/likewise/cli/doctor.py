@@ -2,11 +2,11 @@
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from likewise.cli.options import Form, Request, open_inputs, takes_settings
 from likewise.cli.output import Format, gigabytes, print_result
-from likewise.runs.settings import INPUTS, Settings
+from likewise.runs.settings import INPUTS
 
 
 @takes_settings(INPUTS, optional=True)
@@ -34,7 +34,8 @@ def doctor(
     facts: dict[str, Any] = {"python": sys.version.split()[0], **{name: _version(name) for name in names}}
     facts |= {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()}
     if request is not None:
-        facts |= _try_inputs(request.settings)
+        net, read = open_inputs(request.settings)
+        facts |= examine(net, read.dataset, read.labels, request.settings.max_memory)
     print_result(
         form,
         facts,
@@ -42,26 +43,27 @@ def doctor(
     )
 
 
-def _try_inputs(settings: Settings) -> dict[str, Any]:
-    """Return what two samples tell of a model and data."""
+def examine(net: "Network", dataset: Any, labels: Any, max_memory: int) -> dict[str, Any]:
+    """Return what two samples tell of a network and data: outputs, readout, engine, memory and similarities."""
     from likewise.data import batches
     from likewise.engines import TracedEngine
     from likewise.gram import GramMatrix
+    from likewise.readouts import readout_name
 
-    net, read = open_inputs(settings)
-    data = batches(read.dataset, labels=read.labels)
-    gram = GramMatrix(net, data.take(range(min(8, data.n))), max_memory=settings.max_memory)
+    data = batches(dataset, labels=labels)
+    gram = GramMatrix(net, data.take(range(min(2, data.n))), max_memory=max_memory)
     similar = gram.dense()
     is_traced = isinstance(gram.engine, TracedEngine)
     return {
         "samples": data.n,
         "labels": "none" if data.take([0]).labels() is None else "yes",
-        "outputs": gram.d,
+        "readout": readout_name(net.readout) + ("" if net.automatic is None else ", automatic"),
+        "outputs": gram.d if net.automatic is None else net.automatic.outputs,
+        "outputs compared": gram.d,
         "parameters": sum(net.numels.values()),
         "engine": "layers, the fast one" if is_traced else "autograd, the slower reference",
         "bytes per sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
-        "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it "
-        "works",
+        "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it works",
     }
 
 
