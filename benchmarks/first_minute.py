@@ -1,7 +1,7 @@
 """What does the first answer cost, for networks as people have them, at the defaults?
 
-`plan`, `doctor` and the first `similarity` (of two samples) of each network, random weights, one CPU thread, CPU seconds
-after the imports; beside it the largest difference of the similarity from explicit gradients of plain autograd with the
+`plan`, `doctor` and the first `similarity` (of two samples) of each network, random weights, one CPU thread, CPU
+seconds after the imports; beside it the largest difference from explicit gradients of plain autograd with the
 same readout. The goal is 10 s for each.
 
     python benchmarks/first_minute.py
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import likewise as lw
 from likewise.cli.doctor import examine
+from likewise.engines import default_max_memory
 from likewise.readouts import check_readout
 from likewise.runs.plan import plan_run
 
@@ -167,8 +168,9 @@ def measure(name: str, case: Case, check: bool) -> str:
     torch.manual_seed(0)
     model = case.build().eval()
     data, two = case.draw(SAMPLES), case.draw(2)
-    plan, plan_cpu = timed(lambda: plan_run(lw.Network(model), data, None, 2**31))
-    _, doctor_cpu = timed(lambda: examine(lw.Network(model), data, None, 2**31))
+    memory = default_max_memory(torch.device("cpu"))
+    plan, plan_cpu = timed(lambda: plan_run(lw.Network(model), data, None, memory))
+    _, doctor_cpu = timed(lambda: examine(lw.Network(model), data, None, memory))
     net = lw.Network(model)
     found, cpu = timed(lambda: lw.similarity(net, two))
     error = "–"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from likewise.cli.options import Form, Quiet, Request, open_inputs, takes_settings
+from likewise.cli.options import Form, Quiet, Request, memory_limit, open_inputs, takes_settings
 from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
 from likewise.runs.settings import INPUTS, Settings
 
@@ -90,7 +90,7 @@ def plan(
         net,
         read.dataset,
         read.labels,
-        settings.max_memory,
+        memory_limit(settings),
         exact=settings.exact,
         sketch=settings.sketch,
     )
@@ -128,7 +128,7 @@ def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
         excerpt_length=settings.excerpt_length,
         watch=settings.watch,
         settings=settings,
-        max_memory=settings.max_memory,
+        max_memory=memory_limit(settings),
         wait=wait,
     )
 

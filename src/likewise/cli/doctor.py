@@ -4,9 +4,12 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from likewise.cli.options import Form, Request, open_inputs, takes_settings
+from likewise.cli.options import Form, Request, memory_limit, open_inputs, takes_settings
 from likewise.cli.output import Format, gigabytes, print_result
 from likewise.runs.settings import INPUTS
+
+if TYPE_CHECKING:
+    from likewise.model import Network
 
 
 @takes_settings(INPUTS, optional=True)
@@ -35,7 +38,7 @@ def doctor(
     facts |= {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()}
     if request is not None:
         net, read = open_inputs(request.settings)
-        facts |= examine(net, read.dataset, read.labels, request.settings.max_memory)
+        facts |= examine(net, read.dataset, read.labels, memory_limit(request.settings))
     print_result(
         form,
         facts,

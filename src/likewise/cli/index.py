@@ -73,7 +73,7 @@ def index(
             pictures=not no_pictures,
             excerpt_length=settings.excerpt_length,
             part=parts,
-            max_memory=settings.max_memory,
+            max_memory=settings.max_memory or 2**31,
             settings=settings.text(),
         )
     if _rank() == 0:
@@ -262,7 +262,9 @@ def _read_new(settings: Settings, words: list[str]) -> "Read":
         "follow_links",
     )
     known = {name: getattr(settings, name) for name in names}
-    return loading.new_inputs(words, sys.stdin.read, **known, limit=None, max_memory=settings.max_memory)
+    return loading.new_inputs(
+        words, sys.stdin.read, **known, limit=None, max_memory=settings.max_memory or 2**31
+    )
 
 
 def _tell_answer(answer: "Answer") -> list[str]:

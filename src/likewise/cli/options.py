@@ -80,7 +80,7 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
         limit=settings.limit,
         show_columns=settings.show_columns,
         follow_links=settings.follow_links,
-        max_memory=settings.max_memory,
+        max_memory=memory_limit(settings),
     )
     if settings.classes is not None:
         read = _renumbered(read, settings.classes)
@@ -101,6 +101,17 @@ def _read_by(model: Any, settings: Settings) -> Any:
 
     parameters = None if settings.parameters is None else list(settings.parameters)
     return Network(model, _load_readout(settings.readout), parameters=parameters)
+
+
+def memory_limit(settings: Settings) -> int:
+    """Return the bytes for gradients and pairs: those that were given, else half of what the device has free."""
+    if settings.max_memory is not None:
+        return settings.max_memory
+    import torch
+
+    from likewise.engines import default_max_memory
+
+    return default_max_memory(torch.device(settings.device))
 
 
 def _option(name: str, field: FieldInfo, optional: bool) -> inspect.Parameter:

@@ -15,7 +15,7 @@ from likewise import identity
 from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
 from likewise.data import Batches, batches
 from likewise.distributed import world_size
-from likewise.engines.memory import MemoryLimitError
+from likewise.engines.memory import MemoryLimitError, default_max_memory
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.manifest import NAME as MANIFEST
@@ -57,7 +57,7 @@ def analyze(
     excerpt_length: int = EXCERPT,
     watch: Watch | str | Path | None = None,
     settings: "Settings | None" = None,
-    max_memory: int = 2**31,
+    max_memory: int | None = None,
     wait: float = math.inf,
 ) -> Analysis:
     """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
@@ -91,7 +91,7 @@ def analyze(
         excerpt_length: The characters that the report shows of a text.
         watch: The record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
         settings: What a command was given.
-        max_memory: Bytes for gradients and pairs, beside the model.
+        max_memory: Bytes for gradients and pairs, beside the model; None: half of what the device has free.
         wait: For how many seconds, if another process is writing into the folder.
 
     Returns:
@@ -101,6 +101,8 @@ def analyze(
     if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
     given_net, source = to_network(model, readout, parameters), batches(dataset, labels=labels)
+    if max_memory is None:
+        max_memory = default_max_memory(next(given_net.model.parameters()).device)
     max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
     decoded, decoded_bytes = source.with_cache(max_memory // 4)
     method = choose_method(given_net, decoded, exact=exact, sketch=sketch)

@@ -21,10 +21,9 @@ from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network, annotate_errors
 from likewise.readouts import COMBINATIONS, MOST_OUTPUTS, AutomaticReadout, all_outputs, readout_name
 from likewise.runs.columns import Request, Targets, pair_statistics
-from likewise.statistics.neighbors import nearest
-from likewise.statistics.uncertainty import uncertainty
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
+SAMPLES_TIMED = 4  # for a plan
 WIDTH = 1024  # numbers per sample of a sketch
 SKETCHED_OUTPUTS = (
     4  # combinations of outputs where gradients are sketched: labels are ranked as by ten (docs/method.md)
@@ -166,14 +165,32 @@ def plan_run(
 
 
 def _plan_exact(gram: GramMatrix) -> tuple[float, int]:
-    parts = [gram.plan(), gram.plan(uncertainty), gram.plan(nearest)]
-    return sum(part.seconds for part in parts), max(part.peak_bytes for part in parts)
+    """Return seconds and bytes: four passes and one that forms gradients, timed on a few samples, and the products."""
+    n, d, p = gram.shape[0], gram.d, sum(gram.net.numels.values())
+    engine, few = gram.engine, min(n, gram.engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
+    with gram.net.evaluation_mode():
+        samples = gram.data.samples(range(few))
+        start = time.perf_counter()
+        engine.self_kernel(samples)
+        each = (time.perf_counter() - start) / few
+    peak = engine.memory.fixed_bytes + engine.memory.bytes_per_sample * min(n, engine.batch_size or n)
+    seconds = 5 * n * each + n * n * d * p / _multiplications_per_second(gram.device)
+    return seconds, min(gram.max_memory, max(peak, 4 * min(n, 1024) * d * p)) + 8 * n * n
+
+
+def _multiplications_per_second(device: torch.device) -> float:
+    """Return how fast the device multiplies matrices, measured."""
+    a = torch.randn(256, 4096, device=device)
+    start = time.perf_counter()
+    for _ in range(4):
+        float((a @ a.T)[0, 0])
+    return 4 * 256 * 256 * 4096 / (time.perf_counter() - start)
 
 
 def _plan_sketched(gram: GramMatrix, width: int) -> tuple[float, int]:
     n, d, q = gram.shape[0], gram.d, bucket_count(width, gram.d)
     engine, sketch = gram.engine, Sketch(q, 0)
-    few = min(n, engine.batch_size or 32, 32)
+    few = min(n, engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
     with gram.net.evaluation_mode():
         samples = gram.data.samples(range(few))
         size = sketch_bytes(engine, samples)
@@ -186,7 +203,7 @@ def _plan_sketched(gram: GramMatrix, width: int) -> tuple[float, int]:
 
 def _seconds_of_pairs(n: int, width: int) -> float:
     """Return what all pairs of sketches would take, from those of a few."""
-    few = min(n, 1024)
+    few = min(n, 512)
     generator = torch.Generator().manual_seed(0)
     features = torch.nn.functional.normalize(torch.randn(few, width, generator=generator), dim=1)
     start = time.perf_counter()

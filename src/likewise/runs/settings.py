@@ -130,10 +130,10 @@ class Settings(BaseModel):
         default=None,
         description="The record of the training run, as likewise.Watch.save wrote it: ranks labels better.",
     )
-    max_memory: ByteSize = Field(
-        default=ByteSize(2**31),
+    max_memory: ByteSize | None = Field(
+        default=None,
         ge=1,
-        description="For gradients and pairs, beside the model, such as 4GB or 500MiB.",
+        description="For gradients and pairs, beside the model, such as 4GB; half of what is free if not given.",
     )
     device: str = Field(default="cpu", description="Where the model runs: cpu, cuda, cuda:1, mps.")
 

@@ -151,7 +151,9 @@ def _sketch_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> Iterat
     for number, where in enumerate(
         gram.data.spans(max(64, min(SHARD, gram.max_memory // 8 // bytes_per_sample)))
     ):
-        found = folder.stage(f"sketch-{number:05}-{parts}", partial(_compute_shard, gram, sketch, where))
+        found = folder.stage(
+            f"sketch-{number:05}-{len(where)}-{parts}", partial(_compute_shard, gram, sketch, where)
+        )
         yield where, Sketched(**{name: torch.tensor(values) for name, values in found.items()})
 
 
