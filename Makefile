@@ -14,8 +14,8 @@ test: check .venv/browser.stamp
 test-slow: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -q -m slow
 
-# The site in out/docs, to be opened without a server. Warnings, broken links and public names without an entry fail the
-# build; --quiet would let them pass.
+# The site in out/docs, to be opened without a server. Warnings, broken links and public names without an example fail
+# the build; --quiet would let them pass.
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "out/docs/index.html"

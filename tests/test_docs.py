@@ -1,9 +1,14 @@
-"""The reference has every public name; `make docs` checks the rendered pages and all links."""
+"""Every public name has an entry in the reference and a docstring whose example runs; `make docs` checks the pages."""
 
+import ast
+import doctest
+import importlib
 import inspect
 import re
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 import likewise
 from likewise import figures, losses
@@ -34,3 +39,39 @@ def test_public_names_have_an_entry_in_the_reference():
         if not {f"{module.__name__}.{name}", f"{defined}.{name}"} & found:
             missing.append(f"::: {module.__name__}.{name}")
     assert not missing, f"add to a page of docs/reference/: {missing}"
+
+
+def documented(module, name):
+    """Where a public name is defined, and its docstring there, also of a constant."""
+    value = getattr(module, name)
+    home = importlib.import_module(getattr(value, "__module__", module.__name__))
+    body = ast.parse(inspect.getsource(home)).body
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef) and statement.name == name:
+            return home, ast.get_docstring(statement) or "", statement
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name:
+            text = (
+                following.value.value if isinstance(getattr(following, "value", None), ast.Constant) else ""
+            )
+            return home, inspect.cleandoc(text), None
+    raise LookupError(f"{name} is not defined in {home.__name__}")
+
+
+NAMES = [(module, name) for module, name in public_names()]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{m.__name__}.{name}" for m, name in NAMES])
+def test_docstring_has_sections_and_its_example_runs(module, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    home, text, definition = documented(module, name)
+    if isinstance(definition, ast.FunctionDef):
+        given = definition.args
+        arguments = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        missing = [a for a in arguments if not re.search(rf"^    {a}(?: \(.*?\))?: ", text, re.MULTILINE)]
+        assert not missing, "not in `Args:`"
+        assert "Returns:" in text
+    assert ">>>" in text, "a docstring of a public name has an `Example:`"
+    example = doctest.DocTestParser().get_doctest(text, {}, name, home.__file__, 0)
+    report = []
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert not report, "".join(report)

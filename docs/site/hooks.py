@@ -3,7 +3,7 @@
 Pages are written so that their links work in the repository. Here README, CONTRIBUTING, CHANGELOG, the benchmarks' own
 page and the examples join the site under the addresses of `PAGES`, and every relative link is looked up as a path of
 the repository. A link to a file that is not on the site stays as it is, and the strict build refuses it. After the
-build, every public name must have an entry in the reference.
+build, every public name must have an entry with an example.
 """
 
 import posixpath
@@ -75,17 +75,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site on which a public name has no entry."""
+    """Refuse a site on which a public name has no entry, or one without an example."""
     missing = missing_entries(Path(config.site_dir))
     if missing:
         raise PluginError(
-            f"{len(missing)} public names lack an entry: {', '.join(missing)}. Add `::: NAME` to a page "
-            "of docs/reference/."
+            f"{len(missing)} public names lack an entry with an example: {', '.join(missing)}. Add `::: NAME` to "
+            "a page of docs/reference/, and a section `Example:` to the docstring."
         )
 
 
 def missing_entries(site: Path) -> list[str]:
-    """Public names that no page of the reference shows."""
+    """Public names that no page of the reference shows with an example."""
     pages = [page.read_text() for page in sorted((site / "reference").glob("*.html"))]
     return [name for name in public_names() if not any(_shows(page, name) for page in pages)]
 
@@ -110,7 +110,10 @@ def _path(member: griffe.Object | griffe.Alias, path: str) -> str | None:
 
 
 def _shows(page: str, name: str) -> bool:
-    return f'id="{name}"' in page
+    """Whether a page has an entry of this name with an example, which ends where the next entry starts."""
+    start = page.find(f'id="{name}"')
+    end = page.find('<div class="doc doc-object doc-', page.find("doc-contents", start))
+    return start >= 0 and "&gt;&gt;&gt;" in page[start : end if end > 0 else None]
 
 
 def _pages(pattern: str) -> list[str]:

@@ -473,11 +473,24 @@ def _batch_size(loader: DataLoader[Any]) -> int:
 
 @dataclass(frozen=True)
 class Samples:
-    """Some samples: what the model is called with, their labels and their numbers."""
+    """Some samples: what the model is called with, their labels and their numbers.
 
-    inputs: Any  # a tensor, or a tuple or dict of tensors, samples along dimension 0
+    Attributes:
+        inputs: A tensor, or a tuple or dict of tensors, samples along dimension 0.
+        labels: Along dimension 0 too; None where there are none.
+        ids: (n,) integers, the position in the data set.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> first = lw.batches((torch.randn(9, 4), torch.arange(9)), size=4)[0]
+        >>> first.inputs.shape, first.ids
+        (torch.Size([4, 4]), tensor([0, 1, 2, 3]))
+
+    """
+
+    inputs: Any
     labels: Tensor | None
-    ids: Tensor  # (n,) integers, the position in the data set
+    ids: Tensor
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -493,7 +506,15 @@ class Samples:
 
 
 class Batches(Sequence[Samples]):
-    """Batches of a data set, in order: `data[0]` is Samples, `data[2:5]` are batches again."""
+    """Batches of a data set, in order: `data[0]` is Samples, `data[2:5]` are batches again.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> data = lw.batches(torch.randn(9, 4), size=4)
+        >>> data.n, len(data), len(data[2])
+        (9, 3, 1)
+
+    """
 
     def __init__(self, source: Source, positions: Sequence[int], size: int, given: bool = True) -> None:
         self._source, self._positions, self.size = source, positions, size
@@ -580,12 +601,25 @@ class Batches(Sequence[Samples]):
 def batches(
     dataset: Any, size: int | None = None, *, labels: Any = None, limit: int | None = None
 ) -> Batches:
-    """Return the data set as batches of `size` (the loader's, or what fits into memory) in a fixed order.
+    """Return the data set as batches in a fixed order.
 
-    `dataset`: a tensor, array or table; a tuple (X, y) of such; a dict of tensors; a torch Dataset or sequence; an
-    un-shuffled DataLoader; a Hugging Face dataset. Items that are pairs are (input, label), dicts
-    keep their label under "labels" or "label". `labels`: given apart, or the name of a column, or
-    False where all that an item holds is input. `limit`: use the first so many samples only.
+    Args:
+        dataset: A tensor, array or table; a tuple (X, y) of such; a dict of tensors; a torch Dataset or sequence; an
+            un-shuffled DataLoader; a Hugging Face dataset. Items that are pairs are (input, label), dicts keep their
+            label under "labels" or "label".
+        size: Samples of a batch; the loader's, or what fits into memory, if None.
+        labels: Given apart, or the name of a column, or False where all that an item holds is input.
+        limit: Use the first so many samples only.
+
+    Returns:
+        Batches: a sequence of Samples.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> data = lw.batches(torch.randn(9, 4), size=4, labels=torch.arange(9) % 2, limit=6)
+        >>> [len(batch) for batch in data]
+        [4, 2]
+
     """
     if isinstance(dataset, Batches):
         own_size = dataset.size if dataset.given else None

@@ -64,6 +64,11 @@ class RemoteError(RuntimeError):
         rank: Which rank.
         kind: The error's type, as module and name.
 
+    Example:
+        >>> import likewise as lw
+        >>> lw.RemoteError(1, "builtins.ValueError", "no data").rank
+        1
+
     """
 
     def __init__(self, rank: int, kind: str, message: str) -> None:
@@ -77,6 +82,11 @@ class RankMismatchError(RuntimeError):
     Attributes:
         differences: What differs, by kind ("calls", "weights", "data", "options"), then by name: a number for
             each rank, equal where ranks agree.
+
+    Example:
+        >>> import likewise as lw
+        >>> lw.RankMismatchError("weights differ", {"weights": {"fc.bias": [0, 1]}}).differences["weights"]
+        {'fc.bias': [0, 1]}
 
     """
 

@@ -41,7 +41,24 @@ def neighbor_grid(
 ) -> Axes:
     """Return one row per query: its image, then its neighbors', framed blue where they have its label.
 
-    `images` are (n, h, w), (n, c, h, w) or (n, h, w, c) in any range; queries, neighbors: places in them.
+    Args:
+        images: (n, h, w), (n, c, h, w) or (n, h, w, c), in any range.
+        queries: (q,) places in the images.
+        neighbors: (q, k) places in the images.
+        similarities: (q, k), written above the neighbors.
+        labels: (n,) class numbers.
+        classes: Names of the classes.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.neighbor_grid(np.random.rand(9, 8, 8), [0, 1], [[3, 4], [5, 6]])
+        >>> plt.close(ax.figure)
+
     """
     q = len(_numbers(queries, "queries", None))
     places = np.column_stack([np.asarray(queries), _numbers(neighbors, "neighbors", q, None)]).astype(int)
@@ -72,7 +89,26 @@ def neighbor_grid(
 def similarity_histogram(
     edges: ArrayLike, counts: ArrayLike, threshold: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Return the histogram of similarities on a log axis, with how many are at or above the threshold."""
+    """Return the histogram of similarities on a log axis, with how many are at or above the threshold.
+
+    Args:
+        edges: (bins + 1,) edges of the bins, as of `Analysis.histogram`.
+        counts: (bins,) samples in each.
+        threshold: Bins from there on are colored and counted.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.similarity_histogram([-1, 0, 0.5, 1], [3, 20, 7], threshold=0.5)
+        >>> ax.get_title(loc="right")
+        '7 at or above 0.5'
+        >>> plt.close(ax.figure)
+
+    """
     ends = _numbers(edges, "edges", None)
     heights = _numbers(counts, "counts", len(ends) - 1)
     ax = _axes(ax, 5.0, 3.2)
@@ -92,7 +128,26 @@ def similarity_histogram(
 def density_histogram(
     density: ArrayLike, images: ArrayLike | None = None, bins: int = 12, ax: Axes | None = None
 ) -> Axes:
-    """Return the histogram of N_S / N; with images, above each bar the sample nearest the bar's median."""
+    """Return the histogram of N_S / N; with images, above each bar the sample nearest the bar's median.
+
+    Args:
+        density: (n,) N_S / N, as in the table of a run.
+        images: (n, ...) as of `neighbor_grid`.
+        bins: How many.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.density_histogram(np.linspace(0.1, 0.9, 50), bins=5)
+        >>> len(ax.patches)
+        5
+        >>> plt.close(ax.figure)
+
+    """
     values = _numbers(density, "density", None)
     if bins < 1:
         raise ValueError(f"{bins} bins found: pass at least one.")
@@ -113,7 +168,25 @@ def density_histogram(
 
 
 def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
-    """Return local density against agreement, colored by status; labels that look wrong are crosses."""
+    """Return local density against agreement, colored by status; labels that look wrong are crosses.
+
+    Args:
+        table: `Analysis.table`.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"local_density": [1, 2], "agreement": [0, 1], "status": ["isolated", "ordinary"]})
+        >>> ax = lw.figures.neighborhoods(table)
+        >>> ax.get_xlabel()
+        'local density'
+        >>> plt.close(ax.figure)
+
+    """
     x, agreement = _column(table, "local_density", numeric=True), _column(table, "agreement", numeric=True)
     status = _column(table, "status")
     has_labels = "label_issue" in table
@@ -141,7 +214,27 @@ def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each."""
+    """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each.
+
+    Args:
+        table: `Analysis.table`.
+        color: A column of it.
+        classes: Names of the classes.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"map_x": [0, 1, 2], "map_y": [0, 1, 0], "density": [0.2, 0.4, 0.6]})
+        >>> ax = lw.figures.kernel_map(table, color="density")
+        >>> ax.get_xlabel()
+        'kernel PC 1'
+        >>> plt.close(ax.figure)
+
+    """
     x, y = _column(table, "map_x", numeric=True), _column(table, "map_y", numeric=True)
     values = _column(table, color)
     labels = color in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"
@@ -168,7 +261,25 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
 
 
 def confusion(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the counts of labels (rows) by neighbors' votes (columns), colored off the diagonal."""
+    """Return the counts of labels (rows) by neighbors' votes (columns), colored off the diagonal.
+
+    Args:
+        matrix: (classes, classes) counts, as `Analysis.confusion`.
+        classes: Names of the classes.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.confusion([[9, 1], [2, 8]], classes=["cat", "dog"])
+        >>> ax.get_ylabel()
+        'label'
+        >>> plt.close(ax.figure)
+
+    """
     counts = _numbers(matrix, "matrix", len(np.asarray(matrix)), len(np.asarray(matrix)))
     shades = np.ma.masked_array(counts, np.eye(len(counts), dtype=bool))
     texts = np.where(shades.filled(1) == 0, "", np.vectorize("{:,.0f}".format)(counts))
@@ -178,7 +289,23 @@ def confusion(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) 
 
 
 def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the heat map of mean similarity, class by class, white at 0; NaN, where no pair is, is gray."""
+    """Return the heat map of mean similarity, class by class, white at 0; NaN, where no pair is, is gray.
+
+    Args:
+        matrix: (classes, classes) means, as `Analysis.class_similarity`.
+        classes: Names of the classes.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.class_similarity([[0.6, -0.1], [-0.1, 0.5]], classes=["cat", "dog"])
+        >>> plt.close(ax.figure)
+
+    """
     shades = np.ma.masked_invalid(np.asarray(matrix, float))
     means = _numbers(shades.filled(0), "matrix", len(shades), len(shades))
     signed = np.char.replace(np.vectorize("{:.2f}".format)(means.round(2) + 0.0), "-", "−")  # never −0.00
@@ -193,7 +320,28 @@ def dynamics(
     samples: Sequence[int] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Return a column across checkpoints: median, 10-90 % band, and the curves of single samples."""
+    """Return a column across checkpoints: median, 10-90 % band, and the curves of single samples.
+
+    Args:
+        tables: Tables of runs on the same samples, one for each checkpoint.
+        column: Which column.
+        steps: (checkpoints,) where they are on the axis; 0, 1, 2, ... if None.
+        samples: Those that get a curve each.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"map_x": [0, 1, 2], "map_y": [0, 1, 0], "density": [0.2, 0.4, 0.6]})
+        >>> ax = lw.figures.dynamics([table, table], "density", samples=[0])
+        >>> ax.get_xlabel()
+        'checkpoint'
+        >>> plt.close(ax.figure)
+
+    """
     columns = [_column(table, column, numeric=True) for table in tables]
     if len({len(values) for values in columns}) != 1:
         raise ValueError(f"Tables of {[*map(len, columns)]} samples found: pass tables of the same samples.")

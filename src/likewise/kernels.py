@@ -50,7 +50,20 @@ def reduction(*, linear: bool = False, symmetric: bool = False) -> Callable[[R],
 
 @reduction(linear=True, symmetric=True)
 def mean_diagonal(blocks: Tensor) -> Tensor:
-    """Return tr B / d, in [-1, 1] on K^C; eq. 5. Linear in the block."""
+    """Return tr B / d, in [-1, 1] on K^C; eq. 5. Linear in the block.
+
+    Args:
+        blocks: (..., d, d) blocks of a kernel.
+
+    Returns:
+        (...) one number for each block.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.mean_diagonal(torch.eye(2))
+        tensor(1.)
+
+    """
     return blocks.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
@@ -59,6 +72,18 @@ def best_rotation(blocks: Tensor) -> Tensor:
     """Return max over rotations R of tr(B R) / d; for d = 2 it is ½ √(‖B‖² + 2 det B); sec. 3.
 
     Rotations, not reflections: a mirrored pair of outputs does not count as alike.
+
+    Args:
+        blocks: (..., d, d) blocks of a kernel.
+
+    Returns:
+        (...) one number for each block.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.best_rotation(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))      # a quarter turn
+        tensor(1.)
+
     """
     d = blocks.shape[-1]
     if d == 1:
@@ -73,25 +98,78 @@ def best_rotation(blocks: Tensor) -> Tensor:
 
 @reduction(symmetric=True)
 def subspace_match(blocks: Tensor) -> Tensor:
-    """Return ‖B‖² / d, in [0, 1] on K^C: 1 when the outputs at x and x' can only move jointly."""
+    """Return ‖B‖² / d, in [0, 1] on K^C: 1 when the outputs at x and x' can only move jointly.
+
+    Args:
+        blocks: (..., d, d) blocks of a kernel.
+
+    Returns:
+        (...) one number for each block.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.subspace_match(torch.eye(2))
+        tensor(1.)
+
+    """
     return blocks.square().sum((-2, -1)) / blocks.shape[-1]
 
 
 @reduction(symmetric=True)
 def near_identity(blocks: Tensor) -> Tensor:
-    """Return 1 − ‖B − Id‖² / 2d, which is tr B / d + ½ (1 − ‖B‖²/d); appendix."""
+    """Return 1 − ‖B − Id‖² / 2d, which is tr B / d + ½ (1 − ‖B‖²/d); appendix.
+
+    Args:
+        blocks: (..., d, d) blocks of a kernel.
+
+    Returns:
+        (...) one number for each block.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.near_identity(torch.eye(2))
+        tensor(1.)
+
+    """
     return 1 - _distance_to_identity(blocks).square() / (2 * blocks.shape[-1])
 
 
 @reduction(symmetric=True)
 def identity_distance(blocks: Tensor) -> Tensor:
-    """Return 1 − ‖B − Id‖ / √d, the distance to the identity as a similarity; appendix."""
+    """Return 1 − ‖B − Id‖ / √d, the distance to the identity as a similarity; appendix.
+
+    Args:
+        blocks: (..., d, d) blocks of a kernel.
+
+    Returns:
+        (...) one number for each block.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.identity_distance(torch.eye(2))
+        tensor(1.)
+
+    """
     return 1 - _distance_to_identity(blocks) / blocks.shape[-1] ** 0.5
 
 
 @reduction(linear=True, symmetric=True)
 def whole_block(blocks: Tensor) -> Tensor:
-    """Return the (d, d) block itself; the block of (x', x) is its transpose."""
+    """Return the (d, d) block itself; the block of (x', x) is its transpose.
+
+    Args:
+        blocks: (..., d, d) blocks of a kernel.
+
+    Returns:
+        (..., d, d) the blocks.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> kernel = lw.Kernel(-0.5, -0.5, lw.whole_block)
+        >>> lw.GramMatrix(torch.nn.Linear(4, 2), torch.randn(5, 4), kernel=kernel).dense().shape
+        torch.Size([5, 5, 2, 2])
+
+    """
     return blocks
 
 
@@ -108,6 +186,12 @@ class Kernel:
         left_power: Power of the row's own kernel K(x,x); -½ normalizes.
         right_power: Power of the column's own kernel K(x',x').
         reduce: From blocks (..., d, d) to numbers (...); declare with `reduction` what holds of your own.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> kernel = lw.Kernel(-0.5, -0.5)      # k^C
+        >>> kernel, kernel == lw.CORRELATION
+        (Kernel(-0.5, -0.5, mean_diagonal), True)
 
     """
 
@@ -153,13 +237,83 @@ class Kernel:
         return self.reduce(unit).reshape(d, d)
 
 
-INNER_PRODUCT = Kernel(0, 0)  # k^I, eq. 1
-INFLUENCE = Kernel(0, -1)  # k^N: a move v of f(x') moves f(x) by k^N v; sec. 2, Theorem 3
-CORRELATION = Kernel(-0.5, -0.5)  # k^C, eq. 2, 4, 5
-ROTATION_INVARIANT = Kernel(-0.5, -0.5, best_rotation)  # sec. 3
-SUBSPACE_MATCH = Kernel(-0.5, -0.5, subspace_match)  # appendix
-NEAR_IDENTITY = Kernel(-0.5, -0.5, near_identity)  # appendix
-IDENTITY_DISTANCE = Kernel(-0.5, -0.5, identity_distance)  # appendix
+INNER_PRODUCT = Kernel(0, 0)
+"""k^I, the inner product of gradients, not normalized; eq. 1.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> bool((lw.similarity(net, x, kernel=lw.INNER_PRODUCT).diagonal() > 0).all())
+    True
+
+"""
+
+INFLUENCE = Kernel(0, -1)
+"""k^N: a move v of f(x') by the smallest change of parameters moves f(x) by k^N v; sec. 2, Theorem 3.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> lw.GramMatrix(net, x, kernel=lw.INFLUENCE).dense().diagonal().round(decimals=3)
+    tensor([1., 1., 1., 1., 1.])
+
+"""
+
+CORRELATION = Kernel(-0.5, -0.5)
+"""k^C, the default: at most 1, and 1 for x' = x; eq. 2, 4, 5.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> lw.similarity(net, x, kernel=lw.CORRELATION).diagonal().round(decimals=3)
+    tensor([1., 1., 1., 1., 1.])
+
+"""
+
+ROTATION_INVARIANT = Kernel(-0.5, -0.5, best_rotation)
+"""The best over rotations of the outputs: for outputs whose direction does not matter; sec. 3.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> lw.similarity(net, x, kernel=lw.ROTATION_INVARIANT).diagonal().round(decimals=3)
+    tensor([1., 1., 1., 1., 1.])
+
+"""
+
+SUBSPACE_MATCH = Kernel(-0.5, -0.5, subspace_match)
+"""Whether the outputs at x and x' can only move jointly, in whatever direction; appendix.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> lw.similarity(net, x, kernel=lw.SUBSPACE_MATCH).diagonal().round(decimals=3)
+    tensor([1., 1., 1., 1., 1.])
+
+"""
+
+NEAR_IDENTITY = Kernel(-0.5, -0.5, near_identity)
+"""1 − ‖K^C − Id‖² / 2d; appendix.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> lw.similarity(net, x, kernel=lw.NEAR_IDENTITY).diagonal().round(decimals=3)
+    tensor([1., 1., 1., 1., 1.])
+
+"""
+
+IDENTITY_DISTANCE = Kernel(-0.5, -0.5, identity_distance)
+"""1 − ‖K^C − Id‖ / √d; appendix.
+
+Example:
+    >>> import torch, likewise as lw
+    >>> net, x = torch.nn.Linear(4, 2), torch.randn(5, 4)
+    >>> lw.similarity(net, x, kernel=lw.IDENTITY_DISTANCE).diagonal().round(decimals=3)
+    tensor([1., 1., 1., 1., 1.])
+
+"""
+
 # Reductions that are finite for finite blocks, unless they overflow.
 FINITE_REDUCTIONS = (
     mean_diagonal,

@@ -71,6 +71,11 @@ class RankLostError(RuntimeError):
     Attributes:
         rank: Which rank.
 
+    Example:
+        >>> import likewise as lw
+        >>> lw.RankLostError("rank 1 ended", 1).rank
+        1
+
     """
 
     def __init__(self, message: str, rank: int) -> None:

@@ -76,6 +76,12 @@ class Network:
         autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
             parameters' dtype. See the guide for what that costs in precision.
 
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> lw.Network(model, lw.all_outputs, parameters=["2.*"])
+        Network(Sequential, all_outputs, 27 parameters)
+
     """
 
     def __init__(

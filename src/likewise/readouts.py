@@ -540,7 +540,18 @@ def completion_against_alternative(
 
 
 class ReadoutNotice(UserWarning):
-    """Says which readout was chosen where none was given, and how to choose another."""
+    """Says which readout was chosen where none was given, and how to choose another.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", lw.ReadoutNotice)      # the choice is fine
+        ...     gram = lw.GramMatrix(torch.nn.Linear(4, 20), torch.randn(5, 4))
+        ...     gram.d
+        8
+
+    """
 
 
 class AutomaticReadout:

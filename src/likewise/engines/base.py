@@ -23,7 +23,20 @@ from likewise.linalg import Power, product
 
 
 class ZeroGradientWarning(UserWarning):
-    """Some samples have a zero gradient, so nothing is similar to them."""
+    """Some samples have a zero gradient, so nothing is similar to them.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> import warnings
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.ReLU())
+        >>> _ = model[0].bias.data.fill_(-100)                                # the unit is never on
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = lw.similarity(model, torch.randn(5, 4))
+        >>> any(issubclass(found.category, lw.ZeroGradientWarning) for found in caught)
+        True
+
+    """
 
 
 class GradientMismatchError(RuntimeError):
@@ -32,6 +45,12 @@ class GradientMismatchError(RuntimeError):
     Attributes:
         id: The sample's position in the data set.
         parameter: The first parameter whose gradient is wrong, None if unknown.
+
+    Example:
+        >>> import likewise as lw
+        >>> error = lw.GradientMismatchError("the gradient of sample 7 is wrong", 7, "fc.weight")
+        >>> error.id, error.parameter
+        (7, 'fc.weight')
 
     """
 
@@ -45,6 +64,12 @@ class DependentSampleError(ValueError):
 
     Attributes:
         id: The sample's position in the data set.
+
+    Example:
+        >>> import likewise as lw
+        >>> error = lw.DependentSampleError("outputs of sample 7 depend on its batch", 7)
+        >>> error.id, isinstance(error, ValueError)
+        (7, True)
 
     """
 

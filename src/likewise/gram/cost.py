@@ -46,15 +46,33 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of a statistic, estimated from a dry run."""
+    """The cost of a statistic, estimated from a dry run.
 
-    method: str  # the engine, and the network with its readout
-    passes: int  # over the samples
-    visits_of_pairs: int  # of all n × m pairs
-    flops: float  # multiplications and additions of matrix products and convolutions
-    peak_bytes: int  # of tensors, beside the model and the data
-    seconds: float  # on this device, as busy as it is now
-    batch: int  # samples of one batch
+    Attributes:
+        method: The engine, and the network with its readout.
+        passes: Over the samples.
+        visits_of_pairs: Of all n × m pairs.
+        flops: Multiplications and additions of matrix products and convolutions.
+        peak_bytes: Of tensors, beside the model and the data.
+        seconds: On this device, as busy as it is now.
+        batch: Samples of one batch.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> plan = gram.plan(lw.nearest, k=3)
+        >>> plan.visits_of_pairs
+        1
+
+    """
+
+    method: str
+    passes: int
+    visits_of_pairs: int
+    flops: float
+    peak_bytes: int
+    seconds: float
+    batch: int
 
     def __str__(self) -> str:
         counts = [f"{self.passes} passes"] if self.passes else []

@@ -42,6 +42,12 @@ def similarity(
     Raises:
         ValueError: A Network was given, and a readout beside it.
 
+    Example:
+        >>> import torch, likewise as lw
+        >>> x = torch.randn(5, 4)
+        >>> lw.similarity(torch.nn.Linear(4, 2), x).diagonal().round(decimals=4)
+        tensor([1., 1., 1., 1., 1.])
+
     """
     net = to_network(model, readout)
     return GramMatrix(net, a, b, kernel=kernel, engine=engine, centered=centered).dense()
@@ -60,9 +66,28 @@ def perceptual(
 ) -> GramMatrix:
     """Return the Gram matrix of Σ_l λ_l a_l(x)·a_l(x'), or its cosine by default, (d = 1).
 
-    `layers`: names or glob patterns of modules whose outputs are the activations; `weights`: their
-    λ, one by default. Every use of a GramMatrix and every statistic but those of predictions works
+    Every use of a GramMatrix and every statistic but those of predictions works
     on it; with kernel=INNER_PRODUCT it is the plain sum.
+
+    Args:
+        model: A model, or a Network.
+        layers: Names or glob patterns of modules whose outputs are the activations.
+        data: The rows: anything that `likewise.batches` accepts.
+        columns: The columns; `data` if None.
+        weights: λ of each layer; 1 if None.
+        kernel: Which kernel; the cosine by default.
+        centered: Double-centered over the columns.
+        max_memory: Bytes for activations and strips.
+
+    Returns:
+        A GramMatrix of activations.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> lw.nearest(lw.perceptual(model, "1", torch.randn(9, 4)), k=3).indices.shape
+        torch.Size([9, 3])
+
     """
     net = (
         model if isinstance(model, Network) else Network(model, all_outputs, parameters="*")

@@ -73,6 +73,9 @@ def build_index(
         wait: Seconds to wait if another process writes into the folder.
         settings: What a command was told, as TOML, kept for `likewise ask`.
 
+    Returns:
+        The index, opened.
+
     Raises:
         ValueError: The folder holds another index, or something else.
 
@@ -134,8 +137,20 @@ def merge_indexes(
         wait: Seconds to wait if another process writes into it.
         max_memory: Bytes for strips of the summary.
 
+    Returns:
+        The index, opened.
+
     Raises:
         ValueError: Parts are missing, or something is of another model, data set or version; it is named.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 3), torch.randn(40, 4)
+        >>> parts = [tempfile.mkdtemp() for _ in range(2)]
+        >>> for i, folder in enumerate(parts, 1):
+        ...     _ = lw.build_index(net, x, folder, part=(i, 2), shard_rows=20)
+        >>> len(lw.merge_indexes(parts, tempfile.mkdtemp()))
+        40
 
     """
     if isinstance(folders, str | Path) or not folders:

@@ -85,6 +85,14 @@ class Index:
         ValueError: It is unfinished, of another version, or of another model, readout or precision.
         DamagedIndexError: Files are missing or not as they were written.
 
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 3), torch.randn(40, 4)
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = lw.build_index(net, x, folder)
+        >>> lw.Index(folder, model=net).novelty(torch.randn(2, 4)).novelty.shape
+        torch.Size([2])
+
     """
 
     def __init__(

@@ -22,11 +22,25 @@ By = Literal["max", "mean", "each"]
 
 
 class TargetScores(NamedTuple):
-    """How similar the rows of an index are to targets."""
+    """How similar the rows of an index are to targets.
 
-    scores: Tensor  # (m,) what rows are ranked by
-    targets: Tensor  # (m,) the most similar target of each row
-    similarities: Tensor  # (m,) the similarity to it
+    Attributes:
+        scores: (m,) what rows are ranked by.
+        targets: (m,) the most similar target of each row.
+        similarities: (m,) the similarity to it.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 3), torch.randn(40, 4)
+        >>> index = lw.build_index(net, x, tempfile.mkdtemp())
+        >>> int(lw.score_targets(index, x[:2]).targets[1])
+        1
+
+    """
+
+    scores: Tensor
+    targets: Tensor
+    similarities: Tensor
 
 
 def score_targets(
@@ -42,6 +56,13 @@ def score_targets(
 
     Returns:
         One entry for each row that is not removed, in the order of `index.rows`.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 3), torch.randn(40, 4)
+        >>> index = lw.build_index(net, x, tempfile.mkdtemp())
+        >>> lw.score_targets(index, x[:2]).scores.shape
+        torch.Size([40])
 
     """
     check_choice("by", by, ("max", "mean"))
@@ -127,6 +148,13 @@ def diversity(index: Index) -> float:
 
     Returns:
         The exponential of the entropy of the eigenvalues; NaN if no sample has a gradient.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 3), torch.randn(40, 4)
+        >>> index = lw.build_index(net, x, tempfile.mkdtemp())
+        >>> 1 <= lw.diversity(index) <= 40
+        True
 
     """
     check_type("index", index, Index, "a likewise.Index")

@@ -114,7 +114,17 @@ class _Recorded:
 
 
 class Captured:
-    """A term of one model that is played again for batches of one shape; see `captured`."""
+    """A term of one model that is played again for batches of one shape; see `captured`.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        >>> x, y = torch.randn(8, 4), torch.arange(8) % 2
+        >>> group = lw.losses.captured(lw.losses.group, net, x, y)
+        >>> isinstance(group, lw.losses.Captured), group(x, y).shape
+        (True, torch.Size([]))
+
+    """
 
     def __init__(
         self,

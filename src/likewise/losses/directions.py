@@ -10,25 +10,80 @@ from torch import Tensor
 
 
 def translation(images: Tensor, *, right: float = 1.0, down: float = 0.0) -> Tensor:
-    """Return the direction of a shift to the right and down, in pixels."""
+    """Return the direction of a shift to the right and down, in pixels.
+
+    Args:
+        images: (..., height, width).
+        right: Pixels to the right.
+        down: Pixels down.
+
+    Returns:
+        Of the shape of the images.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> ramp = torch.arange(4.0).expand(4, 4)
+        >>> lw.losses.directions.translation(ramp)[0]                        # darker by one a pixel
+        tensor([-1., -1., -1., -1.])
+
+    """
     vertical, horizontal = _slopes(images)
     return -right * horizontal - down * vertical
 
 
 def rotation(images: Tensor) -> Tensor:
-    """Return the direction of a turn about the center, clockwise as the image is seen."""
+    """Return the direction of a turn about the center, clockwise as the image is seen.
+
+    Args:
+        images: (..., height, width).
+
+    Returns:
+        Of the shape of the images.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.losses.directions.rotation(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
+
+    """
     (vertical, horizontal), (y, x) = _slopes(images), _from_center(images)
     return y * horizontal - x * vertical
 
 
 def scaling(images: Tensor) -> Tensor:
-    """Return the direction of an enlargement about the center."""
+    """Return the direction of an enlargement about the center.
+
+    Args:
+        images: (..., height, width).
+
+    Returns:
+        Of the shape of the images.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.losses.directions.scaling(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
+
+    """
     (vertical, horizontal), (y, x) = _slopes(images), _from_center(images)
     return -x * horizontal - y * vertical
 
 
 def intensity(images: Tensor) -> Tensor:
-    """Return the direction of a brightening of all pixels by one factor."""
+    """Return the direction of a brightening of all pixels by one factor.
+
+    Args:
+        images: (..., height, width).
+
+    Returns:
+        Of the shape of the images.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> lw.losses.directions.intensity(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
+
+    """
     return images.clone()
 
 

@@ -61,7 +61,20 @@ from likewise.readouts import Readout
 
 
 class TermAndOutputs(NamedTuple):
-    """A training term and what the model returned, from one forward pass."""
+    """A training term and what the model returned, from one forward pass.
+
+    Attributes:
+        term: One number, to be added to a loss.
+        outputs: What the model returned.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 3), torch.randn(8, 4)
+        >>> term, outputs = lw.losses.group_with_outputs(net, x, torch.arange(8) % 2)
+        >>> term.shape, outputs.shape
+        (torch.Size([]), torch.Size([8, 3]))
+
+    """
 
     term: Tensor
     outputs: Any

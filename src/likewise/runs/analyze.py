@@ -97,6 +97,13 @@ def analyze(
     Returns:
         The results, read from the folder.
 
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> x, y = torch.randn(60, 8), torch.arange(60) % 3
+        >>> run = lw.analyze(torch.nn.Linear(8, 3), (x, y), out=tempfile.mkdtemp())
+        >>> run.summary.samples, (run.folder / "report.html").exists()
+        (60, True)
+
     """
     if world_size() > 1:
         raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")

@@ -50,10 +50,22 @@ class Precision(NamedTuple):
 class Analysis:
     """The results in a run folder, whose files are checked against their checksums when it is opened.
 
+    Args:
+        folder: What `analyze`, or the command, wrote.
+
     Raises:
         FileNotFoundError: There is no run in the folder.
         DamagedRunError: Files of the run are missing or not as they were written.
         ValueError: The run is not finished, or of another version of likewise.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> x, y, folder = torch.randn(60, 8), torch.arange(60) % 3, tempfile.mkdtemp()
+        >>> _ = lw.analyze(torch.nn.Linear(8, 3), (x, y), out=folder)
+        >>> run = lw.Analysis(folder)
+        >>> len(run.table), len(run.neighbors(7, k=5))
+        (60, 5)
+
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -28,6 +28,16 @@ class Calibration:
     """What is to be expected of predictions: the chance to be right, or for values the size of the error.
 
     Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> net, train, held_out = torch.nn.Linear(4, 3), torch.randn(90, 4), torch.randn(80, 4)
+        >>> found = lw.reliability(lw.GramMatrix(net, held_out, columns=(train, net(train).argmax(1))))
+        >>> calibration = lw.calibrate(found, torch.randint(3, (80,)))      # their true labels
+        >>> calibration.levels[0].samples
+        10
+
     """
 
     def __init__(self, weights: Tensor, scale: tuple[Tensor, Tensor], factor: float | None) -> None:
@@ -51,6 +61,24 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     A logistic regression on closeness, agreement, shift and the network's confidence. For values a linear
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
+
+    Args:
+        found: What `reliability` returned for held-out inputs.
+        truth: (n,) their true labels, or (n, q) values.
+        levels: How many groups `Calibration.levels` has, each with what was found.
+
+    Returns:
+        A function of a Reliability: (n,) probabilities of being right, or for values expected errors.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> net, train, held_out = torch.nn.Linear(4, 3), torch.randn(90, 4), torch.randn(80, 4)
+        >>> found = lw.reliability(lw.GramMatrix(net, held_out, columns=(train, net(train).argmax(1))))
+        >>> calibration = lw.calibrate(found, torch.randint(3, (80,)))      # their true labels
+        >>> calibration(found).shape
+        torch.Size([80])
+
     """
     levels = check_integer("levels", levels, 1)
     values = _check_truth(found, truth)

@@ -60,6 +60,12 @@ def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | No
     Returns:
         (n,) integers.
 
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> bool((lw.hard_neighbors(gram, 0.9) >= 1).all())                   # itself
+        True
+
     """
     refuse_other(gram)
     threshold = check_number("threshold", threshold)
@@ -89,6 +95,12 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
     Returns:
         (n,) sums.
 
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> lw.positive_neighbors(gram, exponent=4).shape
+        torch.Size([60])
+
     """
     refuse_other(gram)
     exponent = check_number("exponent", exponent, above=0)
@@ -97,10 +109,23 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
 
 
 class SimilarityHistogram(NamedTuple):
-    """How many samples are how similar to each sample."""
+    """How many samples are how similar to each sample.
 
-    edges: Tensor  # (bins + 1,)
-    counts: Tensor  # (n, bins) integers; counts.sum(0) is the histogram of all pairs
+    Attributes:
+        edges: (bins + 1,).
+        counts: (n, bins) integers; counts.sum(0) is the histogram of all pairs.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> found = lw.similarity_histogram(gram, bins=20)
+        >>> found.edges.shape, found.counts.shape
+        (torch.Size([21]), torch.Size([60, 20]))
+
+    """
+
+    edges: Tensor
+    counts: Tensor
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,12 @@ def similarity_histogram(
 
     Returns:
         SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> lw.similarity_histogram(gram, bins=20).counts.sum(1)[:3]
+        tensor([60, 60, 60])
 
     """
     refuse_other(gram)

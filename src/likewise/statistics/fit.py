@@ -29,14 +29,31 @@ LEARNED = 0.95  # of the labels: nothing is left to learn
 
 
 class FitQuality(NamedTuple):
-    """What the network has learned of the labels, and how much of it the neighbors support."""
+    """What the network has learned of the labels, and how much of it the neighbors support.
 
-    neighbors: Tensor  # (n,) N_S: near 1 if the network can set this sample's output alone
-    label_variance: Tensor  # (n,) variance of the labels around x, summed over classes or components
+    Attributes:
+        neighbors: (n,) N_S: near 1 if the network can set this sample's output alone.
+        label_variance: (n,) variance of the labels around x, summed over classes or components.
+        verdict: "underfit", "fit" or "overfit".
+        total_variance: That of all labels, to compare with.
+        learned: Share of the labels that the network predicts, for values R²; NaN if it tells others.
+        supported: The same by neighbors' labels, each sample left out.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> found = lw.fit_quality(gram)
+        >>> bool(found.gap == found.learned - found.supported)
+        True
+
+    """
+
+    neighbors: Tensor
+    label_variance: Tensor
     verdict: Verdict
-    total_variance: float  # that of all labels, to compare with
-    learned: float  # share of the labels that the network predicts, for values R²; NaN if it tells others
-    supported: float  # the same by neighbors' labels, each sample left out
+    total_variance: float
+    learned: float
+    supported: float
 
     @property
     def gap(self) -> float:
@@ -74,6 +91,24 @@ def fit_quality(
     passes: nearly that of all labels in most networks. Where labels are nothing that the network
     tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
     docs/uses.md: how often the verdict was right.
+
+    Args:
+        gram: Plain (not centered), of the data trained on, without columns.
+        labels: (n,) class numbers, or (n,) or (n, q) values; those that travel with the data if None.
+        alone: Fewer neighbors than that, in the median, are an overfit.
+        underfit_below: Difference of learned and supported below which it is an underfit; by kind of labels if None.
+        overfit_above: Difference above which it is an overfit.
+        sketch: Estimate neighbors from random projections of so many numbers a sample.
+
+    Returns:
+        FitQuality with the `verdict` and what it rests on.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> lw.fit_quality(gram).verdict in ("underfit", "fit", "overfit")
+        True
+
     """
     refuse_centered(gram)
     alone, overfit_above = check_number("alone", alone), check_number("overfit_above", overfit_above)

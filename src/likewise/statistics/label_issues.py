@@ -37,19 +37,47 @@ VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margin
 
 
 class LabelSuspicion(NamedTuple):
-    """What the network and the neighbors of each sample say of its label."""
+    """What the network and the neighbors of each sample say of its label.
 
-    suspicion: Tensor  # (n,) in [0, 1]: 0 if all speak for the label, 1 if all speak for one other
-    suggested: Tensor  # (n,) the class they speak for
-    contested: Tensor  # (n,) the neighbors' class is another one, and there are neighbors to ask
-    isolated: Tensor  # (n,) too few votes to judge by
-    chance_wrong: Tensor  # (n,) estimated from the votes; NaN where `reason` says that it cannot be
-    flagged: Tensor  # (n,) contested and more likely wrong than right; surer than that if not `distinct`
-    errors: Interval  # how many labels are wrong; the ends are two ways of counting, 95 % intervals included
-    precision: Interval  # share of the flagged that are wrong, low if few labels are; NaN where unknown
-    distinct: bool  # wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown
-    reason: str = ""  # why one network cannot tell how many are wrong; errors and precision are NaN then
-    reheated: Reheated | None = None  # what `suspicion` also rests on; says itself where it was skipped
+    Attributes:
+        suspicion: (n,) in [0, 1]: 0 if all speak for the label, 1 if all speak for one other.
+        suggested: (n,) the class they speak for.
+        contested: (n,) the neighbors' class is another one, and there are neighbors to ask.
+        isolated: (n,) too few votes to judge by.
+        chance_wrong: (n,) estimated from the votes; NaN where `reason` says that it cannot be.
+        flagged: (n,) contested and more likely wrong than right; surer than that if not `distinct`.
+        errors: How many labels are wrong; the ends are two ways of counting, 95 % intervals included.
+        precision: Share of the flagged that are wrong, low if few labels are; NaN where unknown.
+        distinct: Wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown.
+        reason: Why one network cannot tell how many are wrong; errors and precision are NaN then.
+        reheated: What `suspicion` also rests on; says itself where it was skipped.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(200, 4)
+        >>> y = (x[:, 0] > 0).long()
+        >>> y[7] = 1 - y[7]                                                   # a wrong label
+        >>> net = torch.nn.Linear(4, 2)
+        >>> _ = net.weight.data.copy_(torch.tensor([[-1.0, 0, 0, 0], [1, 0, 0, 0]]))      # trained
+        >>> gram = lw.GramMatrix(net, (x, y))
+        >>> found = lw.label_suspicion(gram)
+        >>> found.suspicion.shape, found.flagged.dtype
+        (torch.Size([200]), torch.bool)
+
+    """
+
+    suspicion: Tensor
+    suggested: Tensor
+    contested: Tensor
+    isolated: Tensor
+    chance_wrong: Tensor
+    flagged: Tensor
+    errors: Interval
+    precision: Interval
+    distinct: bool
+    reason: str = ""
+    reheated: Reheated | None = None
 
     def __repr__(self) -> str:
         if self.reason:
@@ -108,6 +136,19 @@ def label_suspicion(
 
     Returns:
         LabelSuspicion; rank by `suspicion`, look at `flagged` first.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(200, 4)
+        >>> y = (x[:, 0] > 0).long()
+        >>> y[7] = 1 - y[7]                                                   # a wrong label
+        >>> net = torch.nn.Linear(4, 2)
+        >>> _ = net.weight.data.copy_(torch.tensor([[-1.0, 0, 0, 0], [1, 0, 0, 0]]))      # trained
+        >>> gram = lw.GramMatrix(net, (x, y))
+        >>> found = lw.label_suspicion(gram)
+        >>> int(found.suspicion.argmax()), int(found.suggested[7]) != int(y[7])
+        (7, True)
 
     """
     refuse_unbounded(gram)
@@ -299,6 +340,19 @@ def label_evidence(
 
     Returns:
         Neighbors by centered similarity, (n, k).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(200, 4)
+        >>> y = (x[:, 0] > 0).long()
+        >>> y[7] = 1 - y[7]                                                   # a wrong label
+        >>> net = torch.nn.Linear(4, 2)
+        >>> _ = net.weight.data.copy_(torch.tensor([[-1.0, 0, 0, 0], [1, 0, 0, 0]]))      # trained
+        >>> gram = lw.GramMatrix(net, (x, y))
+        >>> found = lw.label_suspicion(gram)
+        >>> lw.label_evidence(gram, found, k=3).indices.shape
+        torch.Size([200, 3])
 
     """
     refuse_other(gram)

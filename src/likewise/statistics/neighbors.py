@@ -12,10 +12,23 @@ from likewise.statistics.targets import class_numbers, refuse_other
 
 
 class Neighbors(NamedTuple):
-    """The most similar columns of each row, best first."""
+    """The most similar columns of each row, best first.
 
-    indices: Tensor  # (n, k) integers, places in the columns
-    similarities: Tensor  # (n, k)
+    Attributes:
+        indices: (n, k) integers, places in the columns.
+        similarities: (n, k).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> found = lw.nearest(gram, k=3)
+        >>> bool((found.similarities[:, 0] >= found.similarities[:, 1]).all())
+        True
+
+    """
+
+    indices: Tensor
+    similarities: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,22 @@ def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neig
 
 
 class ClassSimilarity(NamedTuple):
-    """How similar the samples of one class are to those of another, on average."""
+    """How similar the samples of one class are to those of another, on average.
 
-    mean: Tensor  # (classes, classes), pairs of different samples; NaN where a class has no pair
-    counts: Tensor  # (classes,) samples of each
+    Attributes:
+        mean: (classes, classes), pairs of different samples; NaN where a class has no pair.
+        counts: (classes,) samples of each.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> lw.class_similarity(gram).counts
+        tensor([20, 20, 20])
+
+    """
+
+    mean: Tensor
+    counts: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,6 +121,12 @@ def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
 
     Returns:
         ClassSimilarity with `mean`, (classes, classes), and `counts`.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> lw.class_similarity(gram).mean.shape
+        torch.Size([3, 3])
 
     """
     refuse_other(gram)

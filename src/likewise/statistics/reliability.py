@@ -56,6 +56,13 @@ def novelty(gram: GramMatrix, k: int = NEIGHBORS, *, sketch: int | None = None) 
     Returns:
         (n,) at most 2; as a rule in [0, 1].
 
+    Example:
+        >>> import torch, likewise as lw
+        >>> train = torch.randn(60, 4), torch.arange(60) % 3
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), torch.randn(5, 4), columns=train)
+        >>> lw.novelty(gram).shape
+        torch.Size([5])
+
     """
     refuse_unbounded(gram)
     k = check_integer("k", k, 1)
@@ -67,13 +74,29 @@ def novelty(gram: GramMatrix, k: int = NEIGHBORS, *, sketch: int | None = None) 
 
 
 class Reliability(NamedTuple):
-    """What speaks for each prediction. Larger is better, but for the shift."""
+    """What speaks for each prediction. Larger is better, but for the shift.
 
-    closeness: Tensor  # (n,) mean similarity to the ten most similar training samples: 1 − novelty
-    agreement: Tensor  # (n,) in [0, 1]: of neighbors' labels with the prediction
-    shift: Tensor  # (n,) how far the prediction is from its neighbors' predictions
-    prediction: Tensor  # (n,) class numbers, or (n, q) values
-    confidence: Tensor | None  # (n,) the network's own probability of its prediction, None for values
+    Attributes:
+        closeness: (n,) mean similarity to the ten most similar training samples: 1 − novelty.
+        agreement: (n,) in [0, 1]: of neighbors' labels with the prediction.
+        shift: (n,) how far the prediction is from its neighbors' predictions.
+        prediction: (n,) class numbers, or (n, q) values.
+        confidence: (n,) the network's own probability of its prediction, None for values.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> train = torch.randn(60, 4), torch.arange(60) % 3
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), torch.randn(5, 4), columns=train)
+        >>> lw.reliability(gram)._fields[:3]
+        ('closeness', 'agreement', 'shift')
+
+    """
+
+    closeness: Tensor
+    agreement: Tensor
+    shift: Tensor
+    prediction: Tensor
+    confidence: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -114,6 +137,13 @@ def reliability(gram: GramMatrix, labels: Any = None, *, sketch: int | None = No
 
     Returns:
         Reliability, each field (n,).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> train = torch.randn(60, 4), torch.arange(60) % 3
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), torch.randn(5, 4), columns=train)
+        >>> lw.reliability(gram).agreement.shape
+        torch.Size([5])
 
     """
     refuse_unbounded(gram)

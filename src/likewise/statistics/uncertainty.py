@@ -21,6 +21,19 @@ def uncertainty(gram: GramMatrix) -> Tensor:
     Large: f(x) could have come out differently without disturbing the data. The paper's quick form,
     in two passes: where similarities are negative they cancel, see `disturbance` for the exact one.
     A sample without a gradient cannot move: 0.
+
+    Args:
+        gram: Plain (not centered); its kernel is ignored.
+
+    Returns:
+        (n,) non-negative where similarities are; larger means less constrained by the rest of the data.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> lw.uncertainty(gram).shape
+        torch.Size([60])
+
     """
     refuse_centered(gram)
     (inner,) = gram.sums_and_diagonals(INNER_PRODUCT)
@@ -38,6 +51,19 @@ def disturbance(gram: GramMatrix) -> Tensor:
     The exact L¹ of sec. 4.4, for d = 1 Σ |k^I(x, x')| / ‖∇f(x)‖²; for d > 1 the root mean square
     over directions of the move. Of a sample alone it is 1, of N samples alike N. Visits all pairs.
     A sample without a gradient cannot be moved at any price: infinity.
+
+    Args:
+        gram: Plain (not centered); its kernel is ignored.
+
+    Returns:
+        (n,) at least 1 for a sample of the data set; infinite where the gradient is zero.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3))
+        >>> bool((lw.disturbance(gram) >= 0.999).all())
+        True
+
     """
     refuse_centered(gram)
     moves = gram.with_kernel(Kernel(-1, 0, whole_block))
@@ -51,6 +77,22 @@ def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
     K(of, at) K(at, at)⁻¹ move, by the smallest change of parameters that does it. `at` may hold
     several samples, moved together by `move`, (n, d) or one (d,) for all; directions in which no
     parameter moves them are left out.
+
+    Args:
+        net: A network or a model.
+        at: The samples whose outputs are moved.
+        move: (n, d), or (d,) for all.
+        of: The samples whose moves are predicted.
+
+    Returns:
+        (m, d) moves.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(9, 4)
+        >>> lw.predicted_move(net, x[:1], torch.tensor([1.0, 0.0]), x)[0].round(decimals=3).abs()
+        tensor([1., 0.])
+
     """
     net = net if isinstance(net, Network) else Network(net, all_outputs)
     move = check_tensor("move", move)
