@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import likewise as lw
+from likewise.gram.strips import ExactStrips
 
 
 class Block(nn.Module):
@@ -111,16 +112,24 @@ def main() -> None:
             gram = lw.GramMatrix(lw.Network(model, readout=readout), new[:queries], columns=x)
             _ = gram.engine
             report = []
-            for way, matrix in gram_ways(gram).items():
-                took, spread = seconds(
-                    lambda matrix=matrix: lw.nearest(matrix, 10), given.rounds, given.device
-                )
+            for way, function in ways(gram).items():
+                took, spread = seconds(function, given.rounds, given.device)
                 report.append(f"{way} {took:.2f} s ({spread:.2f}), {took / epoch:.2f} epochs")
             print(f"{name}, {queries} queries: " + "; ".join(report), flush=True)
 
 
-def gram_ways(gram: lw.GramMatrix) -> dict[str, lw.GramMatrix]:
-    return {"auto": gram}
+def ways(gram: lw.GramMatrix) -> dict[str, Callable[[], object]]:
+    """Return what is compared: the neighbors as a user asks for them, and the similarities by either way."""
+
+    def by(strips: ExactStrips) -> Tensor:
+        with gram.net.evaluation_mode():
+            return torch.cat([strips.strip(where) for where in strips.strips])
+
+    return {
+        "nearest": lambda: lw.nearest(gram, 10),
+        "by directions": lambda: by(gram._direction_strips(None)),
+        "by features": lambda: by(gram.tiles()),
+    }
 
 
 if __name__ == "__main__":

@@ -55,6 +55,53 @@ def test_a_gpu_gives_the_numbers_of_the_host(make):
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
+def tensors_of(result):
+    """Every tensor of a result, by name."""
+    if isinstance(result, torch.Tensor):
+        return {"": result}
+    return {name: value for name, value in result._asdict().items() if isinstance(value, torch.Tensor)}
+
+
+def results_of_statistics(model):
+    """What every statistic returns for a small data set on the host."""
+    x, y = torch.randn(60, 5), torch.arange(60) % 3
+    gram = lw.GramMatrix(model, (x, y))
+    suspicion, reliability = lw.label_suspicion(gram, reheat=None), lw.reliability(gram)
+    return {
+        "dense": gram.dense(),
+        "diagonal": gram.diagonal(),
+        "product": gram @ torch.ones(60),
+        "outputs": gram.outputs(),
+        "soft_neighbors": lw.soft_neighbors(gram),
+        "hard_neighbors": lw.hard_neighbors(gram, 0.5),
+        "positive_neighbors": lw.positive_neighbors(gram),
+        "similarity_histogram": lw.similarity_histogram(gram, 10),
+        "nearest": lw.nearest(gram, 3),
+        "class_similarity": lw.class_similarity(gram),
+        "uncertainty": lw.uncertainty(gram),
+        "disturbance": lw.disturbance(gram),
+        "denoising": lw.denoising(gram, draws=16),
+        "fit_quality": lw.fit_quality(gram),
+        "label_suspicion": suspicion,
+        "label_evidence": lw.label_evidence(gram, suspicion),
+        "novelty": lw.novelty(gram),
+        "reliability": reliability,
+        "calibrate": lw.calibrate(reliability, y)(reliability),
+        "lipschitz_bound": lw.lipschitz_bound(gram),
+        "similarity": lw.similarity(model, x[:2], x),
+        "few queries": lw.nearest(lw.GramMatrix(model, x[:1], columns=x[1:]), 3),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Only .* of the predictions")
+def test_results_are_on_the_device_of_the_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
+    for name, result in results_of_statistics(model).items():
+        for field, tensor in tensors_of(result).items():
+            assert tensor.device.type == "cuda", f"{name} {field}"
+
+
 @pytest.mark.parametrize("name", ["group", "pair", "two_batches", "orbit", "along"])
 def test_a_recorded_term_is_the_term(name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -73,6 +73,8 @@ class GramMatrix:
         max_memory: Bytes for activations, gradients and strips, beside the model, the data and the results; None: half
             of what is free on the model's device, rounded down to a power of two.
 
+    Results of the matrix and of every statistic are on `gram.device`, which is the model's; the data may be anywhere.
+
     Example:
         >>> import torch, likewise as lw
         >>> gram = lw.GramMatrix(torch.nn.Linear(4, 2), torch.randn(5, 4))

@@ -51,7 +51,8 @@ class Calibration:
             raise ValueError("Calibrated on classes, asked of values, or the other way round.")
         mean, spread = self._scale
         score = (_ingredients(found) - mean) / spread @ self._weights[1:] + self._weights[0]
-        return score.sigmoid() if self._factor is None else self._factor * score.exp()
+        expected = score.sigmoid() if self._factor is None else self._factor * score.exp()
+        return expected.to(found.closeness.device)
 
 
 @preserve_generators()  # importing scikit-learn draws from Python's
@@ -91,10 +92,10 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     else:
         outcome = (found.prediction.cpu().double() - values).norm(dim=1)
         weights = _fit_least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
-        raw = Calibration(weights, scale, 1.0)(found)
+        raw = Calibration(weights, scale, 1.0)(found).cpu()
         calibration = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
     calibration.levels = _held_out_levels(
-        calibration(found), outcome, levels, shares=found.confidence is not None
+        calibration(found).cpu(), outcome, levels, shares=found.confidence is not None
     )
     return calibration
 

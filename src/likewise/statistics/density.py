@@ -8,7 +8,7 @@ from torch import Tensor
 
 from likewise.checks import check_integer, check_number
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.statistics.targets import refuse_other
+from likewise.statistics.targets import refuse_other, to_device
 
 MOST_BINS = 1_000_000
 
@@ -183,4 +183,4 @@ def similarity_histogram(
     high = check_number("high", high, above=low, most=low + torch.finfo(torch.float64).max)
     reducer = HistogramReducer(bins, low, high)
     ((counts,),) = pair_source(gram, sketch).visit(reducer)
-    return SimilarityHistogram(reducer.edges, counts.long())
+    return to_device(SimilarityHistogram(reducer.edges, counts.long()), gram.device)

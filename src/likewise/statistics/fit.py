@@ -19,6 +19,7 @@ from likewise.statistics.targets import (
     of_classes,
     readout_looks_at_label,
     refuse_centered,
+    to_device,
 )
 
 Verdict = Literal["underfit", "fit", "overfit"]
@@ -134,7 +135,7 @@ def fit_quality(
         )
     if 0 < float(neighbors.median()) < alone:
         verdict = "overfit"
-    return FitQuality(neighbors, variance, verdict, overall, learned, supported)
+    return to_device(FitQuality(neighbors, variance, verdict, overall, learned, supported), gram.device)
 
 
 def explained_shares(classes: Tensor, chances: Tensor, votes: Tensor) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from likewise.statistics.targets import (
     readout_looks_at_label,
     refuse_other,
     refuse_unbounded,
+    to_device,
 )
 from likewise.votes import EXPONENT, class_votes
 from likewise.watch import Watch
@@ -165,12 +166,13 @@ def label_suspicion(
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
     hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
     if hot is None or hot.skipped:
-        return suspicion_from_votes(votes, given, chances, margins, **options)._replace(reheated=hot)
+        found = suspicion_from_votes(votes, given, chances, margins, **options)
+        return to_device(found._replace(reheated=hot), gram.device)
     ranks, votes_after, chances_after = _opinion_after(gram, hot, exponent=exponent, sketch=sketch)
     more = [(MARGIN_WEIGHT, -hot.margins), (VOTES_WEIGHT, ranks)]
     combined = suspicion_from_votes(votes, given, chances, margins, more, **options).suspicion
     after = suspicion_from_votes(votes_after, given, chances_after, **options)
-    return after._replace(suspicion=combined, reheated=hot)
+    return to_device(after._replace(suspicion=combined, reheated=hot), gram.device)
 
 
 def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:

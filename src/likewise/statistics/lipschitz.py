@@ -79,7 +79,7 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
     head = output_head(gram)
     if head is None:
         gram.ranks()  # no bound is known, but a gradient that is not finite, or depends on chance, is named
-        return torch.full(gram.shape, torch.inf, dtype=gram.dtype)
+        return torch.full(gram.shape, torch.inf, dtype=gram.dtype, device=gram.device)
     left = reach(gram, head)
     right = left if gram.square else reach(gram.of_columns(), head)
     d = gram.d

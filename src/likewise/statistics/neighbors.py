@@ -8,7 +8,7 @@ from torch import Tensor
 
 from likewise.checks import check_integer
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.statistics.targets import class_numbers, refuse_other
+from likewise.statistics.targets import class_numbers, refuse_other, to_device
 
 
 class Neighbors(NamedTuple):
@@ -136,7 +136,7 @@ def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
     members = torch.nn.functional.one_hot(classes).double()
     sums, diagonal = gram.exact_row_sums(members).cpu(), gram.exact_diagonal().cpu()
     mean, counts = mean_between_classes(sums.double(), diagonal.double(), members)
-    return ClassSimilarity(mean.to(gram.dtype), counts)
+    return to_device(ClassSimilarity(mean.to(gram.dtype), counts), gram.device)
 
 
 def mean_between_classes(sums: Tensor, diagonal: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from likewise.statistics.targets import (
     of_classes,
     readout_looks_at_label,
     refuse_unbounded,
+    to_device,
 )
 
 NEIGHBORS = 10  # over which closeness is averaged
@@ -161,7 +162,7 @@ def reliability(gram: GramMatrix, labels: Any = None, *, sketch: int | None = No
     (closeness,), (means,) = pair_source(gram, sketch).visit(
         ClosenessReducer(count), NeighborMeansReducer(targets.values)
     )
-    return targets.reliability(closeness.cpu(), means.cpu(), gram.dtype)
+    return to_device(targets.reliability(closeness.cpu(), means.cpu(), gram.dtype), gram.device)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What statistics need besides similarities: labels, predictions, and a matrix they can work on."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,15 @@ def refuse_unbounded(gram: GramMatrix) -> None:
             f"Similarities of at most 1 are needed, and those of {gram.kernel} have no limit: use "
             "gram.with_kernel(likewise.CORRELATION)."
         )
+
+
+Result = TypeVar("Result", bound=tuple[Any, ...])
+
+
+def to_device(result: Result, device: torch.device) -> Result:
+    """Return a NamedTuple with its tensors on a device: results are where the model is."""
+    moved = (value.to(device) if isinstance(value, Tensor) else value for value in result)
+    return type(result)(*moved)
 
 
 def given_labels(gram: GramMatrix, labels: Any) -> Tensor | None:
