@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Literal, NamedTuple
@@ -145,11 +144,11 @@ def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
     scores, target = _scores_and_labels(outputs, labels, "label_against_rest")
     if scores.shape[1] == 1:
         signs = torch.tensor([-1, 1]).to(scores).expand(len(scores), 2)
-        with _labels_are_classes(2):
-            return scores * signs.gather(1, target)
-    with _labels_are_classes(scores.shape[1]):
-        others = scores.scatter(1, target, -torch.inf).logsumexp(1, keepdim=True)
-        return scores.gather(1, target) - others
+        _check_classes(target, 2)
+        return scores * signs.gather(1, target)
+    _check_classes(target, scores.shape[1])
+    others = scores.scatter(1, target, -torch.inf).logsumexp(1, keepdim=True)
+    return scores.gather(1, target) - others
 
 
 @dataclass(frozen=True)
@@ -162,8 +161,8 @@ class _LabelAgainstRandom:
             return label_against_rest(outputs, labels)
         shift = 1 + _scrambled(ids, self.seed).remainder(scores.shape[1] - 1).unsqueeze(1)
         rival = (target + shift).remainder(scores.shape[1])
-        with _labels_are_classes(scores.shape[1]):
-            return scores.gather(1, target) - scores.gather(1, rival)
+        _check_classes(target, scores.shape[1])
+        return scores.gather(1, target) - scores.gather(1, rival)
 
 
 def label_against_random(seed: int = 0) -> Readout:
@@ -831,8 +830,8 @@ def _token_likelihoods(
     targets = torch.where(counted, tokens, 0).long()
     if shifted:  # tokens move to their logits: to slice the logits would copy them
         targets = targets.roll(-1, 1)
-    with _labels_are_classes(logits.shape[2]):
-        likelihoods = _TokenLogProbabilities.apply(logits, targets)
+    _check_classes(targets, logits.shape[2])
+    likelihoods = _TokenLogProbabilities.apply(logits, targets)
     if shifted:
         likelihoods = likelihoods.roll(1, 1)
     return torch.where(counted, likelihoods, 0), counted
@@ -868,17 +867,19 @@ def _mask(inputs: Inputs, tokens: Tensor) -> Tensor | None:
     return mask != 0
 
 
-@contextmanager
-def _labels_are_classes(classes: int) -> Iterator[None]:
-    """Say it in these words if a label is none of the classes."""
+def _check_classes(target: Tensor, classes: int) -> None:
+    """Raise if a label is none of the classes. Labels on a GPU are not looked at: that would wait for it."""
+    if target.device.type != "cpu" or not target.numel():
+        return
     try:
-        yield
-    except RuntimeError as error:
-        if "out of bounds" not in str(error):
-            raise
+        low, high = int(target.min()), int(target.max())
+    except RuntimeError:  # inside vmap, which shows no values; torch refuses such an index by itself
+        return
+    if low < 0 or high >= classes:
         raise ValueError(
-            f"A label is none of the {classes} classes that the model tells, 0 to {classes - 1} ({error})."
-        ) from error
+            f"A label is none of the {classes} classes that the model tells, 0 to {classes - 1}: found labels from "
+            f"{low} to {high}."
+        )
 
 
 def _scrambled(ids: Tensor, seed: int) -> Tensor:
