@@ -6,15 +6,22 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from likewise.checks import check_choice, check_flag, check_integer, check_seed, check_type, describe
-from likewise.data import batches
+from likewise.data import Batches, batches
 from likewise.distributed import rank
 from likewise.gram import GramMatrix
 from likewise.index.parts import concatenate, merge_parts
 from likewise.index.pictures import PictureMaker, Show
-from likewise.index.projection import Projector, describe_inputs, describe_network, tell_difference
+from likewise.index.projection import (
+    KnownSketches,
+    Projector,
+    describe_inputs,
+    describe_network,
+    fit_buckets,
+    tell_difference,
+)
 from likewise.index.query import Index
 from likewise.index.shards import BUILD, Task, describe_data, fill, hold_folder, rows_per_shard
 from likewise.index.store import DTYPES, INDEX, IndexFolder
@@ -97,22 +104,12 @@ def build_index(
     first = source.samples(range(1))
     net.choose_readout(first.inputs, first.labels, first.ids)
     gram = GramMatrix(net, source, max_memory=max_memory)
-    projector = Projector(gram, width, seed)
+    projector = Projector(gram, fit_buckets(width, gram.d), seed)
     state = {
-        "kind": INDEX.noun,
-        "schema": INDEX.schema,
-        **describe_network(net),
-        "projection": projector.facts(first),
-        "dtype": dtype,
-        "shard_rows": rows,
-        "data": [describe_data(source)],
+        **_new_state(projector, source, dtype, rows),
         "classes": None if classes is None else [str(name) for name in classes],
         "pictures": check_flag("pictures", pictures),
-        "inputs": describe_inputs(first),
         "part": None if chosen is None else list(chosen),
-        "finished": False,
-        "shards": [],
-        "files": {},
     }
     path = _check_out(out)
     maker = PictureMaker(source, show, names, excerpt_length) if pictures else None
@@ -121,6 +118,70 @@ def build_index(
         task = Task(folder, projector, source, maker, source_number=0, first_row=0)
         fill(task, _shards_of_part(source.spans(rows), chosen))
     return Index(path, model=net, verify=False)
+
+
+def keep_sketches(
+    gram: GramMatrix,
+    sketches: Tensor,
+    buckets: int,
+    seed: int,
+    out: Path,
+    *,
+    outputs: Tensor,
+    classes: Sequence[str] | None,
+    names: Sequence[str] | None,
+    show: Show | None,
+    excerpt_length: int,
+    settings: str | None,
+) -> None:
+    """Write the index of sketches that were computed before: no gradient is computed.
+
+    Args:
+        gram: The matrix of the network and the samples.
+        sketches: (n, width) whitened sketches by `Sketch(buckets, seed)`.
+        buckets: Numbers for each output.
+        seed: Of the projection.
+        out: The folder.
+        outputs: What the model says of the samples.
+        classes: Names of the classes.
+        names: Names of the samples.
+        show: What a person should see of sample i.
+        excerpt_length: Characters that are kept of a text.
+        settings: What a command was told.
+
+    """
+    data = gram.data
+    projector = KnownSketches(gram, buckets, seed, sketches)
+    rows = rows_per_shard(data.n)
+    state = {
+        **_new_state(projector, data, "float16", rows),
+        "classes": None if classes is None else [str(name) for name in classes],
+        "pictures": True,
+        "part": None,
+    }
+    maker = PictureMaker(data, show, names, excerpt_length)
+    with hold_folder(out, math.inf):
+        folder = _begin(out, state, settings)
+        task = Task(folder, projector, data, maker, source_number=0, first_row=0, outputs=outputs)
+        fill(task, data.spans(rows))
+
+
+def _new_state(projector: Projector, data: Batches, dtype: str, shard_rows: int) -> dict[str, Any]:
+    """Return what the manifest of a new index says."""
+    first = data.samples(range(1))
+    return {
+        "kind": INDEX.noun,
+        "schema": INDEX.schema,
+        **describe_network(projector.gram.net),
+        "projection": projector.facts(first),
+        "inputs": describe_inputs(first),
+        "dtype": dtype,
+        "shard_rows": shard_rows,
+        "data": [describe_data(data)],
+        "finished": False,
+        "shards": [],
+        "files": {},
+    }
 
 
 def merge_indexes(

@@ -40,15 +40,15 @@ class Projector:
 
     Args:
         gram: A matrix of the network, whose engine is used; its rows are the data of a build.
-        width: About how many numbers a sample.
+        buckets: Numbers for each output, see `fit_buckets`.
         seed: Of the projection.
 
     """
 
-    def __init__(self, gram: GramMatrix, width: int, seed: int) -> None:
+    def __init__(self, gram: GramMatrix, buckets: int, seed: int) -> None:
         self.gram, self.seed = gram, seed
         self.d = gram.d
-        self._sketch = Sketch(fit_buckets(width, self.d), seed)
+        self._sketch = Sketch(buckets, seed)
         self._batch: int | None = None
 
     @property
@@ -81,17 +81,50 @@ class Projector:
         for start in range(where.start, where.stop, self._batch):
             yield range(start, min(start + self._batch, where.stop))
 
-    def project(self, samples: Samples) -> Projected:
-        """Return the sketches of a batch; call it inside `net.evaluation_mode`."""
+    def project(self, samples: Samples, where: range) -> Projected:
+        """Return the sketches of the samples at these places; call it inside `net.evaluation_mode`."""
+        del where
         sketched = self._sketch(self.gram.engine, samples)
         return Projected(whiten_sketches(sketched).cpu(), sketched.ranks.cpu() == 0)
 
     def project_all(self, data: Batches) -> Projected:
         """Return the sketches of a few samples, checked as every pass is."""
         with self.gram.net.evaluation_mode():
-            parts = [self.project(data.samples(where)) for where in self.batches(data, range(data.n))]
+            spans = self.batches(data, range(data.n))
+            parts = [Projector.project(self, data.samples(where), where) for where in spans]
             self.gram.engine.finish_checks()
         return Projected(*map(torch.cat, zip(*parts, strict=True)))
+
+    def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
+        """Return the mean sketch of some samples, (width,), in float64."""
+        return self.project_all(data.take(places)).sketches.double().mean(0)
+
+
+class KnownSketches(Projector):
+    """Sketches that were computed before, by the same projection.
+
+    Args:
+        gram: The matrix of the network and the samples.
+        buckets: Numbers for each output.
+        seed: Of the projection.
+        sketches: (n, width) of all rows.
+
+    """
+
+    def __init__(self, gram: GramMatrix, buckets: int, seed: int, sketches: Tensor) -> None:
+        super().__init__(gram, buckets, seed)
+        self._known = sketches
+
+    def project(self, samples: Samples, where: range) -> Projected:
+        """Return the sketches of the samples at these places."""
+        del samples
+        found = self._known[where.start : where.stop]
+        return Projected(found, found.square().sum(1) == 0)
+
+    def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
+        """Return the mean sketch of some samples, (width,), in float64."""
+        del data
+        return self._known[places].double().mean(0)
 
 
 def fit_buckets(width: int, d: int) -> int:
@@ -106,10 +139,22 @@ def fit_buckets(width: int, d: int) -> int:
 
 
 class OutputReader:
-    """What the model says of samples, whatever the readout compares; nothing if that is too much to store."""
+    """What the model says of samples, whatever the readout compares; nothing if that is too much to store.
 
-    def __init__(self, net: Network, first: Samples) -> None:
-        self._net: Network | None = net
+    Args:
+        net: The network.
+        first: A sample, to see how many outputs there are.
+        known: (n, c) outputs of all samples, if they were computed before.
+
+    """
+
+    def __init__(self, net: Network, first: Samples, known: Tensor | None = None) -> None:
+        self._net: Network | None = None
+        self._known = known
+        if known is not None:
+            self.available = known.shape[1] <= MOST_OUTPUTS
+            return
+        self._net = net
         if net.readout is not all_outputs:
             self._net = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
         try:
@@ -119,8 +164,10 @@ class OutputReader:
             self._net, size = None, 0
         self.available = self._net is not None and size <= MOST_OUTPUTS
 
-    def read(self, samples: Samples) -> Tensor | None:
-        """Return the model's outputs of a batch, (n, c), if they can be stored; call it in `net.evaluation_mode`."""
+    def read(self, samples: Samples, where: range) -> Tensor | None:
+        """Return the outputs of the samples at these places, (n, c), if they can be stored; while evaluating."""
+        if self._known is not None and self.available:
+            return self._known[where.start : where.stop]
         if not self.available or self._net is None:
             return None
         return finite_outputs(self._net, samples, masked=True).cpu()

@@ -47,6 +47,7 @@ from likewise.statistics.reliability import (
 )
 
 CANDIDATES = 256  # that are re-ranked
+TOGETHER = 64  # inputs whose candidates are compared in one go
 DOUBT = 12  # standard errors by which an exact similarity may differ before the data are taken for others
 
 
@@ -487,7 +488,7 @@ class Index:
         if self._projector is None:
             gram = GramMatrix(self.network, new, max_memory=self._max_memory)
             there = self.manifest["projection"]
-            projector = Projector(gram, there["width"], there["seed"])
+            projector = Projector(gram, there["buckets"], there["seed"])
             refuse_other_projection(
                 there, projector.facts(new.samples(range(1))), f"The index in {self.path}"
             )
@@ -555,30 +556,34 @@ class Index:
             )
         gram = self.projector(new).gram
         mean = self._mean_gradient(gram) if centered else None
-        rows, values = [], []
-        for i in range(new.n):
-            candidates = self._columns.ids[places[i]]
-            exact = self._exact_similarities(gram, new.take([i]), candidates, mean)
-            errors = self._standard_errors(sketches[i : i + 1], places[i : i + 1], centered)[0]
-            self._refuse_other_samples(candidates, (exact - similarities[i]).abs() / errors.clamp(min=1e-3))
-            order = exact.argsort(descending=True, stable=True)[:k]
-            rows.append(candidates[order])
-            values.append(exact[order])
-        kept = torch.stack(values).to(similarities)
-        return IndexNeighbors(torch.stack(rows), kept, torch.zeros_like(kept))
+        found = []
+        for start in range(0, new.n, TOGETHER):
+            here = slice(start, start + TOGETHER)
+            some = new.take(range(start, min(start + TOGETHER, new.n)))
+            exact = self._exact_similarities(gram, some, self._columns.ids[places[here]], mean)
+            errors = self._standard_errors(sketches[here], places[here], centered)
+            deviations = (exact - similarities[here]).abs() / errors.clamp(min=1e-3)
+            self._refuse_other_samples(self._columns.ids[places[here]], deviations)
+            found.append(exact)
+        best = torch.cat(found).sort(dim=1, descending=True, stable=True)
+        kept = best.values[:, :k].to(similarities)
+        rows = self._columns.ids[places].gather(1, best.indices[:, :k])
+        return IndexNeighbors(rows, kept, torch.zeros_like(kept))
 
     def _exact_similarities(
-        self, gram: GramMatrix, one: Batches, rows: Tensor, mean: MeanGradient | None
+        self, gram: GramMatrix, new: Batches, rows: Tensor, mean: MeanGradient | None
     ) -> Tensor:
-        """Return the exact similarities of one input with rows, (m,)."""
-        found, first = torch.zeros(len(rows), dtype=torch.float64), 0
+        """Return the exact similarities of inputs with rows (n, m); a row that several ask for is computed once."""
+        distinct, where = rows.unique(return_inverse=True)
+        found, first = torch.zeros(new.n, len(distinct), dtype=torch.float64), 0
         for data in self._data:
-            mine = (rows >= first) & (rows < first + data.n)
+            mine = (distinct >= first) & (distinct < first + data.n)
             if mine.any():
-                some = data.take((rows[mine] - first).tolist())
-                found[mine] = exact_similarities(gram, one, some, mean)[0]
+                found[:, mine] = exact_similarities(
+                    gram, new, data.take((distinct[mine] - first).tolist()), mean
+                )
             first += data.n
-        return found
+        return found.gather(1, where)
 
     def _mean_gradient(self, gram: GramMatrix) -> MeanGradient:
         if self._mean is None:
@@ -597,10 +602,10 @@ class Index:
     def _refuse_other_samples(self, rows: Tensor, deviations: Tensor) -> None:
         """Raise if exact similarities are too far from those of sketches to be of the same samples."""
         worst = int(deviations.argmax())
-        if deviations[worst] > DOUBT:
+        if deviations.flatten()[worst] > DOUBT:
             raise ValueError(
-                f"Sample {int(rows[worst])} of the data set is not the one that the index was built from: its exact "
-                f"similarity is {float(deviations[worst]):.0f} standard errors from that of its sketch."
+                f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: its "
+                f"exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
             )
 
 

@@ -50,6 +50,7 @@ class Task:
         maker: Makes pictures; None for none.
         source_number: Which of the data sets of the index.
         first_row: The row of its first sample.
+        outputs: What the model says of all samples, if that is known.
 
     """
 
@@ -62,16 +63,16 @@ class Task:
         *,
         source_number: int,
         first_row: int,
+        outputs: Tensor | None = None,
     ) -> None:
         self.folder, self.projector, self.data = folder, projector, data
         self.source_number, self.first_row = source_number, first_row
         self._maker = maker if maker is not None and maker.available else None
-        self._outputs = OutputReader(projector.gram.net, data.samples(range(1)))
+        self._outputs = OutputReader(projector.gram.net, data.samples(range(1)), outputs)
         places = (
             torch.linspace(0, data.n - 1, min(data.n, ORIGIN_SAMPLES), dtype=torch.float64).long().unique()
         )
-        few = projector.project_all(data.take(places.tolist()))
-        self.origin = few.sketches.double().mean(0).float()
+        self.origin = projector.mean_sketch(data, places.tolist()).float()
 
     @property
     def digest(self) -> str:
@@ -90,10 +91,10 @@ class Task:
         for span in self.projector.batches(self.data, where):
             samples = self.data.samples(span)
             record.add(range(span.start - where.start, span.stop - where.start), samples)
-            projected = self.projector.project(samples)
+            projected = self.projector.project(samples, span)
             sketches.append(projected.sketches - self.origin.to(projected.sketches))
             dead.append(projected.dead)
-            outputs.append(self._outputs.read(samples))
+            outputs.append(self._outputs.read(samples, span))
             labels.append(None if samples.labels is None else finite_labels(samples.labels).cpu())
             if self._maker is not None:
                 shown += self._maker.pictures(span, samples)

@@ -56,6 +56,7 @@ def analyze(
     extra: Mapping[str, Any] | None = None,
     excerpt_length: int = EXCERPT,
     watch: Watch | str | Path | None = None,
+    index: bool = True,
     settings: "Settings | None" = None,
     max_memory: int | None = None,
     wait: float = math.inf,
@@ -90,6 +91,8 @@ def analyze(
         extra: Columns of your own for the table.
         excerpt_length: The characters that the report shows of a text.
         watch: The record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
+        index: Where gradients are compared by sketches, keep these as an index in the folder `index`, for
+            `likewise ask` and `likewise.Index`: about 2.3 KB a sample and a thumbnail.
         settings: What a command was given.
         max_memory: Bytes for gradients and pairs, beside the model; None: half of what the device has free.
         wait: For how many seconds, if another process is writing into the folder.
@@ -155,7 +158,8 @@ def analyze(
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
         if not folder.finished:
             folder.state |= {"about": _about(net, data), "method": method.describe()}
-            run_stages(folder, gram, given, shown, record, outputs, is_classifier)
+            told = None if settings is None else settings.text()
+            run_stages(folder, gram, given, shown, record, outputs, is_classifier, index, told)
             folder.finish()
         if folder.needs("report.html"):
             write_report(folder.path)

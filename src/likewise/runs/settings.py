@@ -130,6 +130,9 @@ class Settings(BaseModel):
         default=None,
         description="The record of the training run, as likewise.Watch.save wrote it: ranks labels better.",
     )
+    no_index: bool = Field(
+        default=False, description="Do not keep the sketches of a run as an index for likewise ask."
+    )
     max_memory: ByteSize | None = Field(
         default=None,
         ge=1,

@@ -3,7 +3,7 @@
 From sketches the gradients are kept shard by shard, each a stage of its own, and compared with the exact on a few.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -23,6 +23,7 @@ from likewise.gram.sketches import (
     sketch_rows,
     whiten_sketches,
 )
+from likewise.index.build import keep_sketches
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
 from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics, umap_layout
 from likewise.runs.store import Arrays, RunStore
@@ -36,6 +37,7 @@ COMPARED = 24  # samples on which the error is measured, of at most a twentieth 
 FEW_ROWS = 2**28  # bytes of gradients that are formed as they are: no engine needs to be set up
 MOST_REFERENCE_OUTPUTS = 32  # that the error is measured against
 SEED = 0
+INDEX_FOLDER = "index"
 
 
 def run_stages(
@@ -46,10 +48,13 @@ def run_stages(
     watch: Watch | None = None,
     outputs: Tensor | None = None,
     is_classifier: bool = True,
+    keep_index: bool = False,
+    settings: str | None = None,
 ) -> None:
     """Compute what is not there yet, and write the tables.
 
-    `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes.
+    `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes; `keep_index`:
+    whether sketches stay as an index, with the `settings` of a command.
     """
     options, n = folder.state["options"], gram.shape[0]
     targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
@@ -58,7 +63,24 @@ def run_stages(
     added = user_columns(shown.extra, n)
     source: PairSource
     if options["sketch"]:
-        found, source = _sketched_statistics(folder, gram, options["sketch"], SEED)
+
+        def keep(features: Tensor, buckets: int) -> None:
+            if keep_index:
+                keep_sketches(
+                    gram,
+                    features,
+                    buckets,
+                    SEED,
+                    folder.path / INDEX_FOLDER,
+                    outputs=targets.outputs,
+                    classes=shown.classes,
+                    names=shown.names,
+                    show=shown.show,
+                    excerpt_length=shown.excerpt_length,
+                    settings=settings,
+                )
+
+        found, source = _sketched_statistics(folder, gram, options["sketch"], SEED, keep)
     else:
         found, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
@@ -108,9 +130,9 @@ def _measure_readout_error(gram: GramMatrix) -> dict[str, Tensor]:
 
 
 def _sketched_statistics(
-    folder: RunStore, gram: GramMatrix, width: int, seed: int
+    folder: RunStore, gram: GramMatrix, width: int, seed: int, keep: Callable[[Tensor, int], None]
 ) -> tuple[Arrays, Sketches]:
-    """Return density and uncertainty, estimated, and the pairs of sketches."""
+    """Return density and uncertainty, estimated, and the pairs of sketches; `keep` is called with these."""
     n, q = gram.shape[0], bucket_count(width, gram.d)
     try:
         features, total = _gather_sketches(folder, gram, Sketch(q, seed))
@@ -128,6 +150,7 @@ def _sketched_statistics(
         f"{float(error['all_pairs']):.3f} (root mean square), by {float(error['similar_pairs']):.3f} among the most "
         "similar tenth of pairs. Density and uncertainty are estimates too."
     ]
+    keep(features, q)
     density = (features @ features.sum(0) / n).numpy()
     sketches = Sketches(features.to(gram.device), centered=gram.centered, max_memory=gram.max_memory)
     return {"density": density, "uncertainty": uncertainty.numpy()}, sketches

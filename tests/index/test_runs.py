@@ -1,0 +1,32 @@
+"""A run keeps its sketches as an index."""
+
+import torch
+from torch import nn
+
+import likewise as lw
+
+
+def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    x, y = torch.randn(90, 6), torch.randint(3, (90,))
+    lw.analyze(model, (x, y), out=tmp_path / "run", sketch=128, classes=["a", "b", "c"])
+    index = lw.Index(tmp_path / "run" / "index", model=model, data=(x, y))
+    assert len(index) == 90 and index.classes == ["a", "b", "c"] and torch.equal(index.labels, y)
+    new = torch.randn(4, 6)
+    built = lw.build_index(index.network, (x, y), tmp_path / "built", width=index.width)
+    assert built.manifest["projection"] == index.manifest["projection"]
+    assert torch.allclose(built.sketches(), index.sketches(), atol=1e-3)
+    assert torch.equal(index.nearest(new).indices, built.nearest(new).indices)
+    found = lw.nearest(lw.GramMatrix(index.network, new, columns=(x, y), centered=True), 10)
+    again = index.nearest(new, exact=True, candidates=90)
+    assert torch.allclose(again.similarities, found.similarities, atol=1e-4)
+    before = files_of(index.path)
+    lw.analyze(model, (x, y), out=tmp_path / "run", sketch=128, classes=["a", "b", "c"])
+    assert files_of(index.path) == before
+
+
+def test_a_run_keeps_no_index_if_told_not_to(tmp_path):
+    x, y = torch.randn(40, 4), torch.randint(3, (40,))
+    lw.analyze(nn.Linear(4, 3), (x, y), out=tmp_path / "run", sketch=64, index=False)
+    assert not (tmp_path / "run" / "index").exists()
