@@ -604,8 +604,8 @@ class Index:
         worst = int(deviations.argmax())
         if deviations.flatten()[worst] > DOUBT:
             raise ValueError(
-                f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: its "
-                f"exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
+                f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: "
+                f"its exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
             )
 
 
