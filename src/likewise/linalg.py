@@ -139,3 +139,15 @@ def _batched_product(a: Tensor, b: Tensor, run: int) -> Tensor:
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype for accumulation: float64 on devices that have it."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def product_by_chunks(weights: Tensor, values: Tensor, columns: int = 2**16) -> Tensor:
+    """Return weights (n, m) @ values (m, c), values converted to the weights' dtype some at a time.
+
+    Values of many rows can be kept in a small dtype, booleans of a one-hot code say, without a copy of all of them.
+    """
+    total = weights.new_zeros(len(weights), values.shape[1])
+    for start in range(0, len(values), columns):
+        part = slice(start, start + columns)
+        total += weights[:, part] @ values[part].to(weights)
+    return total

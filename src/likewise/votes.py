@@ -9,6 +9,7 @@ from torch import Tensor
 from likewise.checks import check_number
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
+from likewise.linalg import product_by_chunks
 
 EXPONENT = 4  # of votes: how local they are
 
@@ -24,7 +25,7 @@ class VotesReducer(Reducer):
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the votes, (b, classes) in float64."""
         weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
-        return (weights @ self.members.to(weights),)
+        return (product_by_chunks(weights, self.members),)
 
 
 def class_votes(

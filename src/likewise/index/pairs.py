@@ -213,11 +213,12 @@ class IndexPairs:
         columns = self._columns
         vectors = rows.vectors.to(columns.device, torch.float32)
         shifts = rows.vectors @ (columns.origins - columns.mean).T  # (b, sources): (o − μ)·w
+        transposed = vectors.T.contiguous()
         found = vectors.new_empty(len(vectors), columns.m)
         for where, shard, content, kept in columns.shards():
             here = found[:, where]
             for block, decoded in content.blocks():
-                product = vectors @ decoded.to(columns.device).T
+                product = (decoded.to(columns.device) @ transposed).T
                 if kept is None:
                     here[:, block] = product
                 else:
@@ -282,10 +283,10 @@ def _distances(columns: Columns, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         every = torch.zeros(len(content.sketches), 2)
         origin = columns.origins[shard.source]
         for block, decoded in content.blocks():
-            left = decoded.double() + (origin - mean)
-            product = left @ mean + mean.square().sum()
-            squares = left.square().sum(1)
-            whole = squares + 2 * (product - mean.square().sum()) + mean.square().sum()  # |u|²
+            left = decoded.add_((origin - mean).float())  # u − μ, small numbers: float32 is enough
+            product = (left @ mean.float()).double() + mean.square().sum()
+            squares = left.square().sum(1).double()
+            whole = squares + 2 * product - mean.square().sum()  # |u|²
             squares = torch.where(squares > rounding_floor(torch.float32) * whole, squares, 0)
             every[block] = torch.stack([squares.sqrt(), product], 1).float()
         every[content.dead] = 0

@@ -211,15 +211,24 @@ class Index:
             candidates: How many of the best rows by sketches are compared exactly.
 
         """
-        k = min(check_integer("k", k, 1), len(self))
+        k, candidates = check_integer("k", k, 1), check_integer("candidates", candidates, 1)
         check_flag("centered", centered)
+        check_flag("exact", exact)
         new = self._read(x)
-        sketches = self._project(new)
-        count = (
-            min(len(self), max(k, check_integer("candidates", candidates, 1)))
-            if check_flag("exact", exact)
-            else k
-        )
+        return self._nearest(new, self._project(new), k, exact, centered=centered, candidates=candidates)
+
+    def _nearest(
+        self,
+        new: Batches,
+        sketches: Tensor,
+        k: int,
+        exact: bool,
+        *,
+        centered: bool = True,
+        candidates: int = CANDIDATES,
+    ) -> IndexNeighbors:
+        k = min(k, len(self))
+        count = min(len(self), max(k, candidates)) if exact else k
         pairs = IndexPairs(self._columns, sketches, centered=centered, max_memory=self._max_memory)
         ((places, similarities),) = pairs.visit(NearestReducer(count))
         places, similarities = places.cpu(), similarities.cpu()
@@ -238,8 +247,9 @@ class Index:
             k: Over how many rows the mean is taken; percentiles are of the default.
 
         """
-        k = min(check_integer("k", k, 1), len(self))
-        sketches = self._project(self._read(x))
+        return self._novelty_of(self._project(self._read(x)), min(check_integer("k", k, 1), len(self)))
+
+    def _novelty_of(self, sketches: Tensor, k: int) -> Novelty:
         pairs = IndexPairs(self._columns, sketches, centered=False, max_memory=self._max_memory)
         (closeness,), (places, _) = pairs.visit(ClosenessReducer(k), NearestReducer(k))
         return self._novelty(closeness.cpu(), sketches, places.cpu())
@@ -250,8 +260,11 @@ class Index:
         `shift` is NaN where the model's outputs are not stored (more than 64 numbers a sample).
         """
         new = self._read(x)
+        return self._reliability_of(new, self._project(new))
+
+    def _reliability_of(self, new: Batches, sketches: Tensor) -> Reliability:
         targets = self._targets(new)
-        pairs = IndexPairs(self._columns, self._project(new), max_memory=self._max_memory)
+        pairs = IndexPairs(self._columns, sketches, max_memory=self._max_memory)
         (closeness,), (means,) = pairs.visit(
             ClosenessReducer(min(NEIGHBORS, len(self))), NeighborMeansReducer(targets.values)
         )
@@ -267,9 +280,10 @@ class Index:
 
         """
         new = self._read(x)
-        neighbors = self.nearest(new, k, exact)
-        novelty = self.novelty(new)
-        found = self.reliability(new) if self.labels is not None else None
+        sketches = self._project(new)
+        neighbors = self._nearest(new, sketches, check_integer("k", k, 1), check_flag("exact", exact))
+        novelty = self._novelty_of(sketches, min(NEIGHBORS, len(self)))
+        found = self._reliability_of(new, sketches) if self.labels is not None else None
         return [self._explanation(i, neighbors, novelty, found) for i in range(new.n)]
 
     def _explanation(

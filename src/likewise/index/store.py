@@ -38,7 +38,7 @@ from likewise.manifest import (
 INDEX = Kind("index", 1, DamagedIndexError)
 DTYPES = ("float16", "int8", "float32")
 SETTINGS = "settings.toml"
-BLOCK = 4096  # rows that are converted to float32 at a time
+BLOCK = 1024  # rows that are converted to float32 at a time: a few megabytes, which caches hold
 _NOTE_ENDING = ',\n "sha256 of this note": "{}"\n}\n'
 
 
@@ -78,16 +78,21 @@ class Rows(NamedTuple):
     labels: Tensor | None  # (r, ...)
     outputs: Tensor | None  # (r, c)
 
-    def decode(self, where: slice = slice(None)) -> Tensor:
-        """Return sketches less their origin as float32, a new tensor."""
-        found = self.sketches[where].to(torch.float32, copy=True)
+    def decode(self, where: slice, into: Tensor) -> Tensor:
+        """Return sketches less their origin as float32, in the first rows of a buffer."""
+        part = self.sketches[where]
+        found = into[: len(part)].copy_(part)
         return found if self.scales is None else found.mul_(self.scales[where, None])
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows, decoded, a block at a time."""
-        for start in range(0, len(self.sketches), BLOCK):
-            where = slice(start, min(start + BLOCK, len(self.sketches)))
-            yield where, self.decode(where)
+        """Yield the rows, decoded, a block at a time; each is overwritten by the next."""
+        n, width = self.sketches.shape
+        buffer = torch.empty(
+            min(n, BLOCK), width
+        )  # new memory for each block would cost more than the products
+        for start in range(0, n, BLOCK):
+            where = slice(start, min(start + BLOCK, n))
+            yield where, self.decode(where, buffer)
 
 
 def encode(sketches: Tensor, dtype: str) -> dict[str, Tensor]:
