@@ -430,7 +430,9 @@ def _collect_deltas(columns: Iterable[tuple[Tensor | None, ...]], d: int, count:
             target = collected[place]
             if target is None:
                 new = delta.new_zeros if i else delta.new_empty  # zero for the outputs before
-                target = collected[place] = new(d, *delta.shape)
+                # The outputs of a sample side by side in memory: products of each sample then need no copy.
+                target = new(delta.shape[0], d, *delta.shape[1:]).transpose(0, 1) if delta.dim() else new(d)
+                collected[place] = target
             target[i] = delta
         for place, target in enumerate(collected):
             if target is not None and column[place] is None:
