@@ -1,9 +1,10 @@
-# Commands that set up everything they need, in .venv: `make demo`, `make test` and `make docs`.
+# Commands that set up everything they need, in .venv or out/: `make demo`, `make test`, `make docs`, `make matrix`,
+# `make wheel`.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow docs check format screenshot
+.PHONY: demo test test-slow docs matrix wheel check format screenshot
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -19,6 +20,20 @@ test-slow: .venv/test.stamp .venv/browser.stamp
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "out/docs/index.html"
+
+# The fast tests on each Python and torch that installs here; writes docs/versions.md.
+matrix:
+	$(PYTHON) tests/matrix.py
+
+# Wheel and sdist in dist/; then the demo, from the wheel alone in an environment of its own.
+wheel:
+	test -x out/build/bin/python || $(PYTHON) -m venv out/build
+	out/build/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	out/build/bin/python -m build --outdir dist
+	out/build/bin/twine check --strict dist/*
+	$(PYTHON) -m venv --clear out/wheel
+	out/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd out/wheel && bin/likewise demo --out demo
 
 check: .venv/test.stamp
 	$(BIN)/ruff format --check .
