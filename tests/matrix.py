@@ -68,8 +68,8 @@ def write_page(results: dict[str, dict[str, object]]) -> None:
     """Write docs/versions.md from the results."""
     lines = [
         "# Versions tested\n",
-        "`make matrix` runs the fast tests (`TESTS` in `tests/matrix.py`) on each combination that installs where",
-        "it is started, and writes this table. The whole suite, `make test`, runs on the version in `constraints.txt`.\n",
+        "`make matrix` runs the fast tests (`TESTS` in `tests/matrix.py`) on each combination that installs where it",
+        "is started, and writes this table. The whole suite, `make test`, runs on the version in `constraints.txt`.\n",
         "| Python | torch | numpy | fast tests |",
         "|---|---|---|---|",
     ]
