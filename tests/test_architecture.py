@@ -18,6 +18,7 @@ LEVELS = {
     "liveness": 0,
     "readouts": 0,
     "cuda_graphs": 0,
+    "progress": 0,
     "figures": 0,
     "thumbnails": 0,
     "loading": 0,

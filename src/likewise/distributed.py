@@ -24,13 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from tqdm import tqdm
 
 from likewise.fingerprint import Close, Entries, Entry, Fingerprint, differing
 from likewise.liveness import Channel, RankLostError, limits, listen
 from likewise.model_state import exclusive
+from likewise.progress import track
 
-show_progress: ContextVar[bool] = ContextVar("show_progress", default=True)
 Clock = Callable[[], float]  # anything that grows as work is done: seconds, operations
 
 
@@ -231,7 +230,7 @@ class _Team(Protocol):
         """Raise if ranks were given different weights, data or options."""
 
     def share(self, spans: list[range]) -> Iterator[range]:
-        """Yield this rank's spans, with a progress bar after two seconds, on a terminal, on one rank."""
+        """Yield this rank's spans, and show progress on the first rank."""
 
     def report(self, problem: BaseException) -> None:
         """Send an error to the other ranks."""
@@ -250,9 +249,7 @@ class _Alone:
         pass
 
     def share(self, spans: list[range]) -> Iterator[range]:
-        yield from tqdm(
-            spans, desc=self._what, delay=2, disable=None if show_progress.get() else True, leave=False
-        )
+        yield from track(spans, self._what)
 
     def report(self, problem: BaseException) -> None:
         pass
@@ -288,9 +285,7 @@ class _Ranks:
     def share(self, spans: list[range]) -> Iterator[range]:
         here = dist.get_rank()
         mine = spans[here :: world_size()]
-        quiet = True if here > 0 or not show_progress.get() else None
-        bar = tqdm(mine, desc=self._name, delay=2, disable=quiet, leave=False)
-        for span in bar:
+        for span in mine if here > 0 else track(mine, self._name):
             self._channel.check(self._what)
             yield span
 

@@ -67,8 +67,11 @@ def load_network(settings: Settings) -> Any:
 def open_inputs(settings: Settings) -> tuple[Any, Any]:
     """Return the network and the data that settings name."""
     from likewise import loading
+    from likewise.progress import announce
 
+    announce(f"loading {settings.model}")
     model = _load_model(settings)
+    announce(f"loading {settings.data}")
     read = loading.data(
         settings.data,
         label=settings.label,
@@ -207,7 +210,10 @@ def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
     first = batches(read.dataset, labels=read.labels).samples(range(1))
     try:
         with net.evaluation_mode():
-            net.function({}, first.inputs, first.labels, first.ids)
+            if net.automatic is None:
+                net.function({}, first.inputs, first.labels, first.ids)
+            else:  # which readout it gets is not decided here
+                net.call_model({}, first.inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise

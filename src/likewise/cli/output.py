@@ -28,10 +28,11 @@ _quiet: ContextVar[bool] = ContextVar("quiet", default=False)  # of one command
 
 def be_quiet(quiet: bool) -> None:
     """Say nothing on stderr but errors until the command ends, if so wished; no progress bars either."""
-    from likewise.distributed import show_progress
+    from likewise.progress import show_progress, write_line
 
     _quiet.set(quiet)
     show_progress.set(not quiet)
+    write_line.set(print_message)
 
 
 def print_message(*lines: str) -> None:

@@ -20,6 +20,7 @@ from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
+from likewise.progress import announce
 from likewise.readouts import Readout, readout_name, reads_text
 from likewise.report.build import write_report
 from likewise.runs.plan import choose_method
@@ -117,6 +118,8 @@ def analyze(
     decoded, decoded_bytes = source.with_cache(max_memory // 4)
     method = choose_method(given_net, decoded, exact=exact, sketch=sketch)
     net = method.net
+    announce(f"comparing {method.describe()}")
+    announce("tracing the network and checking its gradients")
     gram = _gram_of_decoded(net, source, decoded, decoded_bytes, max_memory)
     data = gram.data
     is_classifier = 4 * data.n * method.outputs <= max_memory and not reads_text(net.readout)
@@ -141,6 +144,7 @@ def analyze(
             f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
             "same samples, in the same order."
         )
+    announce("reading the data")
     data_print, given, outputs = _read(gram, out, is_classifier)
     given = None if given is None else finite_labels(given)
     found = {
@@ -162,6 +166,7 @@ def analyze(
             run_stages(folder, gram, given, shown, record, outputs, is_classifier, index, told)
             folder.finish()
         if folder.needs("report.html"):
+            announce("writing the report")
             write_report(folder.path)
     return Analysis(folder.path)
 

@@ -24,6 +24,7 @@ from likewise.gram.sketches import (
     whiten_sketches,
 )
 from likewise.index.build import keep_sketches
+from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
 from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics, umap_layout
 from likewise.runs.store import Arrays, RunStore
@@ -62,6 +63,7 @@ def run_stages(
     margins = None if watch is None else _margins(watch, targets)
     added = user_columns(shown.extra, n)
     source: PairSource
+    announce("computing gradients")
     if options["sketch"]:
 
         def keep(features: Tensor, buckets: int) -> None:
@@ -84,10 +86,12 @@ def run_stages(
     else:
         found, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
+    announce("comparing all pairs")
     found |= folder.stage("pairs", lambda: pair_statistics(source, request))
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] == "umap":
         found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
+    announce("writing tables and pictures")
     write_tables(folder, gram.data, Results(found, targets, margins), shown, added)
 
 
@@ -143,6 +147,7 @@ def _sketched_statistics(
     for where, part in _sketch_shards(folder, gram, Sketch(q, seed)):
         moved = (part.rows.double() * total).sum((1, 2))
         uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
+    announce("measuring the error on a few samples")
     error = folder.stage("error", lambda: _measure_error(gram, features))
     folder.state["approximations"] = [
         f"Gradients{_replaced_outputs(gram)} were projected at random to {gram.d * q} numbers a sample. On "

@@ -1,0 +1,64 @@
+"""Progress that one sees: a bar on a terminal, a line every ten seconds in a log, a line for each step of a command."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+
+from tqdm import tqdm
+
+show_progress: ContextVar[bool] = ContextVar("show_progress", default=True)
+write_line: ContextVar[Callable[[str], None] | None] = ContextVar("write_line", default=None)  # of a command
+EVERY = 10.0  # seconds between lines of a log
+DELAY = 0.5  # seconds before a bar is shown
+
+
+def announce(step: str) -> None:
+    """Say what is done next, where a command is running; a library call stays silent."""
+    write = write_line.get()
+    if write is not None and show_progress.get():
+        write(step)
+
+
+def track(spans: Sequence[range], what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[range]:
+    """Yield the batches of a pass, and show how far it is and how long the rest will take.
+
+    Args:
+        spans: The positions of the samples of each batch.
+        what: What the pass does.
+        clock: Seconds.
+
+    """
+    total = sum(map(len, spans))
+    if not show_progress.get():
+        yield from spans
+    elif sys.stderr is not None and sys.stderr.isatty():
+        with tqdm(total=total, desc=what, unit=" samples", delay=DELAY, leave=False) as bar:
+            for span in spans:
+                yield span
+                bar.update(len(span))
+    else:
+        begun = last = clock()
+        done = 0
+        for span in spans:
+            yield span
+            done, now = done + len(span), clock()
+            if now - last >= EVERY and done < total:
+                last = now
+                _write(
+                    f"{what}: {done:,} of {total:,} samples, about {_duration((now - begun) * (total / done - 1))} left"
+                )
+
+
+def _write(line: str) -> None:
+    write = write_line.get()
+    if write is not None:
+        write(line)
+    elif sys.stderr is not None:
+        sys.stderr.write(f"likewise: {line}\n")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
