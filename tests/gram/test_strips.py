@@ -97,3 +97,31 @@ def test_samples_without_a_gradient_are_named_either_way(bad):
     with pytest.warns(lw.ZeroGradientWarning):
         k = gram.dense()
     assert (k[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=list(KERNELS))
+def test_strips_of_a_symmetric_matrix_compute_each_pair_once(kernel):
+    torch.manual_seed(0)
+    convolutions = [torch.nn.Conv2d(1, 12, 3), torch.nn.Tanh(), torch.nn.Conv2d(12, 12, 3), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*convolutions, torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
+    x = torch.randn(60, 1, 6, 6, dtype=torch.float64)
+    expected = lw.GramMatrix(model, x, kernel=kernel).dense()
+    gram = lw.GramMatrix(model, x, kernel=kernel, max_memory=10**6)
+    tiles = gram.tiles(torch.float64)
+    strips = tiles.strips
+    assert len(strips) > 2
+    evaluated, features = [], gram.engine.features
+
+    def count(samples, exponent):
+        evaluated.append(len(samples))
+        return features(samples, exponent)
+
+    gram.engine.features = count
+    with gram.net.evaluation_mode():
+        found = [tiles.strip(where).clone() for where in strips]
+        again = tiles.strip(strips[1])  # out of order: all columns are computed
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(again, found[1], rtol=1e-9, atol=1e-10)
+    all_columns = 60 * (1 + len(strips))
+    assert sum(evaluated) - len(strips[1]) - 60 == tiles.gradient_evaluations
+    assert (tiles.gradient_evaluations < 0.65 * all_columns) == kernel.symmetric

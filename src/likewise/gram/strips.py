@@ -217,8 +217,7 @@ class Tiles(ExactStrips):
     @property
     def strips(self) -> list[range]:
         """The positions of the rows of each strip."""
-        cell = 8 if self.kernel.reduce is mean_diagonal else 8 * self.d**2
-        by_result = self.max_memory // 8 // (cell * self.columns.n)
+        by_result = self.max_memory // 8 // (self._cell_bytes * self.columns.n)
         share = -(-self.rows.n // world_size())
         return self.rows.spans(max(1, min(self._rows_per_strip, by_result, share)))
 
@@ -229,18 +228,28 @@ class Tiles(ExactStrips):
             return 0 if self._symmetric else self.rows.n
         if self.fits:
             return self.columns.n + (0 if self._symmetric else self.rows.n)
+        if self._matrix is not None:
+            return self.rows.n + sum(self.columns.n - where.stop for where in self.strips)
         return self.rows.n + self.columns.n * len(self.strips)
 
     def strip(self, where: range) -> Tensor:
-        """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
+        """Return k of these rows with all columns, (b, m) or (b, m, d, d).
+
+        Where k(x', x) follows from k(x, x') and the whole matrix fits into memory, strips that are asked for in order
+        compute each pair once.
+        """
         if self._column_cache is not None and self._symmetric:
             left = _part(self._column_cache, where)
         else:
             left = self._compute_features(self.rows, where, self.kernel.left_power)
         if self._is_mirrored and len(where) == self.columns.n:
             return self._compute_symmetric(left)
-        tiles = [self._tile(left, right, where) for right in self._column_features(len(where))]
-        return torch.cat(tiles, 1)
+        matrix = self._matrix
+        if matrix is None or matrix.next_row != where.start:
+            tiles = [self._tile(left, right, where) for right in self._column_features(len(where))]
+            return torch.cat(tiles, 1)
+        later = [self._tile(left, right, where) for right in self._column_features(len(where), where.stop)]
+        return matrix.add(where, torch.cat([self._compute_symmetric(left), *later], 1))
 
     @property
     def cache_bytes(self) -> int:
@@ -255,6 +264,18 @@ class Tiles(ExactStrips):
     def _is_mirrored(self) -> bool:
         """Whether k(x', x) follows from k(x, x')."""
         return self._symmetric and self.kernel.symmetric
+
+    @property
+    def _cell_bytes(self) -> int:
+        return 8 if self.kernel.reduce is mean_diagonal else 8 * self.d**2
+
+    @cached_property
+    def _matrix(self) -> "_SymmetricMatrix | None":
+        """The whole matrix, filled strip by strip, if k(x', x) follows from k(x, x') and it fits."""
+        fits = self._cell_bytes * self.columns.n**2 <= self.max_memory // 8
+        if not self._is_mirrored or not fits or self.columns.given or world_size() > 1:
+            return None
+        return _SymmetricMatrix(self.columns.n)
 
     def _compute_symmetric(self, features: Features) -> Tensor:
         """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
@@ -291,10 +312,14 @@ class Tiles(ExactStrips):
             return None
         return self._compute_features(self.columns, range(self.columns.n), self.kernel.right_power)
 
-    def _column_features(self, strip: int) -> Iterator[Features]:
+    def _column_features(self, strip: int, start: int = 0) -> Iterator[Features]:
+        """Yield the features of the columns from `start` on, for a strip of so many rows."""
         blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
         samples_per_tile = max(1, self.max_memory // 16 // self.bytes_per_sample)
-        for where in self.columns.spans(min(samples_per_tile, blocks)):
+        for span in self.columns.spans(min(samples_per_tile, blocks)):
+            where = range(max(start, span.start), span.stop)
+            if not where:
+                continue
             if self._column_cache is not None:
                 yield _part(self._column_cache, where)
             else:
@@ -322,6 +347,24 @@ class Tiles(ExactStrips):
         if self.kernel.reduce is mean_diagonal:
             return self._to_result_dtype(left.traces(right) / self.d, where)
         return self._reduce_blocks(left.blocks(right), where)
+
+
+class _SymmetricMatrix:
+    """k of a data set with itself, of which strips fill the upper triangle in order."""
+
+    def __init__(self, n: int) -> None:
+        self._n, self.next_row = n, 0
+        self._values: Tensor | None = None
+
+    def add(self, where: range, upper: Tensor) -> Tensor:
+        """Return the whole rows at these places, given those from the diagonal on, (b, n − start, ...)."""
+        if self._values is None:
+            self._values = upper.new_empty(self._n, self._n, *upper.shape[2:])
+        values, later = self._values, upper[:, len(where) :].transpose(0, 1)
+        values[where.start : where.stop, where.start :] = upper
+        values[where.stop :, where.start : where.stop] = later.mT if upper.dim() == 4 else later
+        self.next_row = where.stop
+        return values[where.start : where.stop]
 
 
 def _part(features: Features, where: range) -> Features:
