@@ -161,7 +161,7 @@ def query(given: argparse.Namespace) -> dict[str, Any]:
         ("explain", lambda one: index.explain(one)),
     ):
         if name == "explain":  # neighbors, votes and density of a few rows, as of all, strip by strip
-            votes = VotesReducer(F.one_hot(index.labels).bool())
+            votes = VotesReducer(index.labels[:, None] == torch.arange(10))
             index.pairs(rows=range(16)).visit(NearestReducer(10), PositiveReducer(4), votes)
             found["peak MiB of nearest, novelty, votes, density"] = round(_memory("VmHWM") / 1024)
         times = []

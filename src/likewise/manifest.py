@@ -106,6 +106,15 @@ def read_manifest(folder: Path, kind: Kind = RUN) -> dict[str, Any]:
     return state
 
 
+def kind_of(folder: Path) -> str:
+    """Return what a folder says it holds, "run" or "index"; "run" where that cannot be read."""
+    try:
+        found = json.loads((folder / NAME).read_bytes()).get("kind", RUN.noun)
+    except (OSError, ValueError, AttributeError):
+        return RUN.noun
+    return str(found)
+
+
 def check_integrity(folder: Path) -> Integrity:
     """Return which files of a run are missing or differ from what was written.
 

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,15 @@ def test_merged_parts_of_the_command_are_the_bytes_of_one(made, indexes, tmp_pat
     assert files_of(tmp_path / "all") == files_of(indexes / "images")
     assert exit_code(["index", *given, "--out", str(tmp_path / "x"), "--part", "3/2"]) == 2
     assert "from 1 to 2" in capsys.readouterr().err
+
+
+def test_an_index_is_verified(indexes, tmp_path, capsys):
+    shutil.copytree(indexes / "table", tmp_path / "index")
+    assert exit_code(["verify", str(tmp_path / "index")]) == 0
+    shard = next((tmp_path / "index").glob("shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    assert exit_code(["verify", str(tmp_path / "index")]) == 1
+    assert shard.name in capsys.readouterr().out
 
 
 def test_an_index_built_from_python_is_asked_with_its_model_named(tmp_path, capsys):

@@ -59,6 +59,23 @@ def test_exact_answers_are_those_of_exact_gradients(build, net, data, new):
         assert (found.errors == 0).all()
 
 
+def test_the_pass_for_exact_answers_is_made_once(build, net, data, new, monkeypatch):
+    from likewise.index import query
+
+    index, passes = build(), []
+    index.attach(data)
+    compute = query.mean_gradient
+    monkeypatch.setattr(query, "mean_gradient", lambda *a: passes.append(1) or compute(*a))
+    first = index.nearest(new, exact=True)
+    again = lw.Index(index.path, model=net, data=data)
+    assert torch.allclose(again.nearest(new, exact=True).similarities, first.similarities, atol=1e-6)
+    assert len(passes) == 1
+    again.remove([0])
+    assert not list(index.path.glob("gradient-*"))
+    again.nearest(new, exact=True)
+    assert len(passes) == 2
+
+
 def test_errors_tell_how_far_sketches_are_off(tmp_path):
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh(), nn.Conv2d(8, 1, 4))
     x = torch.randn(100, 1, 8, 8)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.cli.app import exit_code
 
 
 def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
@@ -21,6 +22,7 @@ def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
     found = lw.nearest(lw.GramMatrix(index.network, new, columns=(x, y), centered=True), 10)
     again = index.nearest(new, exact=True, candidates=90)
     assert torch.allclose(again.similarities, found.similarities, atol=1e-4)
+    assert exit_code(["verify", str(tmp_path / "run")]) == 0
     before = files_of(index.path)
     lw.analyze(model, (x, y), out=tmp_path / "run", sketch=128, classes=["a", "b", "c"])
     assert files_of(index.path) == before

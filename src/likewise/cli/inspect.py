@@ -121,23 +121,35 @@ def export(
     print_result(form, {"path": str(path)}, str(path))
 
 
-def verify(run: Run, form: Form = Format.text) -> None:
-    """Check every file of a run against its checksum: exit code 0 if all are whole, 1 if not.
+def verify(
+    run: Annotated[Path, typer.Argument(help="The folder of a run or an index.", show_default=False)],
+    form: Form = Format.text,
+) -> None:
+    """Check every file of a run or an index against its checksum: exit code 0 if all are whole, 1 if not.
 
-    Example: `likewise verify run`. The `likewise analyze` command that wrote a run rebuilds what is damaged.
+    Example: `likewise verify run`. The same `likewise analyze` or `likewise index` command rebuilds what is damaged.
     """
-    from likewise.manifest import check_integrity
+    from likewise.index.store import check_index
+    from likewise.manifest import check_integrity, kind_of
 
-    found = check_integrity(run)
+    is_index = kind_of(run) == "index"
+    found = check_index(run) if is_index else check_integrity(run)
+    inner = run / "index"
+    if not is_index and (inner / "manifest.json").exists():
+        kept = check_index(inner)
+        damaged = found.damaged | {f"index/{name}": reason for name, reason in kept.damaged.items()}
+        found = found._replace(
+            files=found.files + kept.files, bytes=found.bytes + kept.bytes, damaged=damaged
+        )
     facts = {"whole": found.whole, **found._asdict()}
-    checked = f"{found.files} files, {found.bytes / 1e6:.1f} MB"
+    checked, command = f"{found.files} files, {found.bytes / 1e6:.1f} MB", "index" if is_index else "analyze"
     if found.whole:
         print_result(form, facts, f"{run} is whole: {checked}")
         return
     print_result(form, facts, *(f"{name}: {reason}" for name, reason in found.damaged.items()))
     if found.damaged:
-        raise Failed(f"{run} is damaged; the same likewise analyze command rebuilds it ({checked} checked)")
-    raise Failed(f"{run} is not finished; the same likewise analyze command goes on ({checked} checked)")
+        raise Failed(f"{run} is damaged; the same likewise {command} command rebuilds it ({checked} checked)")
+    raise Failed(f"{run} is not finished; the same likewise {command} command goes on ({checked} checked)")
 
 
 def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:

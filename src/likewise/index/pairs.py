@@ -249,8 +249,10 @@ class _SampledStrip(Strip):
 def summarize(folder: IndexFolder, max_memory: int = 2**30) -> None:
     """Write the summary: mean, distance and similarity to it of every row, closeness of some rows to their nearest.
 
-    Three passes over the rows; nothing is computed from gradients.
+    Three passes over the rows; nothing is computed from gradients. The sum of gradients, which is of other rows now,
+    is dropped.
     """
+    folder.state["files"].pop("gradient", None)
     columns = Columns(folder)
     if not columns.m:
         raise ValueError("No row is left: an index keeps at least one.")

@@ -5,6 +5,7 @@ the best candidates again, from the data set.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from likewise.index.projection import (
 )
 from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_per_shard
 from likewise.index.store import IndexFolder
+from likewise.locks import FolderLockedError
 from likewise.model import Network, to_network
 from likewise.readouts import Readout
 from likewise.statistics.neighbors import NearestReducer
@@ -47,6 +49,7 @@ from likewise.statistics.reliability import (
 )
 
 CANDIDATES = 256  # that are re-ranked
+MOST_GRADIENT = 2**30  # bytes of the sum of gradients that are kept in the index
 TOGETHER = 64  # inputs whose candidates are compared in one go
 DOUBT = 12  # standard errors by which an exact similarity may differ before the data are taken for others
 
@@ -600,18 +603,42 @@ class Index:
         return found.gather(1, where)
 
     def _mean_gradient(self, gram: GramMatrix) -> MeanGradient:
+        """Return the mean gradient of all rows: known, kept in the index, or from a pass over the data."""
         if self._mean is None:
-            parts, first = [], 0
-            for data in self._data:
-                mine = self.rows[(self.rows >= first) & (self.rows < first + data.n)] - first
-                if len(mine):
-                    parts.append(
-                        mean_gradient(gram, data if len(mine) == data.n else data.take(mine.tolist()))
-                    )
-                first += data.n
-            total = torch.stack([part.total for part in parts]).sum(0)
-            self._mean = MeanGradient(total, sum(part.samples for part in parts))
+            stored = self._folder.read_tensors("gradient")
+            if stored:
+                self._mean = MeanGradient(stored["total"].double(), len(self))
+            else:
+                self._mean = self._compute_mean_gradient(gram)
+                self._keep_mean_gradient(self._mean)
         return self._mean
+
+    def _compute_mean_gradient(self, gram: GramMatrix) -> MeanGradient:
+        parts, first = [], 0
+        for data in self._data:
+            mine = self.rows[(self.rows >= first) & (self.rows < first + data.n)] - first
+            if len(mine):
+                parts.append(mean_gradient(gram, data if len(mine) == data.n else data.take(mine.tolist())))
+            first += data.n
+        total = torch.stack([part.total for part in parts]).sum(0)
+        return MeanGradient(total, sum(part.samples for part in parts))
+
+    def _keep_mean_gradient(self, mean: MeanGradient) -> None:
+        """Write the sum of gradients into the folder, for later questions, where that can be done at once."""
+        if 4 * mean.total.numel() > MOST_GRADIENT or not os.access(self.path, os.W_OK):
+            return
+        try:
+            with hold_folder(self.path, 0):
+                folder = IndexFolder.open(self.path, verify=False)
+                if (
+                    folder.state["shards"] == self.manifest["shards"]
+                    and "gradient" not in folder.state["files"]
+                ):
+                    folder.write_tensors("gradient", {"total": mean.total.float()})
+                    folder.save()
+                    self._folder = folder
+        except FolderLockedError:  # another process is writing: it stays in memory
+            return
 
     def _refuse_other_samples(self, rows: Tensor, deviations: Tensor) -> None:
         """Raise if exact similarities are too far from those of sketches to be of the same samples."""

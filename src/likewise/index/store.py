@@ -6,6 +6,7 @@
     origins-HASH.safetensors the origins, one for each data set that was added
     summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; closeness of a sample
     removed-HASH.safetensors rows that were removed
+    gradient-HASH.safetensors  the sum of all whitened gradients, once an exact centered answer was asked for
     settings.toml            what `likewise index` was told
     shard-START.json         while a build runs: the note that a shard is complete
 
@@ -30,6 +31,7 @@ from likewise.manifest import (
     MISSING,
     NAME,
     DamagedIndexError,
+    Integrity,
     Kind,
     read_manifest,
     write_manifest,
@@ -38,6 +40,7 @@ from likewise.manifest import (
 INDEX = Kind("index", 1, DamagedIndexError)
 DTYPES = ("float16", "int8", "float32")
 SETTINGS = "settings.toml"
+PREFIXES = ("shard-", "pictures-", "origins-", "summary-", "removed-", "gradient-")  # of files that are ours
 BLOCK = 1024  # rows that are converted to float32 at a time: a few megabytes, which caches hold
 _NOTE_ENDING = ',\n "sha256 of this note": "{}"\n}\n'
 
@@ -254,7 +257,7 @@ class IndexFolder:
     def _remove_unnamed(self) -> None:
         kept = {NAME, LOCK_NAME, CREATED_NAME, *self.files}
         for path in self.path.iterdir():
-            own = path.name.startswith(("shard-", "pictures-", "origins-", "summary-", "removed-"))
+            own = path.name.startswith(PREFIXES)
             if own and path.name not in kept and path.is_file():
                 path.unlink()
 
@@ -262,10 +265,27 @@ class IndexFolder:
         return self.path / f"shard-{start:012}.json"
 
 
+def check_index(path: Path) -> Integrity:
+    """Return which files of an index are missing or differ from what was written.
+
+    Raises:
+        FileNotFoundError: There is no index in the folder.
+        ValueError: It is something else, or of another version of likewise.
+
+    """
+    try:
+        folder = IndexFolder(path, read_manifest(path, INDEX))
+    except DamagedIndexError as error:
+        return Integrity(False, 1, (path / NAME).stat().st_size, error.parts)
+    there = [path / name for name in (NAME, *folder.files) if (path / name).exists()]
+    sizes = sum(file.stat().st_size for file in there)
+    return Integrity(folder.state["finished"], len(there), sizes, folder.find_damage())
+
+
 def refuse_foreign(path: Path) -> None:
     """Raise, before anything is written, if a folder without a manifest holds something else than an index."""
     if not (path / NAME).exists():
-        allowed = ("shard-", "pictures-", "origins-", "summary-", "removed-", LOCK_NAME, CREATED_NAME)
+        allowed = (*PREFIXES, LOCK_NAME, CREATED_NAME, SETTINGS)
         foreign = [
             p.name for p in path.iterdir() if not p.name.startswith(allowed) and not files.is_temporary(p)
         ]
