@@ -63,6 +63,13 @@ def test_many_outputs_are_projected_announced_once_and_shown():
     torch.testing.assert_close(found, trace(correlation(rows, rows)))
 
 
+def test_a_large_network_gets_fewer_combinations(monkeypatch):
+    model, x = mlp(30)
+    monkeypatch.setattr(likewise.readouts, "LARGE", 100)
+    with pytest.warns(lw.ReadoutNotice, match="4 random combinations"):
+        assert lw.GramMatrix(model, x).d == 4
+
+
 @pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
 def test_one_choice_holds_for_all_networks_made_of_one():
     model, x = mlp(30)

@@ -68,8 +68,8 @@ class Network:
     Args:
         model: Any torch.nn.Module.
         readout: Turns what the model returns into outputs (n, d). None: chosen at the model's first call and then
-            fixed: all outputs up to ten, `projected_outputs(8)` of more, the log-likelihood of the text for a causal
-            language model. A `ReadoutNotice` says what was chosen, if not all outputs.
+            fixed: all outputs up to ten, `projected_outputs(8)` of more (4 beyond ten million parameters), the
+            log-likelihood of the text for a causal language model. A `ReadoutNotice` says what was chosen.
         parameters: None for all that require grad, "adapters" for those of peft's active adapters (LoRA and others),
             or names and glob patterns like "layer4.*". Values are read from the model at each call, so that a
             Network follows a model in training.

@@ -38,6 +38,8 @@ MATRICES = 4  # that a projection keeps: one for each number of outputs, device 
 BLOCK = 2**16  # rows of a projection that are made orthonormal at a time
 MOST_OUTPUTS = 10  # that are all compared where no readout is given
 COMBINATIONS = 8  # of more; k^C then correlates .988 or better with that of all outputs (docs/method.md)
+FEWER_COMBINATIONS = 4  # in a large network, where each costs: .964 or better
+LARGE = 10**7  # parameters
 
 
 def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
@@ -562,15 +564,16 @@ class AutomaticReadout:
     Args:
         model: Whose outputs are read.
         most_outputs: So many are all compared.
-        combinations: Of more outputs.
+        combinations: Of more outputs; None: 8, and 4 of a network with more than ten million parameters.
 
     """
 
     def __init__(
-        self, model: nn.Module, most_outputs: int = MOST_OUTPUTS, combinations: int = COMBINATIONS
+        self, model: nn.Module, most_outputs: int = MOST_OUTPUTS, combinations: int | None = None
     ) -> None:
         self._model = model
-        self.most_outputs, self.combinations = most_outputs, combinations
+        self.most_outputs = most_outputs
+        self.combinations = usual_combinations(model) if combinations is None else combinations
         self.chosen: Readout | None = None
         self.outputs = 0  # of a sample, of which the readout was chosen
 
@@ -615,6 +618,12 @@ class AutomaticReadout:
             "log-likelihood are compared, readout=likewise.sequence_log_likelihood(). Others: "
             "likewise.token_log_likelihood, likewise.projected_outputs(r)."
         )
+
+
+def usual_combinations(model: nn.Module) -> int:
+    """Return how many combinations of many outputs are compared where no readout is given."""
+    p = sum(parameter.numel() for parameter in model.parameters())
+    return COMBINATIONS if p <= LARGE else FEWER_COMBINATIONS
 
 
 def _depth_in_package() -> int:

@@ -19,7 +19,13 @@ from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network, annotate_errors
-from likewise.readouts import COMBINATIONS, MOST_OUTPUTS, AutomaticReadout, all_outputs, readout_name
+from likewise.readouts import (
+    MOST_OUTPUTS,
+    AutomaticReadout,
+    all_outputs,
+    readout_name,
+    usual_combinations,
+)
 from likewise.runs.columns import Request, Targets, pair_statistics
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
@@ -93,11 +99,12 @@ def choose_method(
     cost = _Cost(data.n, sum(net.numels.values()), operations)
     if exact:
         return Method(whole, 0, outputs, d, cost.exact(d), cost.exact(d))
-    usual = d if net.automatic is None or d <= MOST_OUTPUTS else COMBINATIONS
+    combinations = usual_combinations(net.model)
+    usual = d if net.automatic is None or d <= MOST_OUTPUTS else combinations
     few_pairs = data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
     is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # no sketch is shorter than these
     if sketch == "never" or is_small:
-        chosen = _fix_readout(net, first, MOST_OUTPUTS, COMBINATIONS)
+        chosen = _fix_readout(net, first, MOST_OUTPUTS, combinations)
         return Method(chosen, 0, outputs, usual, cost.exact(usual), cost.exact(d))
     few = d if net.automatic is None else min(d, SKETCHED_OUTPUTS)
     width = WIDTH if sketch == "auto" else int(sketch)
