@@ -17,7 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-TORCHES = ("2.6.0", "2.12.0", "2.13.0")  # the oldest supported, the latest two
+TORCHES = (
+    "2.6.0",
+    "2.13.0",
+    "2.14.1",
+    "2.15.0",
+)  # the oldest supported, the one of constraints.txt, the latest two
 TESTS = (
     "tests/gram/test_matrix.py",
     "tests/statistics/test_denoising.py",
