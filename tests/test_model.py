@@ -282,3 +282,26 @@ def test_adapters_are_those_of_peft(kind):
 def test_adapters_of_a_plain_model_are_refused():
     with pytest.raises(ValueError, match="Linear has no adapters"):
         lw.Network(nn.Linear(3, 2), parameters="adapters")
+
+
+def test_last_layers_are_the_last_three_weights_with_what_follows_them():
+    def names(model):
+        return lw.Network(model, parameters="last layers").names
+
+    convolutions = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.Conv2d(2, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+    assert names(nn.Sequential(nn.Conv2d(1, 1, 1), *convolutions)) == tuple(
+        f"{i}.{kind}" for i in (1, 2, 3, 4, 6) for kind in ("weight", "bias")
+    )
+    assert names(nn.Linear(2, 2)) == ("weight", "bias")
+    parametrized = nn.Sequential(*[nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)) for _ in range(4)])
+    assert {name[0] for name in names(parametrized)} == {"1", "2", "3"} and len(names(parametrized)) == 9
+    frozen = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])
+    frozen[3].requires_grad_(False)
+    assert {name[0] for name in names(frozen)} == {"1", "2", "4"}

@@ -75,7 +75,7 @@ from likewise.readouts import (
 from likewise.reheat import Reheated, reheat
 from likewise.runs.analyze import analyze
 from likewise.runs.result import Analysis
-from likewise.statistics.calibration import Calibration, calibrate
+from likewise.statistics.calibration import Calibration, CalibrationWarning, calibrate
 from likewise.statistics.denoising import Denoising, denoising
 from likewise.statistics.density import (
     SimilarityHistogram,
@@ -105,6 +105,7 @@ __all__ = [
     "Analysis",
     "Batches",
     "Calibration",
+    "CalibrationWarning",
     "ClassSimilarity",
     "CompletionPairs",
     "Denoising",

@@ -71,8 +71,8 @@ class Network:
             fixed: all outputs up to ten, `projected_outputs(8)` of more (4 beyond ten million parameters), the
             log-likelihood of the text for a causal language model. A `ReadoutNotice` says what was chosen.
         parameters: None for all that require grad, "adapters" for those of peft's active adapters (LoRA and others),
-            or names and glob patterns like "layer4.*". Values are read from the model at each call, so that a
-            Network follows a model in training.
+            "last layers" for those of the last three layers, or names and glob patterns like "layer4.*". Values are
+            read from the model at each call, so that a Network follows a model in training.
         autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
             parameters' dtype. See the guide for what that costs in precision.
 
@@ -148,7 +148,13 @@ class Network:
         every = self._own_parameters()
         return {name: every[name].numel() for name in self.names}
 
-    def with_parameters(self, parameters: Sequence[str]) -> "Network":
+    @property
+    def all_selected(self) -> bool:
+        """Whether the gradients are those of all parameters that require grad."""
+        with exclusive:
+            return self.names == tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
+
+    def with_parameters(self, parameters: str | Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters selected."""
         return self._share(Network(self.model, self._readout, parameters=parameters, autocast=self.autocast))
 
@@ -514,6 +520,27 @@ def _unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+LAST_LAYERS = 3  # by which new inputs are judged: docs/uses.md
+
+
+def _last_layer_names(model: nn.Module, names: tuple[str, ...]) -> list[str]:
+    """Return those of the parameters that belong to the last layers, in the order in which the model registers them.
+
+    A layer is a module with a parameter of at least two dimensions; what has only vectors, such as a normalization,
+    belongs to the layer before.
+    """
+    values, layers = dict(model.named_parameters()), list[list[str]]()
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        owner, parametrized, _ = name.partition(".parametrizations.")
+        owners.setdefault(owner if parametrized else name.rpartition(".")[0], []).append(name)
+    for owned in owners.values():
+        if not layers or any(values[name].dim() > 1 for name in owned):
+            layers.append([])
+        layers[-1] += owned
+    return [name for layer in layers[-LAST_LAYERS:] for name in layer]
+
+
 def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the selected parameters, a tied one once, under its first name."""
     first = {id(value): name for name, value in reversed(list(model.named_parameters()))}
@@ -528,10 +555,15 @@ def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None)
                 'choose some by name, for example parameters=["*"] for all of them.'
             )
     else:
-        advice = "names or glob patterns such as 'layer4.*', \"adapters\", or None for all that require grad"
+        advice = (
+            'names or glob patterns such as \'layer4.*\', "adapters", "last layers", or None for all that '
+            "require grad"
+        )
         patterns = check_names("parameters", parameters, advice)
         if patterns == ["adapters"]:
             selected = _adapter_names(model, aliases)
+        elif patterns == ["last layers"]:
+            selected = _last_layer_names(model, _select_parameters(model, None))
         else:
             selected = [name for pattern in patterns for name in _matching(pattern, aliases)]
     values = dict(model.named_parameters())

@@ -319,3 +319,56 @@ def test_isolated_and_unreliable_are_found():
     denoised = lw.denoising(lw.GramMatrix(model, opposed), exact=True)
     assert denoised.unreliable.tolist() == [True, True, False]
     assert denoised.factor[0] > 1 and denoised.negative_share[0] > 0.3
+
+
+def deep(seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(64, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 24), nn.Tanh(), nn.Linear(24, 16)]
+    return nn.Sequential(*layers, nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def test_new_inputs_are_judged_by_the_last_three_layers():
+    model, x, y = deep(), torch.randn(60, 64), torch.arange(60) % 4
+    gram = lw.GramMatrix(model, x[:10], columns=(x[10:], y[10:]))
+    last = lw.GramMatrix(
+        lw.Network(model, parameters=["3.*", "5.*", "6.*", "8.*"]), x[:10], columns=(x[10:], y[10:])
+    )
+    torch.testing.assert_close(lw.novelty(gram), lw.novelty(last))
+    torch.testing.assert_close(lw.novelty(gram, parameters="last layers"), lw.novelty(last, parameters=None))
+    assert not torch.allclose(lw.novelty(gram), lw.novelty(gram, parameters=None))
+    for mine, other in zip(lw.reliability(gram), lw.reliability(last), strict=True):
+        torch.testing.assert_close(mine, other)
+    assert lw.novelty(gram, sketch=4000).sub(lw.novelty(last)).abs().max() < 0.05
+
+
+def test_chosen_parameters_and_a_set_with_itself_are_left_alone():
+    model, x = deep(), torch.randn(40, 64)
+    chosen = lw.Network(model, parameters=["0.*", "1.*"])
+    gram = lw.GramMatrix(chosen, x[:10], columns=x[10:])
+    torch.testing.assert_close(lw.novelty(gram), lw.novelty(gram, parameters=None))
+    square = lw.GramMatrix(model, x)
+    torch.testing.assert_close(lw.novelty(square), lw.novelty(square, parameters=None))
+    frozen = lw.Network(deep().requires_grad_(False), parameters="*")
+    gram = lw.GramMatrix(frozen, x[:10], columns=x[10:])
+    torch.testing.assert_close(lw.novelty(gram), lw.novelty(gram, parameters=None))
+
+
+def test_far_predictions_get_the_more_cautious_chance():
+    chance = torch.Generator().manual_seed(0)
+    closeness = torch.rand(600, generator=chance)
+    confidence, agreement = torch.rand(2, 600, generator=chance)
+    right = torch.rand(600, generator=chance) < agreement  # neighbors know, closeness and confidence do not
+    held = lw.Reliability(
+        closeness, agreement, torch.full((600,), 0.1), torch.zeros(600, dtype=torch.long), confidence
+    )
+    calibration = lw.calibrate(held, torch.where(right, 0, 1))
+    agreed = lambda c: lw.Reliability(  # noqa: E731
+        torch.full((40,), c), torch.ones(40), torch.full((40,), 0.1), torch.zeros(40, dtype=torch.long), None
+    )._replace(confidence=torch.full((40,), 0.5))
+    assert (calibration(agreed(0.9)) > 0.9).all()
+    assert (calibration(agreed(0.2)) < 0.7).all()  # as if neighbors had said nothing
+    assert calibration.applies(agreed(0.2)).all()
+    with pytest.warns(lw.CalibrationWarning, match="40 of 40"):
+        calibration(agreed(-0.5))
+    assert not calibration.applies(agreed(-0.5)).any()
+    assert "600 held-out predictions, closeness 0.0" in repr(calibration)

@@ -8,7 +8,7 @@ so that a model is traced and checked once.
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -157,6 +157,27 @@ class GramMatrix:
         other = copy.copy(self)
         other.centered = check_flag("centered", centered)
         other._refuse_centering()
+        return other
+
+    def with_parameters(self, parameters: str | Sequence[str]) -> "GramMatrix":
+        """Return the same samples compared by the gradients in other parameters, with an engine of its own.
+
+        Args:
+            parameters: As of `Network`: names, glob patterns, "adapters" or "last layers".
+
+        """
+        if not self.of_network:
+            raise ValueError(
+                "A GramMatrix of a network's gradients is needed: activations have no parameters."
+            )
+        net = self.net.with_parameters(parameters)
+        if net.names == self.net.names:
+            return self
+        other = copy.copy(self)
+        other.net, other._setup = net, self._setup.of(net)
+        other._centerings = CenteringCache()
+        other._feature_cache = None if self._feature_cache is None else FeatureCache()
+        other._whole = None if self._whole is None else self._whole.with_parameters(parameters)
         return other
 
     def with_feature_cache(self) -> "GramMatrix":
@@ -641,6 +662,10 @@ class _Setup:
         self._row_shape: tuple[int, int] | None = None
         self._feature_bytes: dict[float, int] = {}
         self._operations: dict[Kernel, PairOperations] = {}
+
+    def of(self, net: Network) -> "_Setup":
+        """Return the same for other parameters of the model."""
+        return _Setup(net, self._data, self._asked, self._max_memory)
 
     # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
     @property

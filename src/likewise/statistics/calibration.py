@@ -12,6 +12,14 @@ from likewise.model_state import preserve_generators
 from likewise.statistics.reliability import Reliability
 
 FEWEST = 50
+UNSEEN = (
+    0.01  # this share of the held-out predictions is less close than what calibration is said to apply to
+)
+SHIFTED = 0.05  # of predictions beyond that: a warning
+
+
+class CalibrationWarning(UserWarning):
+    """Predictions are unlike those calibrated on."""
 
 
 class Level(NamedTuple):
@@ -27,7 +35,10 @@ class Level(NamedTuple):
 class Calibration:
     """What is to be expected of predictions: the chance to be right, or for values the size of the error.
 
-    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones.
+    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones. What
+    neighbors say means less the farther they are: below the median closeness of the held-out predictions a chance is
+    the smaller of two, one from all ingredients and one from closeness and confidence alone. Below nearly all of them
+    (`applies`) nothing was seen in calibration, and many such predictions raise a warning.
 
     Example:
         >>> import torch, likewise as lw
@@ -40,26 +51,64 @@ class Calibration:
 
     """
 
-    def __init__(self, weights: Tensor, scale: tuple[Tensor, Tensor], factor: float | None) -> None:
+    def __init__(
+        self,
+        weights: Tensor,
+        scale: tuple[Tensor, Tensor],
+        factor: float | None,
+        cautious: Tensor | None = None,
+        closeness: Tensor | None = None,
+    ) -> None:
         self._weights, self._scale, self._factor = weights, scale, factor
+        self._cautious = cautious  # weights of closeness and confidence alone, 0 for the others
+        self._closeness = torch.zeros(0) if closeness is None else closeness  # of the held-out predictions
         self.levels: list[Level] = []
+
+    def __repr__(self) -> str:
+        seen = self._closeness
+        span = f", closeness {float(seen.min()):.3f} to {float(seen.max()):.3f}" if len(seen) else ""
+        kind = "chances" if self._factor is None else "errors"
+        return f"Calibration({kind}, {len(seen):,} held-out predictions{span})"
 
     def __call__(self, found: Reliability) -> Tensor:
         """Return the chance that each prediction is right, (n,), or for values its expected error."""
         _check_reliability(found)
         if (found.confidence is None) != (self._factor is not None):
             raise ValueError("Calibrated on classes, asked of values, or the other way round.")
+        self._warn_of_shift(found)
         mean, spread = self._scale
-        score = (_ingredients(found) - mean) / spread @ self._weights[1:] + self._weights[0]
+        standard = (_ingredients(found) - mean) / spread
+        score = standard @ self._weights[1:] + self._weights[0]
+        if self._cautious is not None:
+            smaller = torch.minimum(score, standard @ self._cautious[1:] + self._cautious[0])
+            far = found.closeness.double().cpu() < self._closeness.median()
+            score = torch.where(far, smaller, score)
         expected = score.sigmoid() if self._factor is None else self._factor * score.exp()
         return expected.to(found.closeness.device)
+
+    def applies(self, found: Reliability) -> Tensor:
+        """Return whether each prediction is as close to the training data as 99 % of the held-out ones, (n,)."""
+        closeness = found.closeness.double()
+        return closeness >= (self._closeness.quantile(UNSEEN) if len(self._closeness) else -torch.inf)
+
+    def _warn_of_shift(self, found: Reliability) -> None:
+        outside = int((~self.applies(found)).sum())
+        if outside > SHIFTED * len(found.closeness) and outside >= 5:
+            warnings.warn(
+                f"{outside} of {len(found.closeness)} predictions are of inputs less similar to the training data than "
+                f"99 % of those calibrated on: the data has shifted, and what calibration says of them was not seen. "
+                "Calibration.applies tells which; calibrate on such data if you can.",
+                CalibrationWarning,
+                stacklevel=3,
+            )
 
 
 @preserve_generators()  # importing scikit-learn draws from Python's
 def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
     """Return a Calibration from predictions whose true labels are known and were not trained on.
 
-    A logistic regression on closeness, agreement, shift and the network's confidence. For values a linear
+    A logistic regression on closeness, agreement, shift and the network's confidence, and one on closeness and
+    confidence alone for inputs that are far from the training data (see `Calibration`). For values a linear
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
 
@@ -88,12 +137,16 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     standard = (features - scale[0]) / scale[1]
     if found.confidence is not None:
         outcome = (found.prediction.cpu() == values[:, 0]).double()
-        calibration = Calibration(_fit_logistic(standard, outcome), scale, None)
+        weights, cautious = _fit_logistic(standard, outcome), _fit_logistic(standard[:, [0, 3]], outcome)
+        zeros = torch.zeros(2, dtype=cautious.dtype)  # of agreement and shift
+        alone = torch.cat([cautious[:2], zeros, cautious[2:]])
+        calibration = Calibration(weights, scale, None, alone, found.closeness.double().cpu())
     else:
         outcome = (found.prediction.cpu().double() - values).norm(dim=1)
         weights = _fit_least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
         raw = Calibration(weights, scale, 1.0)(found).cpu()
-        calibration = Calibration(weights, scale, float(outcome.sum() / raw.sum()))
+        factor = float(outcome.sum() / raw.sum())
+        calibration = Calibration(weights, scale, factor, closeness=found.closeness.double().cpu())
     calibration.levels = _held_out_levels(
         calibration(found).cpu(), outcome, levels, shares=found.confidence is not None
     )

@@ -3,6 +3,7 @@
 `calibrate` turns these ingredients into how often such predictions are right.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,7 +41,13 @@ class ClosenessReducer(Reducer):
         return (strip.without_self(plain, -torch.inf).topk(self.k, dim=1).values.mean(1),)
 
 
-def novelty(gram: GramMatrix, k: int = NEIGHBORS, *, sketch: int | None = None) -> Tensor:
+def novelty(
+    gram: GramMatrix,
+    k: int = NEIGHBORS,
+    *,
+    parameters: str | Sequence[str] | None = "auto",
+    sketch: int | None = None,
+) -> Tensor:
     """1 − the mean plain similarity to the k most similar columns: larger is more unlike all data.
 
     0 means that the network cannot tell the input from k training samples. Its range depends on the network,
@@ -52,6 +59,9 @@ def novelty(gram: GramMatrix, k: int = NEIGHBORS, *, sketch: int | None = None) 
         gram: Rows are the inputs in question, columns the training set: lw.GramMatrix(net, new, columns=training).
             Of a data set with itself, a sample is not its own neighbor.
         k: How many neighbors are averaged.
+        parameters: By whose gradients. "auto": new inputs by those of the last three layers, which tell them best
+            (docs/uses.md), if the matrix is of all parameters; a data set with itself by the matrix's own, as in the
+            columns of a run. None: the matrix's own. Or what `Network` takes, such as "last layers".
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
@@ -70,8 +80,18 @@ def novelty(gram: GramMatrix, k: int = NEIGHBORS, *, sketch: int | None = None) 
     count = min(k, gram.shape[1] - gram.square)
     if count < 1:
         raise ValueError("There is no other sample to be like: give more than one.")
-    ((closeness,),) = pair_source(gram, sketch).visit(ClosenessReducer(count))
+    ((closeness,),) = pair_source(select_layers(gram, parameters), sketch).visit(ClosenessReducer(count))
     return 1 - closeness
+
+
+def select_layers(gram: GramMatrix, parameters: str | Sequence[str] | None) -> GramMatrix:
+    """Return the matrix by whose gradients inputs are judged: see `novelty`."""
+    if parameters is None:
+        return gram
+    if parameters != "auto":
+        return gram.with_parameters(parameters)
+    new_inputs = gram.of_network and not gram.square and gram.net.all_selected
+    return gram.with_parameters("last layers") if new_inputs else gram
 
 
 class Reliability(NamedTuple):
@@ -120,7 +140,13 @@ class NeighborMeansReducer(Reducer):
         return (torch.where(total > 0, means, overall),)
 
 
-def reliability(gram: GramMatrix, labels: Any = None, *, sketch: int | None = None) -> Reliability:
+def reliability(
+    gram: GramMatrix,
+    labels: Any = None,
+    *,
+    parameters: str | Sequence[str] | None = "auto",
+    sketch: int | None = None,
+) -> Reliability:
     """What speaks for the predictions of the rows, by the columns: the training set with its labels.
 
     Neighbors are weighted by max(centered similarity, 0)^8. Classes: agreement is the neighbors' share of votes
@@ -134,6 +160,7 @@ def reliability(gram: GramMatrix, labels: Any = None, *, sketch: int | None = No
         gram: Rows are the predictions in question, columns the training set. Plain or centered makes no
             difference: closeness is plain, weights are centered.
         labels: Labels of the columns; those that travel with them if None.
+        parameters: By whose gradients, as of `novelty`: of new inputs those of the last three layers.
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
@@ -159,7 +186,7 @@ def reliability(gram: GramMatrix, labels: Any = None, *, sketch: int | None = No
         model_outputs(gram), None if gram.square else model_outputs(gram.of_columns()), found
     )
     count = min(NEIGHBORS, gram.shape[1] - gram.square)
-    (closeness,), (means,) = pair_source(gram, sketch).visit(
+    (closeness,), (means,) = pair_source(select_layers(gram, parameters), sketch).visit(
         ClosenessReducer(count), NeighborMeansReducer(targets.values)
     )
     return to_device(targets.reliability(closeness.cpu(), means.cpu(), gram.dtype), gram.device)

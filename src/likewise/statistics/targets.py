@@ -114,7 +114,7 @@ def of_classes(labels: Tensor, d: int) -> Tensor | None:
 
 def readout_looks_at_label(gram: GramMatrix) -> bool:
     """Whether samples are alike by what the network says of their labels: the readout's result depends on them."""
-    return any(_reads_labels(gram.net, data) for data in (gram.data, gram.columns))
+    return _reads_labels(gram.net, gram.data) or _reads_labels(gram.net, gram.columns)
 
 
 def _reads_labels(net: Network, data: Batches) -> bool:
