@@ -286,7 +286,7 @@ def test_adapters_of_a_plain_model_are_refused():
 
 def test_last_layers_are_the_last_three_weights_with_what_follows_them():
     def names(model):
-        return lw.Network(model, parameters="last layers").names
+        return lw.Network(model, parameters="last 3 layers").names
 
     convolutions = nn.Sequential(
         nn.Conv2d(1, 2, 3),
@@ -300,6 +300,7 @@ def test_last_layers_are_the_last_three_weights_with_what_follows_them():
         f"{i}.{kind}" for i in (1, 2, 3, 4, 6) for kind in ("weight", "bias")
     )
     assert names(nn.Linear(2, 2)) == ("weight", "bias")
+    assert lw.Network(convolutions, parameters="last layer").names == ("5.weight", "5.bias")
     parametrized = nn.Sequential(*[nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)) for _ in range(4)])
     assert {name[0] for name in names(parametrized)} == {"1", "2", "3"} and len(names(parametrized)) == 9
     frozen = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])

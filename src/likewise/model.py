@@ -7,6 +7,7 @@ Nothing here changes the model: inside `Network.evaluation_mode` it is in evalua
 its attributes, mode and every random generator are what they were (model_state.py).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,8 +72,8 @@ class Network:
             fixed: all outputs up to ten, `projected_outputs(8)` of more (4 beyond ten million parameters), the
             log-likelihood of the text for a causal language model. A `ReadoutNotice` says what was chosen.
         parameters: None for all that require grad, "adapters" for those of peft's active adapters (LoRA and others),
-            "last layers" for those of the last three layers, or names and glob patterns like "layer4.*". Values are
-            read from the model at each call, so that a Network follows a model in training.
+            "last layer" or "last 3 layers" for those of the last ones, or names and glob patterns like "layer4.*".
+            Values are read from the model at each call, so that a Network follows a model in training.
         autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
             parameters' dtype. See the guide for what that costs in precision.
 
@@ -520,10 +521,10 @@ def _unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-LAST_LAYERS = 3  # by which new inputs are judged: docs/uses.md
+LAST_LAYERS = re.compile(r"last layer|last ([1-9]\d*) layers")
 
 
-def _last_layer_names(model: nn.Module, names: tuple[str, ...]) -> list[str]:
+def _last_layer_names(model: nn.Module, names: tuple[str, ...], count: int) -> list[str]:
     """Return those of the parameters that belong to the last layers, in the order in which the model registers them.
 
     A layer is a module with a parameter of at least two dimensions; what has only vectors, such as a normalization,
@@ -538,7 +539,7 @@ def _last_layer_names(model: nn.Module, names: tuple[str, ...]) -> list[str]:
         if not layers or any(values[name].dim() > 1 for name in owned):
             layers.append([])
         layers[-1] += owned
-    return [name for layer in layers[-LAST_LAYERS:] for name in layer]
+    return [name for layer in layers[-count:] for name in layer]
 
 
 def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -556,14 +557,14 @@ def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None)
             )
     else:
         advice = (
-            'names or glob patterns such as \'layer4.*\', "adapters", "last layers", or None for all that '
+            'names or glob patterns such as \'layer4.*\', "adapters", "last 3 layers", or None for all that '
             "require grad"
         )
         patterns = check_names("parameters", parameters, advice)
         if patterns == ["adapters"]:
             selected = _adapter_names(model, aliases)
-        elif patterns == ["last layers"]:
-            selected = _last_layer_names(model, _select_parameters(model, None))
+        elif len(patterns) == 1 and (last := LAST_LAYERS.fullmatch(patterns[0])):
+            selected = _last_layer_names(model, _select_parameters(model, None), int(last[1] or 1))
         else:
             selected = [name for pattern in patterns for name in _matching(pattern, aliases)]
     values = dict(model.named_parameters())

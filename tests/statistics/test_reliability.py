@@ -327,18 +327,20 @@ def deep(seed=0):
     return nn.Sequential(*layers, nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def test_new_inputs_are_judged_by_the_last_three_layers():
+def test_new_inputs_are_judged_by_the_last_layers_too():
     model, x, y = deep(), torch.randn(60, 64), torch.arange(60) % 4
     gram = lw.GramMatrix(model, x[:10], columns=(x[10:], y[10:]))
     last = lw.GramMatrix(
         lw.Network(model, parameters=["3.*", "5.*", "6.*", "8.*"]), x[:10], columns=(x[10:], y[10:])
     )
-    torch.testing.assert_close(lw.novelty(gram), lw.novelty(last))
-    torch.testing.assert_close(lw.novelty(gram, parameters="last layers"), lw.novelty(last, parameters=None))
-    assert not torch.allclose(lw.novelty(gram), lw.novelty(gram, parameters=None))
+    torch.testing.assert_close(lw.novelty(gram, parameters="last 3 layers"), lw.novelty(last))
+    one = lw.novelty(lw.GramMatrix(lw.Network(model, parameters="8.*"), x[:10], columns=x[10:]))
+    mean = (one * lw.novelty(gram, parameters=None)).sqrt()
+    torch.testing.assert_close(lw.novelty(gram), mean)
+    assert not torch.allclose(mean, lw.novelty(gram, parameters=None))
     for mine, other in zip(lw.reliability(gram), lw.reliability(last), strict=True):
         torch.testing.assert_close(mine, other)
-    assert lw.novelty(gram, sketch=4000).sub(lw.novelty(last)).abs().max() < 0.05
+    assert lw.novelty(gram, sketch=4000).sub(mean).abs().max() < 0.05
 
 
 def test_chosen_parameters_and_a_set_with_itself_are_left_alone():

@@ -163,7 +163,7 @@ class GramMatrix:
         """Return the same samples compared by the gradients in other parameters, with an engine of its own.
 
         Args:
-            parameters: As of `Network`: names, glob patterns, "adapters" or "last layers".
+            parameters: As of `Network`: names, glob patterns, "adapters", "last 3 layers".
 
         """
         if not self.of_network:

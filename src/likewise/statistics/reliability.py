@@ -59,9 +59,10 @@ def novelty(
         gram: Rows are the inputs in question, columns the training set: lw.GramMatrix(net, new, columns=training).
             Of a data set with itself, a sample is not its own neighbor.
         k: How many neighbors are averaged.
-        parameters: By whose gradients. "auto": new inputs by those of the last three layers, which tell them best
-            (docs/uses.md), if the matrix is of all parameters; a data set with itself by the matrix's own, as in the
-            columns of a run. None: the matrix's own. Or what `Network` takes, such as "last layers".
+        parameters: By whose gradients. "auto": of new inputs the geometric mean of two novelties, by all parameters
+            and by the last layer alone, each of which misses inputs that the other knows (docs/uses.md), if the
+            matrix is of all parameters; of a data set with itself by the matrix's own, as in the columns of a run.
+            None: the matrix's own. Or what `Network` takes, such as "last layer".
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
@@ -80,25 +81,33 @@ def novelty(
     count = min(k, gram.shape[1] - gram.square)
     if count < 1:
         raise ValueError("There is no other sample to be like: give more than one.")
-    ((closeness,),) = pair_source(select_layers(gram, parameters), sketch).visit(ClosenessReducer(count))
+    chosen = _select_layers(gram, parameters, "last layer")
+    found = _one_novelty(chosen, count, sketch)
+    if parameters != "auto" or chosen is gram:
+        return found
+    return (found.clamp(min=0) * _one_novelty(gram, count, sketch).clamp(min=0)).sqrt()
+
+
+def _one_novelty(gram: GramMatrix, k: int, sketch: int | None) -> Tensor:
+    ((closeness,),) = pair_source(gram, sketch).visit(ClosenessReducer(k))
     return 1 - closeness
 
 
-def select_layers(gram: GramMatrix, parameters: str | Sequence[str] | None) -> GramMatrix:
-    """Return the matrix by whose gradients inputs are judged: see `novelty`."""
+def _select_layers(gram: GramMatrix, parameters: str | Sequence[str] | None, automatic: str) -> GramMatrix:
+    """Return the matrix of the chosen parameters; "auto": of new inputs and all parameters, the automatic ones."""
     if parameters is None:
         return gram
     if parameters != "auto":
         return gram.with_parameters(parameters)
     new_inputs = gram.of_network and not gram.square and gram.net.all_selected
-    return gram.with_parameters("last layers") if new_inputs else gram
+    return gram.with_parameters(automatic) if new_inputs else gram
 
 
 class Reliability(NamedTuple):
     """What speaks for each prediction. Larger is better, but for the shift.
 
     Attributes:
-        closeness: (n,) mean similarity to the ten most similar training samples: 1 − novelty.
+        closeness: (n,) mean similarity to the ten most similar training samples.
         agreement: (n,) in [0, 1]: of neighbors' labels with the prediction.
         shift: (n,) how far the prediction is from its neighbors' predictions.
         prediction: (n,) class numbers, or (n, q) values.
@@ -160,7 +169,8 @@ def reliability(
         gram: Rows are the predictions in question, columns the training set. Plain or centered makes no
             difference: closeness is plain, weights are centered.
         labels: Labels of the columns; those that travel with them if None.
-        parameters: By whose gradients, as of `novelty`: of new inputs those of the last three layers.
+        parameters: By whose gradients. "auto": of new inputs those of the last three layers (docs/uses.md), if the
+            matrix is of all parameters; of a data set with itself the matrix's own. None: the matrix's own.
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
@@ -186,7 +196,7 @@ def reliability(
         model_outputs(gram), None if gram.square else model_outputs(gram.of_columns()), found
     )
     count = min(NEIGHBORS, gram.shape[1] - gram.square)
-    (closeness,), (means,) = pair_source(select_layers(gram, parameters), sketch).visit(
+    (closeness,), (means,) = pair_source(_select_layers(gram, parameters, "last 3 layers"), sketch).visit(
         ClosenessReducer(count), NeighborMeansReducer(targets.values)
     )
     return to_device(targets.reliability(closeness.cpu(), means.cpu(), gram.dtype), gram.device)
