@@ -1,140 +1,91 @@
-"""Scores of novelty and of trust from the ingredients that benchmarks/shift.py kept, and the tables of docs/uses.md.
+"""Scores of novelty and of trust from the ingredients that benchmarks/shift.py kept, on every case and network.
 
-    python benchmarks/shift_scores.py FOLDER --choose       candidates on the choosing cases
-    python benchmarks/shift_scores.py FOLDER                tables of the reporting cases, as Markdown
+    python benchmarks/shift_scores.py FOLDER ...      results are written to benchmarks/results/shift.jsonl
 
-The figure of novelty is the area under the ROC curve against known test inputs, of reliability the area under the
-risk-coverage curve. A case counts once: the mean over its networks. ± is the 95 % interval with cases as the unit.
+The figure of novelty is the area under the ROC curve against known test inputs, of trust the area under the
+risk-coverage curve. benchmarks/uses.py makes the tables of docs/uses.md from them. `NOVELTY` and `TRUST` hold what
+`lw.novelty`, `lw.reliability` and `lw.calibrate` do by default, what was tried beside it, and what others use.
 """
 
+import argparse
 import json
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from records import FOLDER, add
 from scipy.stats import rankdata
-from scipy.stats import t as student
 
 Array = np.ndarray
 
 
-@dataclass
 class Network:
-    """All ingredients of one network."""
+    """All ingredients of one network, by name; rows by group."""
 
-    setting: dict[str, Any]
-    groups: list[str]
-    names: list[str]
-    values: Array  # (v, n)
-    truth: Array  # (n,)
-    group: Array  # (n,)
-    parts: int
+    def __init__(self, about: str, values: Array, truth: Array, group: Array) -> None:
+        found = json.loads(about)
+        self.setting, self.groups, self._names = found["setting"], found["groups"], found["names"]
+        self.parts, self.truth = len(found["parts"]), truth.astype(int)
+        self._values, self._group = values, group
 
     def __getitem__(self, name: str) -> Array:
-        return self.values[self.names.index(name)].astype(np.float64)
+        return self._values[self._names.index(name)].astype(np.float64)
 
     def rows(self, name: str) -> Array:
         """Return where the samples of a group are."""
-        return np.flatnonzero(self.group == self.groups.index(name))
+        return np.flatnonzero(self._group == self.groups.index(name))
+
+    def novelty(self, parameters: str) -> Array:
+        """Return 1 - the mean similarity to the ten nearest, by a part of the network."""
+        return self[
+            "novelty " + (f"part {self.parts - 1}" if parameters == "last layer" else parameters)
+        ].clip(0)
 
     @cached_property
     def outputs(self) -> Array:
-        """Logits, (n, 8)."""
         return np.stack([self[f"output {j}"] for j in range(8)], 1)
 
-    @cached_property
-    def training(self) -> Array:
-        return self.rows("training")
-
     @property
-    def prediction(self) -> Array:
-        return self.outputs.argmax(1)
+    def right(self) -> Array:
+        return self.outputs.argmax(1) == self.truth
+
+    def confidence(self, temperature: float = 1.0) -> Array:
+        return self.chances(temperature).max(1)
 
     def chances(self, temperature: float = 1.0) -> Array:
         scaled = self.outputs / temperature
         found = np.exp(scaled - scaled.max(1, keepdims=True))
         return found / found.sum(1, keepdims=True)
 
-    def percentile(self, scores: Array) -> Array:
-        """Return the share of training samples with smaller scores, (n,)."""
-        reference = np.sort(scores[self.training])
-        below = np.searchsorted(reference, scores, "left") + np.searchsorted(reference, scores, "right")
-        return below / (2 * len(reference))
+    @cached_property
+    def temperature(self) -> float:
+        """The temperature at which labels of held-out samples are most likely."""
+        held, grid = self.rows("held"), np.logspace(-1, 1, 60)
+        likely = [np.log(self.chances(t)[held, self.truth[held]].clip(1e-12)).mean() for t in grid]
+        return float(grid[int(np.argmax(likely))])
 
+    def calibrated(self, *features: Array) -> Array:
+        """Return the log-odds of being right, by logistic regression on the held-out samples."""
+        from sklearn.linear_model import LogisticRegression
 
-def load(folder: Path) -> list[Network]:
-    """Return the networks of all files."""
-    found = []
-    for file in sorted(folder.glob("part-*.npz")):
-        with np.load(file) as arrays:
-            numbers = sorted({int(key.split("/")[0]) for key in arrays.files})
-            for i in numbers:
-                about = json.loads(str(arrays[f"{i}/about"]))
-                found.append(
-                    Network(
-                        about["setting"],
-                        about["groups"],
-                        about["names"],
-                        arrays[f"{i}/values"],
-                        arrays[f"{i}/truth"].astype(int),
-                        arrays[f"{i}/group"],
-                        len(about["parts"]),
-                    )
-                )
-    return found
+        held, stacked = self.rows("held"), np.stack(features, 1)
+        mean, spread = stacked[held].mean(0), stacked[held].std(0) + 1e-9
+        standard = (stacked - mean) / spread
+        return LogisticRegression(C=1.0).fit(standard[held], self.right[held]).decision_function(standard)
 
-
-def auc(novel: Array, known: Array) -> float:
-    """Return the chance that a novel input has the larger score, half for equal ones."""
-    ranks = rankdata(np.concatenate([novel, known]))
-    n, m = len(novel), len(known)
-    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
-
-
-def novelty_cases(net: Network, part: str) -> list[str]:
-    return [g for g in net.groups if g.startswith(f"{part}: novel: ")]
-
-
-Scores = Callable[[Network], dict[str, Array]]
-
-
-def novelty_areas(
-    nets: list[Network], scores: Scores, part: str
-) -> dict[str, dict[tuple[str, str], list[float]]]:
-    """Return by score and (data, case) the areas of all networks."""
-    found: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for net in nets:
-        known = net.rows("known")
-        for name, values in scores(net).items():
-            for case in novelty_cases(net, part):
-                cell = (net.setting["data"], case.split(": ")[2])
-                found.setdefault(name, {}).setdefault(cell, []).append(
-                    auc(values[net.rows(case)], values[known])
-                )
-    return found
-
-
-def interval(differences: Array) -> float:
-    """Return the half width of the 95 % interval of the mean."""
-    n = len(differences)
-    return float(student.ppf(0.975, n - 1) * differences.std(ddof=1) / math.sqrt(n))
-
-
-def peers(net: Network) -> dict[str, Array]:
-    """Return what others use, from the same network."""
-    return {
-        "neighbors in features": net["feature tenth"],
-        "Mahalanobis": net["Mahalanobis"],
-        "ViM": net["ViM"],
-        "energy": -np.log(np.exp(net.outputs - net.outputs.max(1, keepdims=True)).sum(1))
-        - net.outputs.max(1),
-        "largest probability": -net.chances().max(1),
-        "GradNorm": net["GradNorm"],
-    }
+    def calibrated_by(self, parameters: str, unseen: float | None) -> Array:
+        """Return what `lw.calibrate` makes of `lw.reliability`, cautious below this quantile of held-out closeness."""
+        closeness, confidence = 1 - self.novelty(parameters), log_odds(self.confidence())
+        agreement, shift = (
+            log_odds(self[f"agreement {parameters}"]),
+            np.log(self[f"shift {parameters}"] + 1e-3),
+        )
+        found = self.calibrated(closeness, agreement, shift, confidence)
+        if unseen is None:
+            return found
+        far = closeness < np.quantile(closeness[self.rows("held")], unseen)
+        return np.where(far, np.minimum(found, self.calibrated(confidence)), found)
 
 
 def log_odds(share: Array) -> Array:
@@ -142,23 +93,40 @@ def log_odds(share: Array) -> Array:
     return np.log(share / (1 - share))
 
 
-def temperature(net: Network) -> float:
-    """Return the temperature at which labels of held-out samples are most likely."""
-    held = net.rows("held")
-    truth = net.truth[held]
-    grid = np.logspace(-1, 1, 60)
-    likely = [np.log(net.chances(t)[held, truth].clip(1e-12)).mean() for t in grid]
-    return float(grid[int(np.argmax(likely))])
+def energy(net: Network) -> Array:
+    top = net.outputs.max(1, keepdims=True)
+    return -np.log(np.exp(net.outputs - top).sum(1)) - top[:, 0]
 
 
-def logistic(features: Array, right: Array, net: Network) -> Array:
-    """Return the chance to be right of all samples, by logistic regression on the held-out ones."""
-    from sklearn.linear_model import LogisticRegression
+NOVELTY: dict[str, Callable[[Network], Array]] = {
+    "likewise": lambda net: net.novelty("all"),
+    "likewise, auto": lambda net: np.sqrt(net.novelty("all") * net.novelty("last layer")),
+    "last layer": lambda net: net.novelty("last layer"),
+    "last three layers": lambda net: net.novelty("last 3"),
+    "neighbors in features": lambda net: net["feature tenth"],
+    "GradNorm": lambda net: net["GradNorm"],
+    "largest probability": lambda net: -net.confidence(),
+    "energy": energy,
+    "ViM": lambda net: net["ViM"],
+    "Mahalanobis": lambda net: net["Mahalanobis"],
+}
+TRUST: dict[str, Callable[[Network], Array]] = {
+    "likewise": lambda net: net.calibrated_by("all", 0.01),
+    "never cautious": lambda net: net.calibrated_by("all", None),
+    "last three layers": lambda net: net.calibrated_by("last 3", 0.01),
+    "last three, cautious below the median": lambda net: net.calibrated_by("last 3", 0.5),
+    "largest probability": lambda net: net.confidence(),
+    "temperature": lambda net: net.confidence(net.temperature),
+    "neighbors in features": lambda net: net["feature agreement"] + 1e-3 * net.confidence(),
+    "energy": lambda net: -energy(net),
+}
 
-    held = net.rows("held")
-    mean, spread = features[held].mean(0), features[held].std(0) + 1e-9
-    standard = (features - mean) / spread
-    return LogisticRegression(C=1.0).fit(standard[held], right[held]).predict_proba(standard)[:, 1]
+
+def area(novel: Array, known: Array) -> float:
+    """Return the chance that a novel input has the larger score, half for equal ones."""
+    ranks = rankdata(np.concatenate([novel, known]))
+    n, m = len(novel), len(known)
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
 
 
 def risk_coverage(trust: Array, wrong: Array) -> float:
@@ -167,34 +135,43 @@ def risk_coverage(trust: Array, wrong: Array) -> float:
     return float((ordered.cumsum() / np.arange(1, len(ordered) + 1)).mean())
 
 
-def corrupted_cases(net: Network, part: str) -> list[str]:
-    return [g for g in net.groups if g.startswith(f"{part}: ") and ": novel: " not in g]
-
-
-Cell = tuple[str, float, str]  # data, share of wrong labels, corruption
-
-
-def trust_areas(nets: list[Network], scores: Scores, part: str) -> dict[str, dict[Cell, list[float]]]:
-    """Return by score and cell the areas of all networks; the cell "none" is of known inputs as they are."""
-    found: dict[str, dict[Cell, list[float]]] = {}
-    for net in nets:
-        wrong = net.prediction != net.truth
-        for name, trust in scores(net).items():
-            for case in ["known", *corrupted_cases(net, part)]:
-                rows = net.rows(case)
-                kind = "none" if case == "known" else case.split(": ", 1)[1]
-                cell = (net.setting["data"], net.setting["share"], kind)
-                found.setdefault(name, {}).setdefault(cell, []).append(
-                    risk_coverage(trust[rows], wrong[rows])
-                )
+def load(folders: list[Path]) -> list[Network]:
+    found = []
+    for file in sorted(file for folder in folders for file in folder.glob("part-*.npz")):
+        with np.load(file) as arrays:
+            for i in sorted({key.split("/")[0] for key in arrays.files}):
+                about, *rest = (arrays[f"{i}/{name}"] for name in ("about", "values", "truth", "group"))
+                found.append(Network(str(about), *rest))
     return found
 
 
-def trust_peers(net: Network) -> dict[str, Array]:
-    chances = net.chances()
-    return {
-        "largest probability": chances.max(1),
-        "temperature": net.chances(temperature(net)).max(1),
-        "energy": -peers(net)["energy"],
-        "neighbors in features": net["feature agreement"] + 1e-3 * chances.max(1),
-    }
+def measure(net: Network) -> dict[str, dict[str, dict[str, float]]]:
+    """Return both figures of every case, by case and score."""
+    known, wrong = net.rows("known"), ~net.right
+    novelty = {name: score(net) for name, score in NOVELTY.items()}
+    trust = {name: score(net) for name, score in TRUST.items()}
+    areas: dict[str, dict[str, float]] = {}
+    risks = {"none": {name: risk_coverage(t[known], wrong[known]) for name, t in trust.items()}}
+    for group in net.groups:
+        rows = net.rows(group)
+        if ": novel: " in group:
+            areas[group] = {name: area(s[rows], s[known]) for name, s in novelty.items()}
+        elif ": " in group:
+            risks[group] = {name: risk_coverage(t[rows], wrong[rows]) for name, t in trust.items()}
+    return {"areas": areas, "risks": risks}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("folders", type=Path, nargs="+", help="what benchmarks/shift.py wrote")
+    arguments.add_argument("--out", type=Path, default=FOLDER / "shift.jsonl")
+    given = arguments.parse_args()
+    given.out.unlink(missing_ok=True)
+    for net in load(given.folders):
+        add(given.out, net.setting, **measure(net))
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ SHORT = {
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "turned mnist": "turned MNIST",
+    "table": "table of digits",
 }
 LABELS = (
     "likewise",
@@ -198,6 +199,86 @@ def calibration(rows: Rows) -> str:
     return table(["data", "wrong labels", *names], body)
 
 
+def shift_areas(rows: Rows, part: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the mean over networks of every score, by data and case."""
+    cells: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for row in rows:
+        for case, scores in row["areas"].items():
+            if case.startswith(part):
+                cells[row["setting"]["data"], case.split(": ")[2]].append(scores)
+    return {cell: _mean_scores(found) for cell, found in sorted(cells.items())}
+
+
+def _mean_scores(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.mean(scores[name] for scores in found) for name in found[0]}
+
+
+def _gap_row(cells: list[dict[str, float]], names: list[str], mine: str) -> list[str]:
+    gaps = [[cell[mine] - cell[name] for cell in cells] for name in names]
+    return [
+        "" if name == mine else f"{statistics.mean(g):+.3f} ± {interval(g):.3f}".replace("0.", ".")
+        for name, g in zip(names, gaps, strict=True)
+    ]
+
+
+def shift_novelty(rows: Rows) -> str:
+    cells = shift_areas(rows, "reporting")
+    names = list(next(iter(cells.values())))
+    body = [
+        [SHORT[data], case, *best(list(scores.values()), True, ".2f")]
+        for (data, case), scores in cells.items()
+    ]
+    for part in ("reporting", "choosing"):
+        here = list(shift_areas(rows, part).values())
+        body.append(
+            [
+                f"**mean of {len(here)} cases for {part}**",
+                "",
+                *best(list(_mean_scores(here).values()), True, ".3f"),
+            ]
+        )
+        for mine in names[:2]:
+            body.append([f"{mine}, less this, ± over cases", "", *_gap_row(here, names, mine)])
+    return table(["trained on", "novel", *names], body)
+
+
+def shift_trust(rows: Rows) -> str:
+    cells: dict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
+    for row in rows:
+        for case, scores in row["risks"].items():
+            if case == "none" or case.startswith("reporting"):
+                kind, strength = ("none", "") if case == "none" else case.split(": ")[1:]
+                cells[row["setting"]["data"], row["setting"]["share"], kind, strength].append(scores)
+    means = {cell: _mean_scores(found) for cell, found in cells.items()}
+    names, body = list(next(iter(means.values()))), []
+    for (data, share, kind), found in sorted(
+        grouped(means, lambda cell: cell[:3]).items(), key=lambda g: (g[0][:2], g[0][2] != "none", g[0][2])
+    ):
+        scores = _mean_scores([means[cell] for cell in found])
+        body.append(
+            [SHORT[data], f"{share:.0%}", kind, *best([1000 * v for v in scores.values()], False, ".0f")]
+        )
+    for data in sorted({cell[0] for cell in means}):
+        for share in (0.0, 0.2):
+            here = [s for cell, s in means.items() if cell[:2] == (data, share) and cell[2] != "none"]
+            shown = best([1000 * v for v in _mean_scores(here).values()], False, ".0f")
+            body.append([f"**{SHORT[data]}**", f"{share:.0%}", "**mean of corruptions**", *shown])
+    for data in sorted({cell[0] for cell in means}):
+        here = [s for cell, s in means.items() if cell[0] == data and cell[2] != "none"]
+        worst = [
+            max(s[name] / min(s["largest probability"], s["temperature"]) - 1 for s in here) for name in names
+        ]
+        body.append(
+            [
+                SHORT[data],
+                "",
+                "worst cell, against the better of probability and temperature",
+                *(f"{v:+.1%}" for v in worst),
+            ]
+        )
+    return table(["data", "wrong labels", "corruption", *names], body)
+
+
 def relabel(rows: Rows) -> str:
     names = list(rows[0]["right"])
     body = []
@@ -273,6 +354,8 @@ def main() -> None:
         "reliability": reliability(results["reliability"]),
         "values": of_values(results["reliability"]),
         "calibration": calibration(results["reliability"]),
+        "shift novelty": shift_novelty(results["shift"]),
+        "shift trust": shift_trust(results["shift"]),
         "relabel": relabel(results["relabel"]),
         "fit": fit(results["fit"]),
         "verdicts": verdicts(results["fit"]),

@@ -149,12 +149,6 @@ class Network:
         every = self._own_parameters()
         return {name: every[name].numel() for name in self.names}
 
-    @property
-    def all_selected(self) -> bool:
-        """Whether the gradients are those of all parameters that require grad."""
-        with exclusive:
-            return self.names == tuple(name for name, p in self.model.named_parameters() if p.requires_grad)
-
     def with_parameters(self, parameters: str | Sequence[str]) -> "Network":
         """Return the same model and readout with other parameters selected."""
         return self._share(Network(self.model, self._readout, parameters=parameters, autocast=self.autocast))

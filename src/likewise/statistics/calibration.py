@@ -35,10 +35,10 @@ class Level(NamedTuple):
 class Calibration:
     """What is to be expected of predictions: the chance to be right, or for values the size of the error.
 
-    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones. What
-    neighbors say means less the farther they are: below the median closeness of the held-out predictions a chance is
-    the smaller of two, one from all ingredients and one from closeness and confidence alone. Below nearly all of them
-    (`applies`) nothing was seen in calibration, and many such predictions raise a warning.
+    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones. Where an
+    input is less similar to the training data than 99 % of the held-out ones (`applies`), nothing like it was seen, and
+    distant neighbors mean little: its chance is the smaller of two, one from all ingredients and one from the network's
+    confidence alone. Many such inputs raise a `CalibrationWarning`.
 
     Example:
         >>> import torch, likewise as lw
@@ -60,7 +60,7 @@ class Calibration:
         closeness: Tensor | None = None,
     ) -> None:
         self._weights, self._scale, self._factor = weights, scale, factor
-        self._cautious = cautious  # weights of closeness and confidence alone, 0 for the others
+        self._cautious = cautious  # weights of the confidence alone, 0 for the others
         self._closeness = torch.zeros(0) if closeness is None else closeness  # of the held-out predictions
         self.levels: list[Level] = []
 
@@ -81,8 +81,7 @@ class Calibration:
         score = standard @ self._weights[1:] + self._weights[0]
         if self._cautious is not None:
             smaller = torch.minimum(score, standard @ self._cautious[1:] + self._cautious[0])
-            far = found.closeness.double().cpu() < self._closeness.median()
-            score = torch.where(far, smaller, score)
+            score = torch.where(self.applies(found).cpu(), score, smaller)
         expected = score.sigmoid() if self._factor is None else self._factor * score.exp()
         return expected.to(found.closeness.device)
 
@@ -107,8 +106,8 @@ class Calibration:
 def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
     """Return a Calibration from predictions whose true labels are known and were not trained on.
 
-    A logistic regression on closeness, agreement, shift and the network's confidence, and one on closeness and
-    confidence alone for inputs that are far from the training data (see `Calibration`). For values a linear
+    A logistic regression on closeness, agreement, shift and the network's confidence, and one on the confidence
+    alone for inputs that are far from the training data (see `Calibration`). For values a linear
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
 
@@ -137,9 +136,9 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     standard = (features - scale[0]) / scale[1]
     if found.confidence is not None:
         outcome = (found.prediction.cpu() == values[:, 0]).double()
-        weights, cautious = _fit_logistic(standard, outcome), _fit_logistic(standard[:, [0, 3]], outcome)
-        zeros = torch.zeros(2, dtype=cautious.dtype)  # of agreement and shift
-        alone = torch.cat([cautious[:2], zeros, cautious[2:]])
+        weights, cautious = _fit_logistic(standard, outcome), _fit_logistic(standard[:, 3:], outcome)
+        zeros = torch.zeros(3, dtype=cautious.dtype)  # of closeness, agreement and shift
+        alone = torch.cat([cautious[:1], zeros, cautious[1:]])
         calibration = Calibration(weights, scale, None, alone, found.closeness.double().cpu())
     else:
         outcome = (found.prediction.cpu().double() - values).norm(dim=1)

@@ -45,7 +45,7 @@ def novelty(
     gram: GramMatrix,
     k: int = NEIGHBORS,
     *,
-    parameters: str | Sequence[str] | None = "auto",
+    parameters: str | Sequence[str] | None = None,
     sketch: int | None = None,
 ) -> Tensor:
     """1 − the mean plain similarity to the k most similar columns: larger is more unlike all data.
@@ -59,10 +59,9 @@ def novelty(
         gram: Rows are the inputs in question, columns the training set: lw.GramMatrix(net, new, columns=training).
             Of a data set with itself, a sample is not its own neighbor.
         k: How many neighbors are averaged.
-        parameters: By whose gradients. "auto": of new inputs the geometric mean of two novelties, by all parameters
-            and by the last layer alone, each of which misses inputs that the other knows (docs/uses.md), if the
-            matrix is of all parameters; of a data set with itself by the matrix's own, as in the columns of a run.
-            None: the matrix's own. Or what `Network` takes, such as "last layer".
+        parameters: By whose gradients: those of the matrix if None, or what `Network` takes, such as "last layer".
+            "auto": the geometric mean of two novelties, by those of the matrix and by the last layer alone. Each
+            misses inputs that the other knows, and the mean has the best worst case (docs/uses.md).
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
@@ -81,33 +80,25 @@ def novelty(
     count = min(k, gram.shape[1] - gram.square)
     if count < 1:
         raise ValueError("There is no other sample to be like: give more than one.")
-    chosen = _select_layers(gram, parameters, "last layer")
-    found = _one_novelty(chosen, count, sketch)
-    if parameters != "auto" or chosen is gram:
-        return found
-    return (found.clamp(min=0) * _one_novelty(gram, count, sketch).clamp(min=0)).sqrt()
-
-
-def _one_novelty(gram: GramMatrix, k: int, sketch: int | None) -> Tensor:
-    ((closeness,),) = pair_source(gram, sketch).visit(ClosenessReducer(k))
-    return 1 - closeness
-
-
-def _select_layers(gram: GramMatrix, parameters: str | Sequence[str] | None, automatic: str) -> GramMatrix:
-    """Return the matrix of the chosen parameters; "auto": of new inputs and all parameters, the automatic ones."""
-    if parameters is None:
-        return gram
     if parameters != "auto":
-        return gram.with_parameters(parameters)
-    new_inputs = gram.of_network and not gram.square and gram.net.all_selected
-    return gram.with_parameters(automatic) if new_inputs else gram
+        return _one_novelty(gram, parameters, count, sketch)
+    both = [_one_novelty(gram, part, count, sketch).clamp(min=0) for part in (None, "last layer")]
+    return (both[0] * both[1]).sqrt()
+
+
+def _one_novelty(
+    gram: GramMatrix, parameters: str | Sequence[str] | None, k: int, sketch: int | None
+) -> Tensor:
+    chosen = gram if parameters is None else gram.with_parameters(parameters)
+    ((closeness,),) = pair_source(chosen, sketch).visit(ClosenessReducer(k))
+    return 1 - closeness
 
 
 class Reliability(NamedTuple):
     """What speaks for each prediction. Larger is better, but for the shift.
 
     Attributes:
-        closeness: (n,) mean similarity to the ten most similar training samples.
+        closeness: (n,) mean similarity to the ten most similar training samples: 1 − novelty.
         agreement: (n,) in [0, 1]: of neighbors' labels with the prediction.
         shift: (n,) how far the prediction is from its neighbors' predictions.
         prediction: (n,) class numbers, or (n, q) values.
@@ -153,7 +144,7 @@ def reliability(
     gram: GramMatrix,
     labels: Any = None,
     *,
-    parameters: str | Sequence[str] | None = "auto",
+    parameters: str | Sequence[str] | None = None,
     sketch: int | None = None,
 ) -> Reliability:
     """What speaks for the predictions of the rows, by the columns: the training set with its labels.
@@ -169,8 +160,8 @@ def reliability(
         gram: Rows are the predictions in question, columns the training set. Plain or centered makes no
             difference: closeness is plain, weights are centered.
         labels: Labels of the columns; those that travel with them if None.
-        parameters: By whose gradients. "auto": of new inputs those of the last three layers (docs/uses.md), if the
-            matrix is of all parameters; of a data set with itself the matrix's own. None: the matrix's own.
+        parameters: By whose gradients: those of the matrix if None, or what `Network` takes. The "last 3 layers" err
+            less in the worst case where data has shifted, all parameters less on tables (docs/uses.md).
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
@@ -196,7 +187,8 @@ def reliability(
         model_outputs(gram), None if gram.square else model_outputs(gram.of_columns()), found
     )
     count = min(NEIGHBORS, gram.shape[1] - gram.square)
-    (closeness,), (means,) = pair_source(_select_layers(gram, parameters, "last 3 layers"), sketch).visit(
+    chosen = gram if parameters is None else gram.with_parameters(parameters)
+    (closeness,), (means,) = pair_source(chosen, sketch).visit(
         ClosenessReducer(count), NeighborMeansReducer(targets.values)
     )
     return to_device(targets.reliability(closeness.cpu(), means.cpu(), gram.dtype), gram.device)
