@@ -295,7 +295,7 @@ def test_suspicion_is_the_weighted_mean_of_the_ranks_before_after_and_while_hot(
 def test_auto_reheats_what_is_memorized_and_leaves_the_rest_alone(digits):
     model, x, labels, _ = digits
     found = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), reheat="auto")
-    assert len(found.reheated.rounds) == 1
+    assert len(found.reheated.rounds) == 4
     early = memorize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, labels, 60)
     gram = lw.GramMatrix(early, (x, labels))
     found = lw.label_suspicion(gram, reheat="auto")
@@ -312,3 +312,21 @@ def test_reheated_networks_of_other_labels_are_refused(digits, reheated):
         lw.label_suspicion(gram, labels.flip(0), reheat=reheated)
     with pytest.raises(TypeError, match="auto"):
         lw.label_suspicion(gram, reheat="always")
+
+
+def test_a_run_judges_labels_by_reheated_copies_and_says_what_it_cost(digits, tmp_path):
+    model, x, labels, wrong = digits
+    plain = lw.analyze(model, (x, labels), out=tmp_path / "plain")
+    found = lw.analyze(model, (x, labels), out=tmp_path / "run", reheat=True)
+    scores = [torch.tensor(run.table["label_suspicion"].to_numpy()) for run in (plain, found)]
+    assert average_precision(scores[1], wrong) > average_precision(scores[0], wrong)
+    assert "Reheated 4 times" in found.manifest["reheated"]
+    assert "Reheated 4 times" in (tmp_path / "run" / "report.html").read_text()
+    assert lw.analyze(model, (x, labels), out=tmp_path / "run", reheat=True).folder == found.folder
+    with pytest.raises(ValueError, match="another reheat"):
+        lw.analyze(model, (x, labels), out=tmp_path / "run")
+    early = memorize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, labels, 60)
+    skipped = lw.analyze(early, (x, labels), out=tmp_path / "early", reheat=True)
+    assert "Not reheated" in skipped.manifest["reheated"]
+    with pytest.raises(ValueError, match="labels that are classes"):
+        lw.analyze(model, (x, torch.randn(300, 2)), out=tmp_path / "values", reheat=True)

@@ -127,6 +127,7 @@ def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
         show=show,  # type: ignore[arg-type]
         excerpt_length=settings.excerpt_length,
         watch=settings.watch,
+        reheat=settings.reheat,
         index=not settings.no_index,
         settings=settings,
         max_memory=memory_limit(settings),

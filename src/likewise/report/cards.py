@@ -27,7 +27,11 @@ def _cards(run: Run) -> list[Card]:
     columns = run.columns
     found = []
     if "label_issue" in columns:
-        found.append(_label_issues(columns["label_issue"], run.manifest.get("wrong_labels")))
+        found.append(
+            _label_issues(
+                columns["label_issue"], run.manifest.get("wrong_labels"), run.manifest.get("reheated", "")
+            )
+        )
     found += [_own(run, name) for name in run.own_columns if columns[name].dtype == bool]
     if "status" in columns:
         found += [_contested(run), _isolated(run)]
@@ -40,12 +44,14 @@ def _cards(run: Run) -> list[Card]:
     return found
 
 
-def _label_issues(flagged: np.ndarray, told: dict[str, Any] | None) -> Card:
+def _label_issues(flagged: np.ndarray, told: dict[str, Any] | None, reheated: str = "") -> Card:
     return Card(
         "Labels that look wrong",
         _share(flagged),
         "The samples that the network treats like it carry another label. That holds also where the "
-        "network has memorized the wrong label. " + _expected(told, bool(flagged.any())),
+        "network has memorized the wrong label. "
+        + _expected(told, bool(flagged.any()))
+        + (f" {reheated}" if reheated else ""),
         _label_advice(bool(flagged.any()), told),
         "label_issue",
         bool(flagged.any()),

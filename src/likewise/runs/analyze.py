@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from likewise import identity
-from likewise.checks import check_choice, check_function, check_integer, check_number, check_type, describe
+from likewise.checks import (
+    check_choice,
+    check_flag,
+    check_function,
+    check_integer,
+    check_number,
+    check_type,
+    describe,
+)
 from likewise.data import Batches, batches
 from likewise.distributed import world_size
 from likewise.engines.memory import MemoryLimitError, default_max_memory
@@ -58,6 +66,7 @@ def analyze(
     excerpt_length: int = EXCERPT,
     watch: Watch | str | Path | None = None,
     index: bool = True,
+    reheat: bool = False,
     settings: "Settings | None" = None,
     max_memory: int | None = None,
     wait: float = math.inf,
@@ -94,6 +103,7 @@ def analyze(
         watch: The record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
         index: Where gradients are compared by sketches, keep these as an index in the folder `index`, for
             `likewise ask` and `likewise.Index`: about 2.3 KB a sample and a thumbnail.
+        reheat: Judge labels also by reheated copies, if the network has memorized them (`likewise.reheat`).
         settings: What a command was given.
         max_memory: Bytes for gradients and pairs, beside the model; None: half of what the device has free.
         wait: For how many seconds, if another process is writing into the folder.
@@ -138,6 +148,7 @@ def analyze(
         "layout": layout,
         "excerpt_length": excerpt_length,
     }
+    reheat = check_flag("reheat", reheat)
     record = Watch.load(watch) if isinstance(watch, str | Path) else watch
     if record is not None and check_type("watch", record, Watch, "a likewise.Watch or its file").n != data.n:
         raise ValueError(
@@ -155,6 +166,7 @@ def analyze(
         "options": options,
         "naming": _naming(shown),
         "behavior": identity.measure_behavior(net, data),
+        "reheat": reheat,
         "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
     }
     with open_folder(out, found, wait) as folder:
@@ -163,7 +175,7 @@ def analyze(
         if not folder.finished:
             folder.state |= {"about": _about(net, data), "method": method.describe()}
             told = None if settings is None else settings.text()
-            run_stages(folder, gram, given, shown, record, outputs, is_classifier, index, told)
+            run_stages(folder, gram, given, shown, record, outputs, is_classifier, index, told, reheat)
             folder.finish()
         if folder.needs("report.html"):
             announce("writing the report")

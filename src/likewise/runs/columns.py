@@ -17,7 +17,12 @@ from likewise.gram import GramMatrix, PairSource, Reducer
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.fit import decide_verdict, explained_shares
-from likewise.statistics.label_issues import LabelSuspicion, suspicion_from_votes
+from likewise.statistics.label_issues import (
+    LabelSuspicion,
+    OpinionAfter,
+    suspicion_after,
+    suspicion_from_votes,
+)
 from likewise.statistics.neighbors import (
     NearestReducer,
     ProductReducer,
@@ -190,8 +195,15 @@ def umap_layout(found: Arrays, seed: int) -> np.ndarray:
 class Results:
     """Everything that a run found, with the statistics that follow from it."""
 
-    def __init__(self, found: Arrays, targets: Targets, margins: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        found: Arrays,
+        targets: Targets,
+        margins: Tensor | None = None,
+        after: OpinionAfter | None = None,
+    ) -> None:
         self.found, self.targets = found, targets
+        self.after = after  # what reheated copies of the network say
         self.margins = margins  # (n,) from the record of the training run, NaN where never seen
 
     @cached_property
@@ -201,7 +213,10 @@ class Results:
         if groups is None:
             return None
         chances = None if self.targets.labels is None else self.targets.chances
-        return suspicion_from_votes(torch.tensor(self.found["votes"]), groups, chances, self.margins)
+        votes = torch.tensor(self.found["votes"])
+        if self.after is not None:
+            return suspicion_after(votes, groups, chances, self.margins, self.after)
+        return suspicion_from_votes(votes, groups, chances, self.margins)
 
     @cached_property
     def reliability(self) -> Reliability:

@@ -130,6 +130,10 @@ class Settings(BaseModel):
         default=None,
         description="The record of the training run, as likewise.Watch.save wrote it: ranks labels better.",
     )
+    reheat: bool = Field(
+        default=False,
+        description="Judge labels also by copies of the network that are trained on, if it has memorized them.",
+    )
     no_index: bool = Field(
         default=False, description="Do not keep the sketches of a run as an index for likewise ask."
     )

@@ -6,6 +6,7 @@ From sketches the gradients are kept shard by shard, each a stage of its own, an
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +27,12 @@ from likewise.gram.sketches import (
 from likewise.index.build import keep_sketches
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
+from likewise.reheat import Reheated
+from likewise.reheat import reheat as reheat_network
 from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics, umap_layout
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
-from likewise.statistics.label_issues import margins_of
+from likewise.statistics.label_issues import ROUNDS, OpinionAfter, margins_of, opinion_after
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
@@ -51,11 +54,13 @@ def run_stages(
     is_classifier: bool = True,
     keep_index: bool = False,
     settings: str | None = None,
+    reheat: bool = False,
 ) -> None:
     """Compute what is not there yet, and write the tables.
 
     `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes; `keep_index`:
-    whether sketches stay as an index, with the `settings` of a command.
+    whether sketches stay as an index, with the `settings` of a command; `reheat`: whether labels are also judged by
+    reheated copies of a memorized network.
     """
     options, n = folder.state["options"], gram.shape[0]
     targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
@@ -91,8 +96,9 @@ def run_stages(
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] == "umap":
         found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
+    after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
     announce("writing tables and pictures")
-    write_tables(folder, gram.data, Results(found, targets, margins), shown, added)
+    write_tables(folder, gram.data, Results(found, targets, margins, after), shown, added)
 
 
 def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classifier: bool) -> Tensor:
@@ -104,6 +110,35 @@ def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classi
         return model_outputs(gram) if is_classifier else dataset_outputs(gram.net, gram.data)
 
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()})["outputs"])
+
+
+def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndarray) -> OpinionAfter | None:
+    """Return what reheated copies of the network say of the labels, None where there is nothing to heat."""
+    classes = targets.classes
+    if classes is None:
+        raise ValueError("Reheating is for labels that are classes: this data set has none.")
+
+    def compute() -> dict[str, Tensor]:
+        announce("reheating copies of the network")
+        hot = reheat_network(gram.net, gram.data, labels=classes, votes=torch.tensor(votes), rounds=ROUNDS)
+        found = {"note": torch.tensor(list(_describe_reheating(hot).encode("utf-8")), dtype=torch.uint8)}
+        if hot.skipped:
+            return found
+        opinion = opinion_after(gram, hot, sketch=folder.state["options"]["sketch"] or None)._asdict()
+        return found | {name: value for name, value in opinion.items() if value is not None}
+
+    found = {name: torch.tensor(value) for name, value in folder.stage("reheat", compute).items()}
+    folder.state["reheated"] = bytes(found.pop("note").tolist()).decode("utf-8")
+    return OpinionAfter(**{"chances": None, **found}) if found else None  # type: ignore[arg-type]
+
+
+def _describe_reheating(hot: Reheated) -> str:
+    if hot.skipped:
+        return f"Not reheated: {hot.skipped}."
+    return (
+        f"Reheated {len(hot.rounds)} times at a learning rate of {hot.learning_rate:.1e}, {hot.epochs:.1f} epochs in "
+        f"{hot.seconds:,.0f} s: training accuracy fell from {hot.accuracy_before:.1%} to {hot.accuracy_after:.1%}."
+    )
 
 
 def _margins(watch: Watch, targets: Targets) -> Tensor:

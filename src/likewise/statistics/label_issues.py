@@ -24,7 +24,6 @@ from likewise.statistics.targets import (
     readout_looks_at_label,
     refuse_other,
     refuse_unbounded,
-    to_device,
 )
 from likewise.votes import EXPONENT, class_votes
 from likewise.watch import Watch
@@ -34,6 +33,7 @@ ADVICE = (
     "(likewise.reheat), or cross-validate."
 )
 DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
+ROUNDS = 4  # of reheating, where none were asked for
 VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
 
 
@@ -132,7 +132,7 @@ def label_suspicion(
         isolated_below: Share of the median number of votes below which a sample is isolated.
         sketch: Estimate from random projections of so many numbers a sample.
         watch: Record of the training run, of the same samples in the same order with the same labels.
-        reheat: "auto" reheats a copy of the network if it is memorized, once; or what `likewise.reheat` returned for
+        reheat: "auto" reheats four copies of the network if it is memorized; or what `likewise.reheat` returned for
             the same samples and labels, for augmentation, losses or rounds of your own. None or False: nothing.
 
     Returns:
@@ -166,13 +166,54 @@ def label_suspicion(
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
     hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
     if hot is None or hot.skipped:
-        found = suspicion_from_votes(votes, given, chances, margins, **options)
-        return to_device(found._replace(reheated=hot), gram.device)
-    ranks, votes_after, chances_after = _opinion_after(gram, hot, exponent=exponent, sketch=sketch)
-    more = [(MARGIN_WEIGHT, -hot.margins), (VOTES_WEIGHT, ranks)]
-    combined = suspicion_from_votes(votes, given, chances, margins, more, **options).suspicion
-    after = suspicion_from_votes(votes_after, given, chances_after, **options)
-    return to_device(after._replace(suspicion=combined, reheated=hot), gram.device)
+        return suspicion_from_votes(votes, given, chances, margins, **options)._replace(reheated=hot)
+    after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
+    return suspicion_after(votes, given, chances, margins, after, **options)._replace(reheated=hot)
+
+
+class OpinionAfter(NamedTuple):
+    """What reheated copies of a network say of labels, means over the copies."""
+
+    ranks: Tensor  # (n,) of their suspicion
+    votes: Tensor  # (n, classes) shares
+    chances: Tensor | None  # (n, classes) probabilities, None if their outputs are not those of the classes
+    margins: Tensor  # (n,) while they were hot
+
+
+def opinion_after(
+    gram: GramMatrix, hot: Reheated, *, exponent: float = EXPONENT, sketch: int | None = None
+) -> OpinionAfter:
+    """Return what reheated copies say, each by votes of its own; visits all pairs for each."""
+    ranks, shares, chances = list[Tensor](), list[Tensor](), list[Tensor]()
+    for one in hot.rounds:
+        net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
+        other = GramMatrix(net, gram.data, kernel=gram.kernel, max_memory=gram.max_memory)
+        votes = class_votes(other, hot.labels, exponent=exponent, sketch=sketch).cpu()
+        known = class_chances(model_outputs(other), hot.labels)
+        ranks.append(_relative_ranks(suspicion_from_votes(votes, hot.labels, known).suspicion.double().cpu()))
+        shares.append(votes / votes.sum(1, keepdim=True).clamp(min=1e-300))
+        chances += [] if known is None else [known.cpu()]
+    mean = torch.stack(chances).mean(0) if chances else None
+    return OpinionAfter(torch.stack(ranks).mean(0), torch.stack(shares).mean(0), mean, hot.margins)
+
+
+def suspicion_after(
+    votes: Tensor,
+    given: Tensor,
+    chances: Tensor | None,
+    margins: Tensor | None,
+    after: OpinionAfter,
+    *,
+    isolated_below: float = 0.05,
+    dtype: torch.dtype = torch.float32,
+) -> LabelSuspicion:
+    """Return what a memorized network and its reheated copies say: suspicion by both, the rest by the copies."""
+    options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
+    more = [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
+    both = suspicion_from_votes(votes, given, chances, margins, more, **options)
+    return suspicion_from_votes(after.votes, given, after.chances, **options)._replace(
+        suspicion=both.suspicion
+    )
 
 
 def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
@@ -188,24 +229,7 @@ def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Re
         return reheat
     if reheat != "auto" and reheat is not True:
         raise TypeError(f'reheat must be "auto", False or what likewise.reheat returned, found {reheat!r}.')
-    return reheat_network(gram.net, gram.data, labels=given, votes=votes)
-
-
-def _opinion_after(
-    gram: GramMatrix, hot: Reheated, *, exponent: float, sketch: int | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the ranks of suspicion by reheated copies, shares of votes and probabilities, means over the copies."""
-    ranks, shares, chances = list[Tensor](), list[Tensor](), list[Tensor]()
-    for one in hot.rounds:
-        net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
-        other = GramMatrix(net, gram.data, kernel=gram.kernel, max_memory=gram.max_memory)
-        votes = class_votes(other, hot.labels, exponent=exponent, sketch=sketch).cpu()
-        known = class_chances(model_outputs(other), hot.labels)
-        ranks.append(_relative_ranks(suspicion_from_votes(votes, hot.labels, known).suspicion.double()))
-        shares.append(votes / votes.sum(1, keepdim=True).clamp(min=1e-300))
-        chances += [] if known is None else [known]
-    mean = torch.stack(chances).mean(0) if chances else None
-    return torch.stack(ranks).mean(0), torch.stack(shares).mean(0), mean
+    return reheat_network(gram.net, gram.data, labels=given, votes=votes, rounds=ROUNDS)
 
 
 def margins_of(watch: Any, given: Tensor) -> Tensor:
