@@ -1,11 +1,12 @@
 """An index: bytes, what int8 costs, what exact re-ranking gets, whether standard errors hold, time and memory.
 
-    python benchmarks/index.py images --data DIR [--samples 5000] [--queries 200] [--device cuda]
+    python benchmarks/index.py images [--samples 1500] [--queries 200]
+    python benchmarks/index.py images --set cifar10 --data DIR --samples 50000 --queries 500 --device cuda
     python benchmarks/index.py rows [--rows 10000 50000 1000000]
 
-images: CIFAR-10, a conv net of 290 k parameters trained for a few epochs, one output (predicted_class). The exact
-similarities of test images with all training images are what answers are compared with. Building is told in plain
-training epochs of the same samples, CPU time against CPU time.
+images: scikit-learn's digits or CIFAR-10, a conv net of 290 k parameters trained for a few epochs, one output
+(predicted_class). The exact similarities of held-out images with all training images are what answers are compared
+with. Building is told in plain training epochs of the same samples, CPU time against CPU time.
 
 rows: synthetic sketches in the files of an index; each number of rows in a fresh process, which tells the time of a
 query with its own gradient and the peak of its memory. CPU seconds of one thread are at least the seconds of two cores.
@@ -39,7 +40,7 @@ def images(given: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(given.device)
     x, y, new = _read(given, device)
-    model = conv6(channels=3).to(device)
+    model = conv6(channels=x.shape[1]).to(device)
     trained(model, x, y, given.epochs, 0)
     accuracy = float((evaluated(model, x).argmax(1) == y).float().mean())
     epoch = _cost(lambda: _plain_epoch(model, x, y), device)
@@ -55,12 +56,21 @@ def images(given: argparse.Namespace) -> dict[str, Any]:
                 lambda f=folder, d=dtype, b=built: b.append(lw.build_index(net, (x, y), f, dtype=d)), device
             )
             found[dtype] = _compare(built[0], new, exact, best, (x, y)) | {"epochs to build": cost / epoch}
+            print(dtype, found[dtype], file=sys.stderr, flush=True)
     overlaps = [found[dtype]["top-10 kept by sketches"] for dtype in ("float16", "int8")]
     found["cost of int8 in top-10 overlap"] = overlaps[0] - overlaps[1]
     return found
 
 
 def _read(given: argparse.Namespace, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Return training images, labels, and images that are asked about."""
+    if given.set == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x, y = torch.tensor(digits.images).float()[:, None] / 8 - 1, torch.tensor(digits.target)
+        n = min(given.samples, 1500)
+        return x[:n].to(device), y[:n].to(device), x[1500 : 1500 + given.queries].to(device)
     from data import scaled
 
     x, y = scaled("cifar10", given.data, "train", count=given.samples)
@@ -162,7 +172,9 @@ def query(given: argparse.Namespace) -> dict[str, Any]:
     ):
         if name == "explain":  # neighbors, votes and density of a few rows, as of all, strip by strip
             votes = VotesReducer(index.labels[:, None] == torch.arange(10))
-            index.pairs(rows=range(16)).visit(NearestReducer(10), PositiveReducer(4), votes)
+            index.pairs(rows=range(full_strip(len(index)))).visit(
+                NearestReducer(10), PositiveReducer(4), votes
+            )
             found["peak MiB of nearest, novelty, votes, density"] = round(_memory("VmHWM") / 1024)
         times = []
         for i in range(1, 6):
@@ -173,6 +185,11 @@ def query(given: argparse.Namespace) -> dict[str, Any]:
         found[name] = {"seconds": round(wall, 3), "cpu seconds": round(cpu, 3)}
     found["peak MiB with explain"] = round(_memory("VmHWM") / 1024)
     return found
+
+
+def full_strip(m: int) -> int:
+    """Return the rows of a strip that fills its share of the memory."""
+    return min(pairs.TALLEST, 2**28 // 8 // (8 * m))
 
 
 def _random_network() -> lw.Network:
@@ -196,6 +213,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("what", choices=["images", "rows", "query"])
+    arguments.add_argument("--set", choices=["digits", "cifar10"], default="digits")
     arguments.add_argument("--data", type=Path, default=Path("data"))
     arguments.add_argument("--samples", type=int, default=5000)
     arguments.add_argument("--queries", type=int, default=200)
