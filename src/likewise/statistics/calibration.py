@@ -19,7 +19,21 @@ SHIFTED = 0.05  # of predictions beyond that: a warning
 
 
 class CalibrationWarning(UserWarning):
-    """Predictions are unlike those calibrated on."""
+    """Many predictions are of inputs unlike those calibrated on: `Calibration.applies` tells which.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> import warnings
+        >>> share, classes = torch.linspace(0, 1, 60), torch.zeros(60, dtype=torch.long)
+        >>> held_out = lw.Reliability(share, share, 1 - share, classes, share)
+        >>> calibration = lw.calibrate(held_out, torch.arange(60) % 2)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = calibration(held_out._replace(closeness=share - 2))
+        >>> [found.category.__name__ for found in caught]
+        ['CalibrationWarning']
+
+    """
 
 
 class Level(NamedTuple):
