@@ -59,7 +59,9 @@ class Fault(NamedTuple):
 
 def is_large(net: Network, samples: Samples) -> bool:
     """Whether a forward pass takes so long that checks before the first number use fewer samples."""
-    several = repeat_samples(samples, max(2, len(samples)))  # that one alone fails is for other checks to explain
+    several = repeat_samples(
+        samples, max(2, len(samples))
+    )  # that one alone fails is for other checks to explain
     with _OperationCounter() as counter:
         network_outputs(net, several)
     return counter.flops > len(several) * LARGE
