@@ -141,3 +141,16 @@ def test_labels_that_are_numbers_or_miss_a_class():
     assert abs(prices.total_variance - 0.25) < 1e-9
     with pytest.raises(ValueError, match="class number of 10000000"):
         lw.class_similarity(gram, labels + 10**8)
+
+
+def test_right_labels_that_heat_made_forget_are_not_flagged_without_a_group_of_wrong_ones():
+    from likewise.statistics.label_issues import OpinionAfter, suspicion_after
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 4, (400,))
+    votes = 0.05 * torch.rand(400, 4).double() + nn.functional.one_hot(labels, 4)  # nobody is contested
+    forgot = votes.roll(1, 1) * (torch.rand(400, 1) < 0.2) + votes * torch.rand(400, 1)
+    after = OpinionAfter(torch.rand(400), forgot / forgot.sum(1, keepdim=True), None, torch.randn(400))
+    found = suspicion_after(votes, labels, None, None, after)
+    assert found.contested.any()
+    assert found.distinct or not found.flagged.any()

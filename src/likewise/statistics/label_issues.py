@@ -211,9 +211,12 @@ def suspicion_after(
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
     more = [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
     both = suspicion_from_votes(votes, given, chances, margins, more, **options)
-    return suspicion_from_votes(after.votes, given, after.chances, **options)._replace(
-        suspicion=both.suspicion
-    )
+    found = suspicion_from_votes(after.votes, given, after.chances, **options)
+    if (
+        not found.distinct
+    ):  # heat made them forget right labels too: flag what the memorized network contests as well
+        found = found._replace(flagged=found.flagged & both.contested)
+    return found._replace(suspicion=both.suspicion)
 
 
 def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
