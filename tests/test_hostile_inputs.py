@@ -482,7 +482,7 @@ ARGUMENTS: dict[str, Argument] = {
     "GramMatrix kernel": keyword(with_gram, "kernel", NOTHING),
     "GramMatrix engine": keyword(with_gram, "engine", NOTHING),
     "GramMatrix centered": keyword(with_gram, "centered", FLAGS),
-    "GramMatrix max_memory": keyword(with_gram, "max_memory", {"10**30": 2**31, "10**400": 2**31}),
+    "GramMatrix max_memory": keyword(with_gram, "max_memory", {**DEFAULT, "10**30": 2**31, "10**400": 2**31}),
     "GramMatrix.with_kernel": Argument(lambda v: clean().gram.with_kernel(v), NOTHING, "kernel"),
     "GramMatrix.with_columns": Argument(
         lambda v: clean().gram.with_columns(v).row_sums(), NOTHING, "columns|happened when"
@@ -553,7 +553,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
     "perceptual max_memory": Argument(
         lambda v: lw.perceptual(clean().model, "1", clean().data, max_memory=v).dense(),
-        {"10**30": 2**31, "10**400": 2**31},
+        {**DEFAULT, "10**30": 2**31, "10**400": 2**31},
         "max_memory",
     ),
     "calibrate found": Argument(lambda v: lw.calibrate(v, torch.ones(63)), NOTHING, "found must be"),
@@ -640,7 +640,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
     "analyze sketch": Argument(lambda v: analyzed(clean(), sketch=v), NOTHING, "sketch"),
     "analyze layout": Argument(lambda v: analyzed(clean(), layout=v), NOTHING, "layout"),
-    "analyze max_memory": Argument(lambda v: analyzed(clean(), max_memory=v), NOTHING, "max_memory"),
+    "analyze max_memory": Argument(lambda v: analyzed(clean(), max_memory=v), DEFAULT, "max_memory"),
     "analyze labels": Argument(
         lambda v: lw.analyze(clean().model, clean().data, v, neighbors=0), NOTHING, "label|neighbors"
     ),
