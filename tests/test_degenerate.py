@@ -101,7 +101,7 @@ def test_rank_is_found_in_float32_and_half_precision():
 @pytest.mark.parametrize("d", [1, 1000])
 def test_few_and_many_outputs(d):
     model, x = nn.Linear(3, d).double(), inputs(3)
-    gram = lw.GramMatrix(model, x)
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), x)
     expected = (x @ x.T + 1) / ((x**2).sum(1) + 1).sqrt() / ((x**2).sum(1) + 1).sqrt()[:, None]
     assert gram.d == d
     assert torch.allclose(gram.dense(), expected)

@@ -571,7 +571,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
     "Kernel reduce": keyword(lambda reduce: lw.Kernel(0, 0, reduce), "reduce", NOTHING),
     "Network model": Argument(lambda v: lw.Network(v), NOTHING, "model"),
-    "Network readout": keyword(network, "readout", NOTHING),
+    "Network readout": keyword(network, "readout", DEFAULT),
     "Network parameters": keyword(network, "parameters", DEFAULT, "parameter"),
     "Network autocast": keyword(network, "autocast", DEFAULT),
     "batches dataset": Argument(lambda v: lw.batches(v, labels=[0] * 77), NOTHING, ANY),

@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -604,6 +602,8 @@ class _Checkpoint:
 
     def write(self, progress: _Progress, rounds: list[Round]) -> None:
         """Write the state, complete or not at all."""
+        from safetensors.torch import save
+
         tensors = dict[str, Tensor]()
         for i, one in enumerate(rounds):
             named = {"watch": one.watch.part(slice(0, one.watch.n)), **_named_state(one.model)}
@@ -617,6 +617,8 @@ class _Checkpoint:
 
     def read(self, make_model: Callable[[], nn.Module], n: int) -> tuple[_Progress, list[Round]] | None:
         """Return the state that was written, None if there is none yet."""
+        from safetensors import SafetensorError, safe_open
+
         if not self.path.exists():
             return None
         try:

@@ -25,6 +25,7 @@ COMMANDS = (
     "plan",
     "index",
     "ask",
+    "select",
     "merge",
     "neighbors",
     "report",

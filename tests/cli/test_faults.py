@@ -108,7 +108,7 @@ import torch
 torch.set_num_threads(1)
 import jinja2, pandas, pyarrow.parquet, pydantic, tomlkit
 import likewise.cli.app as cli
-from likewise.runs import analyze, config
+from likewise.runs import analyze, settings
 out, count, log = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 plain = analyze.run_stages
 def write(*given):

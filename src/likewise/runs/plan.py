@@ -91,6 +91,9 @@ def choose_method(
         sketch = check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
         if exact:
             raise ValueError(f"exact=True compares gradients as they are, found sketch={sketch} beside it.")
+    data.samples(
+        range(min(2, data.n))
+    )  # samples that cannot share a batch are refused before the model is called
     first = data.samples(range(1))
     whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
     outputs, d, operations = _count_outputs(whole, first)
