@@ -76,7 +76,7 @@ def test_a_meter_counts_what_is_alive():
 
 @pytest.mark.parametrize("megabytes", [4, 16, 64])
 def test_the_memory_allowed_is_kept(megabytes):
-    gram = example(2000, max_memory=megabytes * 2**20)
+    gram = example(1000, max_memory=megabytes * 2**20)
     _ = gram.engine
     for statistic in (lw.soft_neighbors, lw.nearest, lw.hard_neighbors, lw.uncertainty):
         with MemoryMeter() as meter:

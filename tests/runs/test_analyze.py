@@ -473,7 +473,7 @@ def killed_and_resumed(tmp_path, times, sketch):
 
 @pytest.mark.parametrize("sketch", ["never", "64"])
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, sketch):
-    killed_and_resumed(tmp_path, 2, sketch)
+    killed_and_resumed(tmp_path, 1, sketch)
 
 
 @pytest.mark.slow
