@@ -326,10 +326,15 @@ class Tiles(ExactStrips):
                 yield self._compute_features(self.columns, where, self.kernel.right_power)
 
     def _compute_features(self, data: Batches, where: range, exponent: float) -> Features:
-        """Return the features at these positions, in batches of the user's size, which bounds activations."""
+        """Return the features at these positions, in batches of the user's size, which bounds activations.
+
+        Batches are also small enough that forming their gradients, which takes about three copies of them, fits
+        beside the features of a strip.
+        """
         whole: Features | None = None
-        for start in range(where.start, where.stop, data.size):
-            part = range(start, min(start + data.size, where.stop))
+        size = max(1, min(data.size, self.max_memory // 12 // self.bytes_per_sample))
+        for start in range(where.start, where.stop, size):
+            part = range(start, min(start + size, where.stop))
             samples = data.samples(part)
             features = self.engine.features(samples, exponent)
             self.zero_gradient_log.note(samples, features.ranks)
