@@ -37,15 +37,6 @@ COMMANDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """What the examples write: images by class, tables, weights."""
-    folder = tmp_path_factory.mktemp("made")
-    for kind in ("images", "table", "text"):
-        subprocess.run([sys.executable, EXAMPLES / f"{kind}.py", folder / kind], check=True)
-    return folder
-
-
 def words(made, kind):
     own = made / kind
     return {

@@ -18,14 +18,6 @@ from likewise.cli.app import exit_code
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    for kind in ("images", "table", "text"):
-        subprocess.run([sys.executable, EXAMPLES / f"{kind}.py", folder / kind], check=True)
-    return folder
-
-
 def words(made, kind):
     own = made / kind
     return {
