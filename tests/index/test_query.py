@@ -207,3 +207,13 @@ def test_the_model_is_left_as_it_was(build, net, new):
     build().nearest(new)
     assert net.training and all(torch.equal(before[n], v) for n, v in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_novelty_is_compared_in_words(build, net, data, new):
+    index = lw.Index(build(width=1024).path, model=net)
+    far = index.explain(100 * new)[0]
+    assert (
+        "% of the indexed samples" in far.novelty_comparison or "any indexed sample" in far.novelty_comparison
+    )
+    alone = lw.Index(build("alone", data=(data[0][:1], data[1][:1])).path, model=net)
+    assert "too few" in alone.explain(new)[0].novelty_comparison

@@ -374,7 +374,7 @@ def test_another_model_data_set_or_option_is_refused(tmp_path):
         lw.analyze(example(seed=1)[0], (x, y), out=out)
     with pytest.raises(ValueError, match="another data"):
         lw.analyze(model, (x + 1, y), out=out)
-    with pytest.raises(ValueError, match=r"another options \(neighbors: there 10, here 3"):
+    with pytest.raises(ValueError, match=r"other options \(neighbors: there 10, here 3"):
         lw.analyze(model, (x, y), out=out, neighbors=3)
     with pytest.raises(ValueError, match="another naming"):
         lw.analyze(model, (x, y), out=out, classes=["a", "b", "c"])

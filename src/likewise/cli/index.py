@@ -184,7 +184,7 @@ def select(
     print_result(
         form,
         {"index": str(folder), "out": str(out), "rows": chosen.tolist()},
-        f"{len(chosen):,} of {len(found):,} rows, the most similar to {targets.n:,} targets first: {out}",
+        f"{len(chosen):,} of {len(found):,} rows, the most similar to the targets ({targets.n:,}) first: {out}",
     )
 
 
@@ -284,9 +284,7 @@ def _tell_answer(answer: "Answer") -> list[str]:
         }
         for near in told.neighbors
     ]
-    novelty = (
-        f"novelty {told.novelty:.3f} ± {told.novelty_error:.3f}, more than {told.novelty_percentile:.0f} %"
-    )
+    novelty = f"novelty {told.novelty:.3f} ± {told.novelty_error:.3f}, {told.novelty_comparison}"
     agreement = [] if told.agreement is None else [f"neighbors agree by {told.agreement:.0%}"]
     return [": ".join(said), "; ".join([*agreement, novelty]), table(rows)]
 

@@ -63,11 +63,20 @@ class Explanation:
         return cls(None, "", None, neighbors, None, None, novelty, percentile, error)
 
     @property
+    def novelty_comparison(self) -> str:
+        """Which samples are less novel, in words; rounded down."""
+        if math.isnan(self.novelty_percentile):
+            return "with too few indexed samples to compare it with"
+        if self.novelty_percentile == 100:
+            return "more than that of any indexed sample"
+        return f"more than that of {math.floor(10 * self.novelty_percentile) / 10:g} % of the indexed samples"
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """What speaks against the prediction."""
         found = []
         if self.novelty_percentile >= NOVEL:
-            found.append(f"novel: {self.novelty_percentile:.0f} % of the indexed samples are less novel")
+            found.append(f"its novelty is {self.novelty_comparison}")
         if self.agreement is not None and self.agreement < AGREEMENT:
             found.append(f"the labels of its neighbors agree with it by {self.agreement:.0%} only")
         if self.shift is not None and self.shift > SHIFT:

@@ -129,6 +129,7 @@ def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndar
 
     found = {name: torch.tensor(value) for name, value in folder.stage("reheat", compute).items()}
     folder.state["reheated"] = bytes(found.pop("note").tolist()).decode("utf-8")
+    announce(folder.state["reheated"])
     return OpinionAfter(**{"chances": None, **found}) if found else None  # type: ignore[arg-type]
 
 

@@ -204,10 +204,14 @@ class RunStore:
             there = self.state.get(what)
             same = same_behavior(there, value) if what == "behavior" and there else there == value
             if not same:
-                told = "model (its outputs or gradients differ)" if what == "behavior" else what
+                names = {
+                    "behavior": "another model (its outputs or gradients differ)",
+                    "options": "other options",
+                }
+                told = names.get(what, f"another {what}")
                 difference = "" if what == "behavior" else _difference(there, value)
                 raise ValueError(
-                    f"{self.path} is a run with another {told}{difference}: choose another folder, or delete "
+                    f"{self.path} is a run with {told}{difference}: choose another folder, or delete "
                     "that one."
                 )
 
