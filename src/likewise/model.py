@@ -40,6 +40,7 @@ from likewise.readouts import (
     readout_name,
 )
 
+SHARED_BYTES = 2**20  # parameters from this size on are not copied for a call; smaller ones always are
 Parameters = dict[str, Tensor]
 Inputs = Any  # a tensor, or a tuple, list or dict of such: what the model is called with
 
@@ -418,8 +419,9 @@ def to_network(
 
 
 def _can_share(parameter: Tensor) -> bool:
-    """Whether writes to a parameter can be noticed before they happen."""
-    return parameter.layout == torch.strided and not parameter.is_inference()
+    """Whether a parameter is worth sharing, and writes to it can be noticed before they happen."""
+    strided = parameter.layout == torch.strided and not parameter.is_inference()
+    return strided and parameter.nbytes >= SHARED_BYTES
 
 
 def _written_error(model: nn.Module, name: str) -> RuntimeError:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+import likewise.model as model_module
 from likewise.data import batches
 from likewise.engines import MemoryMeter, TracedEngine, default_max_memory, memory, selection, validation
 from likewise.engines.memory import MemoryLimitError, free_bytes
@@ -152,8 +153,10 @@ class Writes(nn.Module):
         return self.last(self.table[x])
 
 
+@pytest.mark.parametrize("shared_bytes", [0, 2**20])
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_parameter_that_forward_writes_to_is_copied(inside):
+def test_a_parameter_that_forward_writes_to_is_copied(inside, shared_bytes, monkeypatch):
+    monkeypatch.setattr(model_module, "SHARED_BYTES", shared_bytes)
     model, x = Writes(inside), torch.arange(5)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = lw.GramMatrix(model, x).dense()
@@ -166,11 +169,12 @@ class WritesLater(Writes):
     def forward(self, x):
         if x.max() == 4:
             with torch.no_grad():
-                self.table.add_(0)
+                self.table.add_(1)
         return self.last(self.table[x])
 
 
-def test_a_parameter_that_is_written_to_later_is_an_error():
+def test_a_large_parameter_that_is_written_to_later_is_an_error(monkeypatch):
+    monkeypatch.setattr(model_module, "SHARED_BYTES", 0)
     with pytest.raises(RuntimeError, match="wrote to its parameter table"):
         lw.GramMatrix(WritesLater(False), lw.batches(torch.tensor([0, 1, 2, 3, 0, 1, 2, 4]), 4)).dense()
 
@@ -192,3 +196,11 @@ def test_a_container_limits_what_is_free(monkeypatch):
     assert free_bytes(torch.device("cpu")) == 600_000_000
     files["/sys/fs/cgroup/memory.max"] = ["max"]
     assert free_bytes(torch.device("cpu")) == 8_192_000_000
+
+
+def test_a_small_parameter_that_is_written_to_later_is_as_before():
+    model = WritesLater(False)
+    before = model.table.clone()
+    with pytest.raises(ValueError, match="depend on the other samples"):  # as what it wrote shows
+        lw.GramMatrix(model, lw.batches(torch.tensor([0, 1, 2, 3, 0, 1, 2, 4]), 4)).row_sums()
+    assert torch.equal(model.table, before)
