@@ -45,9 +45,8 @@ def track(spans: Sequence[range], what: str, clock: Callable[[], float] = time.m
             done, now = done + len(span), clock()
             if now - last >= EVERY and done < total:
                 last = now
-                _write(
-                    f"{what}: {done:,} of {total:,} samples, about {_duration((now - begun) * (total / done - 1))} left"
-                )
+                left = describe_duration((now - begun) * (total / done - 1))
+                _write(f"{what}: {done:,} of {total:,} samples, about {left} left")
 
 
 def _write(line: str) -> None:
@@ -58,7 +57,8 @@ def _write(line: str) -> None:
         sys.stderr.write(f"likewise: {line}\n")
 
 
-def _duration(seconds: float) -> str:
+def describe_duration(seconds: float) -> str:
+    """Return seconds as text, in the unit that fits."""
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

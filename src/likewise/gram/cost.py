@@ -21,6 +21,7 @@ from likewise.gram.strips import Tiles
 from likewise.kernels import Kernel, mean_diagonal
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network
+from likewise.progress import describe_duration
 
 # An entry of the features of a column is written, whitened (of several outputs in float64) and read again: on a CPU as
 # long as so many operations of products (a ResNet of 78,000 parameters, 1, 4 and 10 outputs, 2026-11-16).
@@ -78,7 +79,7 @@ class Plan:
         counts = [f"{self.passes} passes"] if self.passes else []
         counts += [f"all pairs {self.visits_of_pairs} times"] if self.visits_of_pairs else []
         return (
-            f"about {_duration(self.seconds)}: {' and '.join(counts)} in batches of {self.batch}, "
+            f"about {describe_duration(self.seconds)}: {' and '.join(counts)} in batches of {self.batch}, "
             f"{self.flops / 1e12:.3g} TFLOP, at most about {self.peak_bytes / 2**20:,.0f} MiB; {self.method}"
         )
 
@@ -232,9 +233,3 @@ def _extrapolate(
     met = max(0.0, (a * more.cost - c * few.cost) / det) if det else 0.0
     formed = max(0.0, (more.cost - met * d) / c)
     return formed * gradient_evaluations + met * n * m
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

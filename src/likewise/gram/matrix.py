@@ -54,7 +54,7 @@ from likewise.gram.strips import (
 from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
-from likewise.model_state import exclusive
+from likewise.model_state import exclusive, tensor_versions
 
 COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions
 
@@ -297,7 +297,7 @@ class GramMatrix:
 
         Two passes for all kernels together, where their vectors fit into memory.
         """
-        state = _model_state(self.net.model)
+        state = tensor_versions(self.net.model)
         results = self._joint_sums(kernels)
         reference = self.data is self.columns is self._reference
         if self.centered and reference and self.kernel in kernels:  # centering then needs no more passes
@@ -515,7 +515,7 @@ class GramMatrix:
         """Return the features of all columns if they are kept, computed now if they were not yet."""
         if self._feature_cache is None:
             return None
-        state = _model_state(self.net.model)
+        state = tensor_versions(self.net.model)
         kept = self._feature_cache.get(self.columns, state)
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
         if kept is None and whole.tiles().fits:
@@ -543,7 +543,7 @@ class GramMatrix:
     def _centering(self) -> CenteredPair:
         """Return means and scales of rows and columns, recomputed if the model has changed since."""
         plain = self.with_centering(False)
-        state = _model_state(self.net.model)
+        state = tensor_versions(self.net.model)
         reference_centering, grand_mean = self._reference_centering()
 
         def of(data: Batches) -> Centering:
@@ -562,7 +562,7 @@ class GramMatrix:
 
     def _reference_centering(self) -> tuple[Centering, Tensor]:
         """Return the centering of the reference set and the grand mean, recomputed if the model has changed since."""
-        state = _model_state(self.net.model)
+        state = tensor_versions(self.net.model)
         known = self._centerings.get("reference", self._reference, self.kernel, state)
         if known is None:
             reference = self.with_centering(False)
@@ -741,13 +741,6 @@ class _Setup:
                 return rows.shape[1], rows.shape[2]
             d = self._net.function({}, first.inputs, first.labels, first.ids).shape[1]
         return d, sum(self._net.numels.values())
-
-
-def _model_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Return what changes whenever a parameter or buffer is written to or replaced."""
-    with exclusive:
-        tensors = [*model.parameters(), *model.buffers()]
-    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
 
 def _retry_changed_parts(function: Callable[[], Any]) -> Any:

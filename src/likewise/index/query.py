@@ -38,6 +38,7 @@ from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_p
 from likewise.index.store import IndexFolder
 from likewise.locks import FolderLockedError
 from likewise.model import Network, to_network
+from likewise.model_state import tensor_versions
 from likewise.readouts import Readout
 from likewise.statistics.neighbors import NearestReducer
 from likewise.statistics.reliability import (
@@ -114,7 +115,7 @@ class Index:
         self._folder = IndexFolder.open(self.path, verify=check_flag("verify", verify))
         self._projector: Projector | None = None
         self._net: Network | None = None
-        self._model_versions: list[tuple[int, int]] = []
+        self._model_versions: tuple[tuple[int, int], ...] = ()
         self._data: list[Batches] = []
         self._mean: MeanGradient | None = None
         if model is not None:
@@ -472,7 +473,7 @@ class Index:
             names = state["parameters"] if set(state["parameters"]) <= known else None
             net = to_network(model, recover_readout(state["readout"]) if readout is None else readout, names)
         refuse_other_network(state, describe_network(net), f"The index in {self.path}")
-        self._model_versions = _tensor_versions(net)
+        self._model_versions = tensor_versions(net.model)
         return net
 
     @property
@@ -488,9 +489,11 @@ class Index:
                 f"New inputs are projected by the model: open the index with it, likewise.Index({str(self.path)!r}, "
                 "model=model)."
             )
-        if _tensor_versions(self._net) != self._model_versions:  # written to since: perhaps the same values
+        if (
+            tensor_versions(self._net.model) != self._model_versions
+        ):  # written to since: perhaps the same values
             refuse_other_network(self.manifest, describe_network(self._net), f"The index in {self.path}")
-            self._model_versions = _tensor_versions(self._net)
+            self._model_versions = tensor_versions(self._net.model)
         return self._net
 
     def _read(self, x: Any) -> Batches:
@@ -648,9 +651,3 @@ class Index:
                 f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: "
                 f"its exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
             )
-
-
-def _tensor_versions(net: Network) -> list[tuple[int, int]]:
-    """Return what changes whenever a parameter or buffer is written to or replaced."""
-    tensors = [*net.model.parameters(), *net.model.buffers()]
-    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
