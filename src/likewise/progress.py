@@ -59,6 +59,6 @@ def _write(line: str) -> None:
 
 def describe_duration(seconds: float) -> str:
     """Return seconds as text, in the unit that fits."""
-    if seconds < 100:
+    if seconds < 99.5:  # more would round to 1e+02
         return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
