@@ -89,6 +89,7 @@ from likewise.statistics.label_issues import LabelSuspicion, label_evidence, lab
 from likewise.statistics.lipschitz import lipschitz_bound
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
 from likewise.statistics.reliability import Reliability, novelty, reliability
+from likewise.statistics.spot_check import SpotCheck, SpotCheckEstimate, spot_check
 from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
 from likewise.watch import Watch, WithIndex
 
@@ -127,6 +128,8 @@ __all__ = [
     "RemoteError",
     "Samples",
     "SimilarityHistogram",
+    "SpotCheck",
+    "SpotCheckEstimate",
     "TargetScores",
     "Watch",
     "WithIndex",
@@ -174,6 +177,7 @@ __all__ = [
     "similarity",
     "similarity_histogram",
     "soft_neighbors",
+    "spot_check",
     "subspace_match",
     "token_log_likelihood",
     "uncertainty",

@@ -5,7 +5,7 @@ density       how many samples are similar: soft, hard and positive neighbors, h
 uncertainty   how freely a prediction can move, and what moves with it
 denoising     how much label noise the neighborhood averages out
 fit           over- or underfit
-label_issues  which labels look wrong; noise_rate: how many are
+label_issues  which labels look wrong; noise_rate: how many are; spot_check: how many by a few decisions
 reliability   novelty of an input, agreement of its neighbors; calibration: how often such predictions are right
 lipschitz     how far outputs can differ, from similarities
 targets       labels, predictions and checks that they share
