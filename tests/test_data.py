@@ -173,3 +173,102 @@ def test_loaders_keep_their_semantics_or_are_refused():
 def test_what_is_no_data_set_is_said(data, text):
     with pytest.raises(TypeError, match=text):
         lw.batches(data)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Tokenizer, data set of tokens and labels, and a classifier in float64."""
+    pytest.importorskip("transformers")
+    datasets = pytest.importorskip("datasets")
+    from transformers import GPT2ForSequenceClassification
+
+    from texts import gpt2_config, sentences, word_tokenizer
+
+    tokenizer = word_tokenizer()
+    rows = {**tokenizer(sentences(11)), "label": [i % 3 for i in range(11)]}
+    rows.pop("token_type_ids", None)
+    torch.manual_seed(0)
+    model = GPT2ForSequenceClassification(gpt2_config(tokenizer, num_labels=3)).double().eval()
+    return tokenizer, datasets.Dataset.from_dict(rows), model
+
+
+def loop_gradients(model, loader):
+    """Return the gradients of all logits, (n, 3, p), from a loop over a loader, sample by sample."""
+    rows = []
+    for batch in loader:
+        inputs = {name: value for name, value in dict(batch).items() if name != "labels"}
+        for i in range(len(inputs["input_ids"])):
+            logits = model(**{name: value[i : i + 1] for name, value in inputs.items()}).logits[0]
+            own = list(model.parameters())
+            each = [torch.autograd.grad(logit, own, retain_graph=True) for logit in logits]
+            rows.append(torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in each]))
+    return torch.stack(rows)
+
+
+def test_loaders_of_hugging_face_data_sets_equal_a_loop_over_them(texts, tmp_path):
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+    tokenizer, dataset, model = texts
+    collator = DataCollatorWithPadding(tokenizer)
+    arguments = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], per_device_eval_batch_size=4, disable_tqdm=True
+    )
+    trainer = Trainer(model, arguments, eval_dataset=dataset, data_collator=collator)
+    loaders = [DataLoader(dataset, batch_size=4, collate_fn=collator), trainer.get_eval_dataloader()]
+    for loader in loaders:
+        gradients = loop_gradients(model, loader)
+        expected = torch.einsum("nap,map->nm", gradients, gradients) / 3
+        found = lw.GramMatrix(lw.Network(model, lw.all_outputs), loader, kernel=lw.INNER_PRODUCT).dense()
+        assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
+        labels = lw.batches(loader).labels()
+        assert torch.equal(labels, torch.cat([batch["labels"] for batch in loader]))
+        assert [b["input_ids"].tolist() for b in loader] == [
+            b.inputs["input_ids"].tolist() for b in lw.batches(loader)
+        ]
+
+
+def test_a_sampler_of_batches_that_drops_the_last_is_followed():
+    x = torch.arange(10.0)[:, None]
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(10)), 4, drop_last=True)
+    loader = DataLoader(torch.utils.data.TensorDataset(x), batch_sampler=sampler)
+    found = lw.batches(loader)
+    assert found.n == 8 and found.size == 4 == len(next(iter(loader))[0])
+
+
+def test_texts_of_several_lengths_are_padded_with_the_pad_id_or_refused_with_the_line_to_write(texts):
+    from transformers import DataCollatorWithPadding
+
+    tokenizer, dataset, _ = texts
+    columns, items = dataset[:], [dict(row) for row in dataset]
+    expected = DataCollatorWithPadding(tokenizer)([dict(row) for row in dataset])
+    without_mask = [{k: v for k, v in item.items() if k != "attention_mask"} for item in items]
+    tensors = [{k: torch.tensor(v) for k, v in item.items()} for item in items]
+    for given in (dataset, dataset.with_format("torch"), columns, items, tensors, without_mask):
+        found = lw.batches(given, pad_id=tokenizer.pad_token_id)[0]
+        assert torch.equal(found.inputs["input_ids"], expected["input_ids"])
+        assert torch.equal(found.inputs["attention_mask"], expected["attention_mask"])
+        assert torch.equal(found.labels, expected["labels"])
+        with pytest.raises(TypeError, match=r"batches\(dataset, pad_id=tokenizer.pad_token_id\)"):
+            lw.batches(given)[0]
+    with pytest.raises(TypeError, match="'pixels' has rows of 1 to 2 entries"):
+        lw.batches({"pixels": [[1.0], [1.0, 2.0]], "input_ids": [[1], [1]]}, pad_id=0)
+
+
+def test_token_labels_of_batches_of_several_lengths_are_joined(texts):
+    from transformers import DataCollatorForLanguageModeling
+
+    tokenizer, dataset, _ = texts
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    rows = dataset.remove_columns("label")
+    whole = collator([dict(row) for row in rows])["labels"]
+    assert torch.equal(lw.batches(DataLoader(rows, batch_size=3, collate_fn=collator)).labels(), whole)
+
+
+def test_how_far_texts_are_padded_does_not_change_their_fingerprint(texts):
+    from likewise.identity import read_data
+
+    tokenizer, dataset, _ = texts
+    found = [read_data(lw.batches(dataset, size, pad_id=tokenizer.pad_token_id))[0] for size in (1, 4, 11)]
+    assert len(set(found)) == 1
+    other = dataset.select(range(10, -1, -1))
+    assert read_data(lw.batches(other, pad_id=tokenizer.pad_token_id))[0] not in found

@@ -45,27 +45,34 @@ class Source(Protocol):
         """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
 
 
-def opened(dataset: Any, labels: Any, fixed: bool = True) -> tuple[Source, int | None, int]:
+def opened(
+    dataset: Any, labels: Any, fixed: bool = True, pad_id: int | None = None
+) -> tuple[Source, int | None, int]:
     """Return where samples are fetched from, in what batches if that is given, and how many.
 
     Args:
         dataset: As `batches` takes it.
         labels: As `batches` takes them.
         fixed: Refuse what shuffles or augments at random.
+        pad_id: The token that fills up texts; None: texts of several lengths are refused.
 
     """
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
         size = _ordered_batch_size(dataset) if fixed else _batch_size(dataset)
         alone = dataset.batch_size is None and dataset.batch_sampler is None
-        collate = default_collate if alone or (fixed and dataset.batch_size is None) else dataset.collate_fn
-        source = _opened(dataset.dataset, labels, collate, fixed)
+        collate = default_collate if alone else dataset.collate_fn
+        source = _opened(dataset.dataset, labels, collate, fixed, pad_id)
         n = len(source)
-        return source, size, n - n % size if dataset.drop_last and fixed else n
-    source = _opened(dataset, labels, default_collate, fixed)
+        dropped = getattr(dataset.batch_sampler, "drop_last", dataset.drop_last)
+        return source, size, n - n % size if dropped and fixed else n
+    collate = getattr(dataset, "collate_batch", default_collate)
+    source = _opened(dataset, labels, collate, fixed, pad_id)
     return source, None, len(source)
 
 
-def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any], fixed: bool) -> Source:
+def _opened(
+    dataset: Any, labels: Any, collate: Callable[[list[Any]], Any], fixed: bool, pad_id: int | None
+) -> Source:
     if dataset is None or isinstance(dataset, str | bytes | PathLike):
         raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
     if isinstance(dataset, type):
@@ -75,12 +82,14 @@ def _opened(dataset: Any, labels: Any, collate: Callable[[list[Any]], Any], fixe
             f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
             "data twice. Collect it first, for example list(dataset)."
         )
-    whole = _whole(dataset)
+    columns = pad_columns(dataset, pad_id) if isinstance(dataset, Mapping) else dataset
+    whole = _whole(columns)
     if whole is not None:
         return _Whole(*_apart(whole, labels))
-    if hasattr(dataset, "column_names"):
-        return _Items(dataset, lambda rows: rows, labels, by_columns=True, fixed=fixed)
-    return _Items(dataset, collate, labels, by_columns=False, fixed=fixed)
+    by_columns = hasattr(dataset, "column_names") and collate is default_collate
+    if not by_columns and collate is default_collate:
+        collate = _PaddingCollate(pad_id)
+    return _Items(dataset, collate, labels, by_columns, fixed, pad_id)
 
 
 def _whole(dataset: Any) -> Any:
@@ -205,9 +214,16 @@ class _Items:
     """Samples from a data set that is read item by item, or by columns."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], labels: Any, by_columns: bool, fixed: bool
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        labels: Any,
+        by_columns: bool,
+        fixed: bool,
+        pad_id: int | None = None,
     ) -> None:
         self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
+        self._pad_id = pad_id
         given = labels is not None and labels is not False and not isinstance(labels, str)
         self._given = column("labels", labels) if given else None
         self._inside = False if given else labels
@@ -230,13 +246,15 @@ class _Items:
             named = {self._inside} if isinstance(self._inside, str) else set(LABEL_NAMES)
             for name in named & set(rows):
                 column(name, rows[name])  # labels that are text are an error, not left out
-            batch: Any = {name: column(name, rows[name]) for name in rows if _usable(rows[name])}
+            rows = pad_columns({name: rows[name] for name in rows if _usable(rows[name])}, self._pad_id)
+            batch: Any = {name: column(name, values) for name, values in rows.items()}
             if not batch:
                 raise TypeError(
-                    f"The columns {sorted(rows)} hold no numbers: tokenize or transform them first."
+                    f"The columns {sorted(self._dataset.column_names)} hold no numbers: tokenize or transform them "
+                    "first."
                 )
         else:
-            batch = self._collated(positions, [self._item(i) for i in positions])
+            batch = self._collated(positions, self._read_items(positions))
         inputs, labels = _apart(batch, self._inside)
         _refuse_unreadable(positions, inputs, labels)
         return inputs, labels if self._given is None else self._given[positions]
@@ -259,6 +277,19 @@ class _Items:
         first = other._columns([0]) if self._by_columns else other._item(0)
         size = _item_bytes(first)
         return (self, 0) if size is None else (other, min(max_bytes, size * self._n))
+
+    def _read_items(self, positions: list[int]) -> list[Any]:
+        """Return the items at these positions, read together where the data set can and none is in a cache."""
+        read = getattr(self._dataset, "__getitems__", None)
+        if read is None or self._cache is not None or len(positions) == 1:
+            return [self._item(i) for i in positions]
+        try:
+            return list(read(positions))
+        except Exception as together:
+            for position in positions:  # which of them?
+                self._item(position)
+            together.add_note(f"This happened when samples {positions[:3]} ... were read from the data set.")
+            raise
 
     def _item(self, position: int) -> Any:
         if self._cache is not None and position in self._cache:
@@ -307,6 +338,8 @@ class _Items:
     def _collated(self, positions: list[int], items: list[Any]) -> Any:
         try:
             return self._collate(items)
+        except RaggedError:
+            raise
         except Exception as error:
             shown = ", ".join(
                 f"{i}: {describe(_first(item))}" for i, item in zip(positions, items, strict=True)
@@ -409,11 +442,110 @@ def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
 
 
 def _bare(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return dict(batch)  # such as a BatchEncoding of transformers, which torch takes for one leaf
     return batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch
 
 
 def _usable(values: Any) -> bool:
     return isinstance(values, Tensor) or not isinstance(values[0], str)
+
+
+MASKS = ("attention_mask", "token_type_ids", "special_tokens_mask")
+PADDED = ("input_ids", "labels", *MASKS)  # columns of which one knows how they are filled up
+IGNORED = -100  # the label of a token that does not count
+
+
+class RaggedError(TypeError):
+    """Rows have several lengths, and it is not known how to fill them up."""
+
+
+def pad_columns(columns: Mapping[str, Any], pad_id: int | None) -> dict[str, Any]:
+    """Return columns of tokens filled up to the longest text on the right, the attention mask and labels with them.
+
+    Args:
+        columns: A sequence, array or tensor a column; those whose rows are all of one length are returned as they are.
+        pad_id: The token that input_ids are filled up with; None: several lengths are refused.
+
+    Raises:
+        RaggedError: Rows have several lengths, and there is no pad_id, or the column is none of tokens.
+
+    """
+    found = dict(columns)
+    ragged = [name for name, values in found.items() if _is_ragged(values)]
+    if not ragged:
+        return found
+    unknown = [name for name in ragged if name not in PADDED]
+    if pad_id is None or unknown or "input_ids" not in ragged:
+        raise _ragged_error(found, unknown or ragged)
+    lengths = [len(row) for row in found["input_ids"]]
+    if "attention_mask" not in found:
+        found["attention_mask"] = [[1] * length for length in lengths]
+    for name in {*ragged, "attention_mask"}:
+        fill = {"input_ids": pad_id, "labels": IGNORED}.get(name, 0)
+        rows = [torch.as_tensor(row) for row in found[name]]
+        if [len(row) for row in rows] != lengths:
+            raise ValueError(
+                f"Column {name!r} has other lengths than input_ids in some rows: one entry a token."
+            )
+        found[name] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+    return found
+
+
+def _is_ragged(values: Any) -> bool:
+    """Whether rows are sequences of several lengths."""
+    if not isinstance(values, list | tuple) or not values:
+        return False
+    rows = [
+        isinstance(row, list | tuple) or (isinstance(row, Tensor | np.ndarray) and row.ndim == 1)
+        for row in values
+    ]
+    return all(rows) and len({len(row) for row in values}) > 1
+
+
+def _ragged_error(columns: Mapping[str, Any], names: list[str]) -> RaggedError:
+    lengths = [len(row) for row in columns[names[0]]]
+    found = f"Column {names[0]!r} has rows of {min(lengths)} to {max(lengths)} entries"
+    if "input_ids" in columns:
+        return RaggedError(
+            f"{found}, and nothing says how to pad them to one shape. Give "
+            "likewise.batches(dataset, pad_id=tokenizer.pad_token_id), or torch.utils.data.DataLoader(dataset, "
+            "batch_size=32, collate_fn=transformers.DataCollatorWithPadding(tokenizer))."
+        )
+    return RaggedError(
+        f"{found}: numbers of one shape for every sample are needed; pad or cut them, or give a DataLoader with a "
+        "collate_fn that does."
+    )
+
+
+@dataclass(frozen=True)
+class _PaddingCollate:
+    """default_collate, which fills up texts of several lengths if it knows how."""
+
+    pad_id: int | None
+
+    def __call__(self, items: list[Any]) -> Any:
+        if not all(isinstance(item, Mapping) for item in items):
+            return default_collate(items)
+        columns = {name: [item[name] for item in items] for name in items[0]}
+        if not any(_is_ragged(values) for values in columns.values()):
+            return default_collate(_with_tensors(items))
+        padded = pad_columns(columns, self.pad_id)
+        return {
+            name: values if isinstance(values, Tensor) else default_collate(values)
+            for name, values in padded.items()
+        }
+
+
+def _with_tensors(items: list[Any]) -> list[Any]:
+    """Return items whose lists of numbers are tensors: default_collate would transpose them."""
+    return [
+        {
+            name: torch.tensor(value) if name in PADDED and isinstance(value, list) else value
+            for name, value in item.items()
+        }
+        for item in items
+    ]
 
 
 def column(name: str, values: Any) -> Tensor:
@@ -463,7 +595,7 @@ def _ordered_batch_size(loader: DataLoader[Any]) -> int:
             "in different orders. Make it with shuffle=False and no sampler or batch_sampler of its own; "
             "for part of the data, give a torch.utils.data.Subset."
         )
-    return loader.batch_size or 256
+    return loader.batch_size or getattr(drawn, "batch_size", None) or 256
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:
@@ -594,22 +726,44 @@ class Batches(Sequence[Samples]):
     def labels(self) -> Tensor | None:
         """Return the labels of all samples, or None if there are none."""
         parts = [batch.labels for batch in self]
-        known = [part for part in parts if part is not None]
-        return torch.cat(known) if known and len(known) == len(parts) else None
+        return join_labels(parts)
+
+
+def join_labels(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the labels of consecutive batches as one tensor; None if one has none.
+
+    Labels of tokens, padded to several lengths, are filled up with −100.
+    """
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    if len({part.shape[1:] for part in known}) > 1 and all(
+        part.dim() == 2 and not part.is_floating_point() for part in known
+    ):
+        width = max(part.shape[1] for part in known)
+        known = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=IGNORED) for part in known]
+    return torch.cat(known)
 
 
 def batches(
-    dataset: Any, size: int | None = None, *, labels: Any = None, limit: int | None = None
+    dataset: Any,
+    size: int | None = None,
+    *,
+    labels: Any = None,
+    limit: int | None = None,
+    pad_id: int | None = None,
 ) -> Batches:
     """Return the data set as batches in a fixed order.
 
     Args:
         dataset: A tensor, array or table; a tuple (X, y) of such; a dict of tensors; a torch Dataset or sequence; an
-            un-shuffled DataLoader; a Hugging Face dataset. Items that are pairs are (input, label), dicts keep their
-            label under "labels" or "label".
+            un-shuffled DataLoader, with its collate function; a Hugging Face dataset. Items that are pairs are
+            (input, label), dicts keep their label under "labels" or "label".
         size: Samples of a batch; the loader's, or what fits into memory, if None.
         labels: Given apart, or the name of a column, or False where all that an item holds is input.
         limit: Use the first so many samples only.
+        pad_id: The token that fills up input_ids of several lengths, such as tokenizer.pad_token_id; they are padded
+            on the right, with 0 in the attention mask and −100 in the labels.
 
     Returns:
         Batches: a sequence of Samples.
@@ -624,10 +778,12 @@ def batches(
     if isinstance(dataset, Batches):
         own_size = dataset.size if dataset.given else None
         source, positions = dataset._source, dataset._positions
-        if labels is not None:
-            raise ValueError("These are batches already: give labels when they are made.")
+        for name, given in (("labels", labels), ("pad_id", pad_id)):
+            if given is not None:
+                raise ValueError(f"These are batches already: give {name} when they are made.")
     else:
-        source, own_size, count = opened(dataset, labels)
+        pad_id = None if pad_id is None else check_integer("pad_id", pad_id, 0)
+        source, own_size, count = opened(dataset, labels, pad_id=pad_id)
         positions = range(count)
     size = own_size if size is None else size
     size = None if size is None else check_integer("size", size, 1)

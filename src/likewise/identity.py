@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from likewise.data import Batches, Samples
+from likewise.data import Batches, Samples, join_labels
 from likewise.model import Network, annotate_errors
 from likewise.readouts import check_readout
 
@@ -98,7 +98,7 @@ class DataRecord:
         """Add the samples at these places, if they are the next ones."""
         if where.start != self._next:
             return
-        values, spec = tree_flatten((samples.inputs, samples.labels))
+        values, spec = tree_flatten(_without_padding(samples))
         if not self._columns:
             self._columns, self._structure = [_Column() for _ in values], str(spec)
         if str(spec) != self._structure:
@@ -114,9 +114,7 @@ class DataRecord:
             if where.start == self._next:
                 self.add(where, data.samples(where))
         parts = [str(data.n), self._structure, *(column.hexdigest() for column in self._columns)]
-        known = [part for part in self._labels if part is not None]
-        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-        return digest, torch.cat(known) if len(known) == len(self._labels) else None
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest(), join_labels(self._labels)
 
 
 class _ObservedBatches(Batches):
@@ -230,6 +228,21 @@ PLAIN: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, range, slice, type(...)),
     *(torch.dtype, torch.device, torch.Size, np.dtype),
 )
+
+
+def _without_padding(samples: Samples) -> tuple[Any, Any]:
+    """Return inputs and labels without what pads texts: how far they are padded depends on the batch."""
+    inputs, labels = samples.inputs, samples.labels
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return inputs, labels
+    counts = mask != 0
+
+    def trim(value: Any) -> Any:
+        return value[counts] if isinstance(value, Tensor) and value.shape == counts.shape else value
+
+    trimmed = {name: trim(value) for name, value in inputs.items()}
+    return {**trimmed, "attention_mask": counts.sum(1)}, trim(labels)
 
 
 class _Column:

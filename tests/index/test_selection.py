@@ -96,3 +96,33 @@ def test_diversity_is_the_entropy_of_the_eigenvalues(build, index, net, data):
 def test_what_cannot_be_chosen_is_said(index, data, options, text):
     with pytest.raises(ValueError, match=text):
         lw.select(index, data[0][:2], **options)
+
+
+def test_an_index_of_texts_with_token_labels_in_batches_of_several_lengths(tmp_path):
+    """A causal model and the collator of Hugging Face: neighbors are those of a loop over single texts."""
+    pytest.importorskip("transformers")
+    datasets = pytest.importorskip("datasets")
+    from torch.utils.data import DataLoader
+    from transformers import DataCollatorForLanguageModeling, GPT2LMHeadModel
+
+    from texts import gpt2_config, sentences, word_tokenizer
+
+    tokenizer = word_tokenizer()
+    rows = datasets.Dataset.from_dict({"input_ids": tokenizer(sentences(30))["input_ids"]})
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(gpt2_config(tokenizer)).eval()
+    loader = DataLoader(rows, batch_size=4, collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm=False))
+    gradients = []
+    for row in rows:
+        tokens = torch.tensor([row["input_ids"]])
+        loss = model(tokens, labels=tokens).loss
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        gradients.append(torch.nn.functional.normalize(torch.cat([p.flatten() for p in parts]), dim=0))
+    cosines = torch.stack(gradients) @ torch.stack(gradients).T
+    readout = lw.sequence_log_likelihood()
+    found = lw.similarity(model, loader, readout=readout)
+    assert (found - cosines).abs().max() < 1e-5
+    index = lw.build_index(model, loader, tmp_path / "index", readout=readout, width=2048)
+    sketches = index.sketches(index.rows)
+    assert (sketches @ sketches.T - cosines).square().mean().sqrt() < 0.05
+    assert index.nearest(loader, k=1).indices[:, 0].tolist() == list(range(30))

@@ -22,7 +22,7 @@ from likewise.gram.matrix import finite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
-from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs
+from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, reads_text
 
 MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
@@ -153,6 +153,9 @@ class OutputReader:
         self._known = known
         if known is not None:
             self.available = known.shape[1] <= MOST_OUTPUTS
+            return
+        if reads_text(net.readout):  # as many as tokens and words, which differ between texts
+            self.available = False
             return
         self._net = net
         if net.readout is not all_outputs:

@@ -31,6 +31,7 @@ from likewise.index.store import (
     smallest_integers,
 )
 from likewise.locks import lock_folder
+from likewise.readouts import reads_text
 from likewise.statistics.targets import finite_labels
 
 SHARDS = 64  # of a data set, as far as shards are neither tiny nor huge
@@ -68,6 +69,7 @@ class Task:
         self.folder, self.projector, self.data = folder, projector, data
         self.source_number, self.first_row = source_number, first_row
         self._maker = maker if maker is not None and maker.available else None
+        self._reads_text = reads_text(projector.gram.net.readout)
         self._outputs = OutputReader(projector.gram.net, data.samples(range(1)), outputs)
         places = (
             torch.linspace(0, data.n - 1, min(data.n, ORIGIN_SAMPLES), dtype=torch.float64).long().unique()
@@ -95,7 +97,8 @@ class Task:
             sketches.append(projected.sketches - self.origin.to(projected.sketches))
             dead.append(projected.dead)
             outputs.append(self._outputs.read(samples, span))
-            labels.append(None if samples.labels is None else finite_labels(samples.labels).cpu())
+            given = None if self._reads_text else samples.labels  # labels of tokens are the text itself
+            labels.append(None if given is None else finite_labels(given).cpu())
             if self._maker is not None:
                 shown += self._maker.pictures(span, samples)
         self.projector.gram.engine.finish_checks()  # before anything is written
@@ -107,9 +110,9 @@ class Task:
         known = [part for part in outputs if part is not None]
         if known:
             rows["outputs"] = encode_outputs(torch.cat(known)).contiguous()
-        given = [part for part in labels if part is not None]
-        if given:
-            rows["labels"] = smallest_integers(torch.cat(given)).contiguous()
+        classes = [part for part in labels if part is not None]
+        if classes:
+            rows["labels"] = smallest_integers(torch.cat(classes)).contiguous()
         stored = None if self._maker is None else encode_pictures(shown, self._maker.names(where))
         start = self.first_row + where.start
         digests = self.folder.write_shard(start, rows, stored)

@@ -157,7 +157,7 @@ def analyze(
         )
     announce("reading the data")
     data_print, given, outputs = _read(gram, out, is_classifier)
-    given = None if given is None else finite_labels(given)
+    given = None if given is None or reads_text(net.readout) else finite_labels(given)
     found = {
         "model": identity.fingerprint_model(net),
         "data": data_print,
