@@ -74,6 +74,8 @@ from likewise.readouts import (
 )
 from likewise.reheat import Reheated, reheat
 from likewise.runs.analyze import analyze
+from likewise.runs.apply import apply_decisions
+from likewise.runs.corrected_data import Corrections
 from likewise.runs.result import Analysis
 from likewise.statistics.calibration import Calibration, CalibrationWarning, calibrate
 from likewise.statistics.denoising import Denoising, denoising
@@ -109,6 +111,7 @@ __all__ = [
     "CalibrationWarning",
     "ClassSimilarity",
     "CompletionPairs",
+    "Corrections",
     "Denoising",
     "DependentSampleError",
     "FitQuality",
@@ -136,6 +139,7 @@ __all__ = [
     "ZeroGradientWarning",
     "all_outputs",
     "analyze",
+    "apply_decisions",
     "batches",
     "best_rotation",
     "build_index",

@@ -80,6 +80,37 @@ def copy_atomically(source: Path, path: Path) -> str:
         return write_atomically(path, lambda copy: shutil.copyfileobj(file, copy), source.stat().st_size)
 
 
+def write_folder(path: Path, fill: Callable[[Path], object], *, replace: bool = False) -> None:
+    """Write a folder that is complete or not there.
+
+    Args:
+        path: The folder.
+        fill: Writes the content into a folder of another name beside it.
+        replace: Whether a folder that is there may be replaced.
+
+    Raises:
+        FileExistsError: There is something of that name, and it may not be replaced.
+    """
+    part, old = temporary_name(path), temporary_name(path)
+    part.mkdir()
+    try:
+        fill(part)
+        if os.name == "posix":
+            os.sync()
+        if path.exists():
+            if not replace:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            path.rename(old)
+        part.rename(path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            old.rename(path)
+    flush_folder(path.parent)
+
+
 def temporary_name(path: Path) -> Path:
     """Return a name beside a file that no other writer uses."""
     return path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}{path.suffix}")

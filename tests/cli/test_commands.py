@@ -31,6 +31,7 @@ COMMANDS = (
     "report",
     "compare",
     "export",
+    "apply",
     "verify",
     "doctor",
     "reproduce",

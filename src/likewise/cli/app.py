@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyze, demo, doctor, index, inspect, reproduce
+from likewise.cli import analyze, decisions, demo, doctor, index, inspect, reproduce
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
@@ -60,6 +60,7 @@ for command in (
     inspect.report,
     inspect.compare,
     inspect.export,
+    decisions.apply,
     inspect.verify,
     doctor.doctor,
 ):

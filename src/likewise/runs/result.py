@@ -1,6 +1,5 @@
 """What a run found, read from its folder: a table, neighbors, a summary, the report. No model is needed."""
 
-import json
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -11,6 +10,7 @@ import numpy as np
 
 from likewise.locks import lock_folder
 from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
+from likewise.runs.decisions import DecisionReader
 from likewise.statistics.calibration import wilson_interval
 
 if TYPE_CHECKING:
@@ -163,12 +163,21 @@ class Analysis:
         `decisions`: the file that the report's review downloads, or sample -> "wrong", "right", "unsure" or
         "relabel". Samples that were not flagged do not count.
         """
-        given = decisions if isinstance(decisions, Mapping) else self._decided(Path(decisions))
+        given = (
+            decisions
+            if isinstance(decisions, Mapping)
+            else {d.sample: d.verdict for d in self.decision_reader.read(Path(decisions))}
+        )
         flagged = set(self.table.index[self.table["label_issue"]]) if "label_issue" in self.table else set()
         verdicts = [verdict for sample, verdict in given.items() if sample in flagged]
         wrong = sum(verdict in ("wrong", "relabel") for verdict in verdicts)
         right = sum(verdict == "right" for verdict in verdicts)
         return Precision(wrong, right, len(verdicts) - wrong - right, *wilson_interval(wrong, wrong + right))
+
+    @property
+    def decision_reader(self) -> DecisionReader:
+        """Reads decisions about the samples of this run."""
+        return DecisionReader(self.manifest, len(self.table))
 
     def report(self) -> Path:
         """Rewrite report.html, and return where it is."""
@@ -191,21 +200,6 @@ class Analysis:
         column = "label_suspicion" if "label_suspicion" in self.table else "novelty"
         top = self.table.sort_values(column, ascending=False).head(10)
         return top.to_html(escape=True, float_format="{:.3f}".format)
-
-    def _decided(self, path: Path) -> dict[int, str]:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            run, given = found["run"], {int(d["sample"]): str(d["verdict"]) for d in found["decisions"]}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a file of decisions, as the report's review downloads it: {error!r}."
-            ) from error
-        if run != self.manifest["data"]:
-            raise ValueError(f"{path} holds decisions about another data set than that of {self.folder}.")
-        unknown = set(given.values()) - {"wrong", "right", "unsure", "relabel"}
-        if unknown:
-            raise ValueError(f"{path} holds verdicts that are not known: {', '.join(sorted(unknown))}.")
-        return given
 
     def _by_class(self, matrix: Any) -> "pandas.DataFrame | None":
         import pandas

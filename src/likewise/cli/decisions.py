@@ -1,0 +1,72 @@
+"""`likewise apply`: decisions of a person, back into the data."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from likewise.cli.inspect import Run
+from likewise.cli.options import Form, Quiet
+from likewise.cli.output import Format, be_quiet, print_message, print_result
+
+
+def apply(
+    run: Run,
+    decisions: Annotated[
+        Path,
+        typer.Argument(
+            help="What the report's review downloaded, or an export of Label Studio or Argilla.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="labels.csv, table (as it was analyzed), parquet, folder (of images) or hf-dataset; or a path that "
+            "ends in .csv or .parquet."
+        ),
+    ] = "labels.csv",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Where to. [default: labels.csv, corrected, ...]", show_default=False
+        ),
+    ] = None,
+    wrong: Annotated[
+        Literal["drop", "suggested", "keep"],
+        typer.Option(help="What becomes of labels that are wrong without a better one."),
+    ] = "drop",
+    data: Annotated[str | None, typer.Option(help="The data set, if it is not where it was.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what an earlier apply wrote; never the data or the run.")
+    ] = False,
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Apply decisions to the data: corrected labels, dropped samples and a log; the original is never overwritten.
+
+    Example: `likewise apply run decisions.json --to labels.csv`
+    """
+    be_quiet(quiet)
+    from likewise.runs.apply import apply_decisions
+
+    if not decisions.exists():
+        raise FileNotFoundError(f"There is no file of decisions {decisions}.")
+    found = apply_decisions(run, decisions, wrong=wrong)
+    written = found.write(to, out, data=data, force=force)
+    facts = {
+        "path": str(written.path),
+        "log": str(written.log),
+        "relabeled": found.relabeled,
+        "dropped": found.dropped,
+        "kept": int(found.kept.sum()),
+        "decisions": len(found.changes),
+    }
+    print_message(f"{len(found.changes):,} decisions applied to {run}")
+    print_result(
+        form,
+        facts,
+        f"{found.relabeled:,} relabeled, {found.dropped:,} dropped, {int(found.kept.sum()):,} samples stay",
+        f"data: {written.path}",
+        f"log: {written.log}",
+    )
