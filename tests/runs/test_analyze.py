@@ -126,7 +126,7 @@ def test_class_similarity_and_confusion_are_what_they_say(tmp_path):
 
 def test_the_map_is_the_leading_part_of_the_kernel(tmp_path):
     model, x, y = example(60)
-    found = lw.analyze(model, (x, y), out=tmp_path / "run")
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", layout="pca")
     c = centered_of(lw.GramMatrix(model, (x, y)))
     values, vectors = torch.linalg.eigh(c)
     expected = (vectors * values.clamp(min=0).sqrt())[:, -2:].flip(1)

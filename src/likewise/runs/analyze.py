@@ -58,7 +58,7 @@ def analyze(
     threshold: float = 0.5,
     sketch: int | Literal["auto", "never"] = "auto",
     exact: bool = False,
-    layout: Literal["pca", "umap"] = "pca",
+    layout: Literal["neighbors", "pca", "umap"] = "neighbors",
     classes: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     show: Show | None = None,
@@ -94,7 +94,8 @@ def analyze(
         threshold: Samples at least so similar count as near.
         sketch: Numbers per sample; "auto" decides by the number of pairs, "never" compares gradients as they are.
         exact: All outputs, all pairs, whatever it costs.
-        layout: How the map is drawn, "pca" or "umap".
+        layout: How the map is drawn: "neighbors" (near samples together, others apart), "pca" (the two leading
+            directions of the kernel), or "umap" (an extra).
         classes: Their names.
         names: Of the samples.
         show: What a person should see of sample i (image, text, dict, array), a function or a sequence.
@@ -134,7 +135,7 @@ def analyze(
     data = gram.data
     is_classifier = 4 * data.n * method.outputs <= max_memory and not reads_text(net.readout)
     neighbors = check_integer("neighbors", neighbors, 1)
-    check_choice("layout", layout, ("pca", "umap"))
+    check_choice("layout", layout, ("neighbors", "pca", "umap"))
     excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
     out, shown = _check_out(out), _check_shown(classes, names, show, extra, excerpt_length)
     if not isinstance(wait, float) or wait != math.inf:

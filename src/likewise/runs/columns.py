@@ -174,24 +174,6 @@ def principal_coordinates(product: Tensor, probes: Tensor) -> Tensor:
     return coordinates * torch.where(signs == 0, 1, signs)
 
 
-def umap_layout(found: Arrays, seed: int) -> np.ndarray:
-    """Return two coordinates of each sample by UMAP, from its nearest neighbors: (n, 2)."""
-    try:
-        from umap import UMAP
-    except ImportError as error:
-        raise ImportError('A map by UMAP needs umap-learn: pip install "likewise[umap]".') from error
-    n = len(found["indices"])
-    places = np.concatenate([np.arange(n)[:, None], found["indices"]], 1)  # itself first, as UMAP counts
-    distances = np.concatenate([np.zeros((n, 1)), 1 - found["similarities"]], 1).clip(min=0)
-    layout = UMAP(
-        n_neighbors=places.shape[1],
-        precomputed_knn=(places.astype(np.int64), distances.astype(np.float32), None),
-        random_state=seed,
-        n_jobs=1,
-    )
-    return layout.fit_transform(found["coordinates"].astype(np.float32)).astype(np.float64)
-
-
 class Results:
     """Everything that a run found, with the statistics that follow from it."""
 

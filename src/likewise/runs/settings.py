@@ -123,8 +123,9 @@ class Settings(BaseModel):
         default=False,
         description="Compare gradients of all outputs, all pairs, without sketches: often a hundred times the cost.",
     )
-    layout: Literal["pca", "umap"] = Field(
-        default="pca", description="How the map is drawn: pca, or umap (an extra)."
+    layout: Literal["neighbors", "pca", "umap"] = Field(
+        default="neighbors",
+        description="How the map is drawn: from neighbors, by the two leading directions (pca), or by umap (an extra).",
     )
     watch: str | None = Field(
         default=None,

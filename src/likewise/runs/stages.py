@@ -29,7 +29,8 @@ from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
 from likewise.reheat import Reheated
 from likewise.reheat import reheat as reheat_network
-from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics, umap_layout
+from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics
+from likewise.runs.layout import LAYOUTS
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
 from likewise.statistics.label_issues import ROUNDS, OpinionAfter, margins_of, opinion_after
@@ -94,11 +95,18 @@ def run_stages(
     announce("comparing all pairs")
     found |= folder.stage("pairs", lambda: pair_statistics(source, request))
     found["layout"] = found["coordinates"][:, :2]
-    if options["layout"] == "umap":
-        found |= folder.stage("umap", lambda: {"layout": torch.tensor(umap_layout(found, SEED))})
+    if options["layout"] in LAYOUTS:
+        announce("drawing the map")
+        found |= folder.stage(f"layout-{options['layout']}", lambda: _layout(found, options["layout"]))
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
     announce("writing tables and pictures")
     write_tables(folder, gram.data, Results(found, targets, margins, after), shown, added)
+
+
+def _layout(found: Arrays, name: str) -> dict[str, Tensor]:
+    """Return where samples are on the map, from their neighbors."""
+    places = LAYOUTS[name](found["indices"], found["similarities"], found["coordinates"], SEED)
+    return {"layout": torch.tensor(places)}
 
 
 def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classifier: bool) -> Tensor:
