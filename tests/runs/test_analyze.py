@@ -562,12 +562,15 @@ def test_gradients_that_fit_into_no_memory_are_computed_again_for_each_strip_onl
     images.reads.zero_()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # little memory is slow, and it says so
-        found = lw.analyze(image_model(), data, out=tmp_path / "run", sketch="never", max_memory=2**20)
+        found = lw.analyze(
+            image_model(), data, out=tmp_path / "run", sketch="never", layout="pca", max_memory=2**20
+        )
     # outputs, a vjp and a jvp pass, what strips compute, pictures
     by_strips = gram.tiles().gradient_evaluations / 400
     assert images.reads.double().mean() <= 3 + by_strips + 1 + 0.2
     monkeypatch.undo()
-    whole = lw.analyze(image_model(), data, out=tmp_path / "whole", sketch="never").table
+    # rounding moves samples on a map of neighbors, so the one of directions is compared
+    whole = lw.analyze(image_model(), data, out=tmp_path / "whole", sketch="never", layout="pca").table
     for column in found.table.select_dtypes("number"):
         np.testing.assert_allclose(found.table[column], whole[column], rtol=1e-4, atol=2e-5)
 

@@ -21,7 +21,8 @@ def neighbor_layout(
 ) -> np.ndarray:
     """Return two coordinates of each sample: neighbors near each other, others apart.
 
-    Deterministic for a seed. About a second for 2,000 samples and under a minute for 50,000.
+    The same numbers give the same map; rounding in the similarities may turn or exchange groups. Under a second for
+    2,000 samples, ten for 50,000.
 
     Args:
         indices: (n, k) the nearest other samples of each.
