@@ -5,8 +5,9 @@ The layout of neighbors minimizes UMAP's cross-entropy between a weighted neighb
 step. It needs numpy and scipy only; benchmarks/layouts.py compares it with UMAP, t-SNE and principal directions.
 """
 
+from typing import Any
+
 import numpy as np
-from scipy import sparse
 
 SPREAD, STEEPNESS = 1.577, 0.895  # a, b: closeness of UMAP at a minimum distance of 0.1
 REPULSIONS = 8  # random samples that each sample is pushed away from in a step
@@ -54,11 +55,13 @@ def neighbor_layout(
     return places.astype(np.float64)
 
 
-def neighbor_graph(indices: np.ndarray, similarities: np.ndarray) -> sparse.coo_array:
+def neighbor_graph(indices: np.ndarray, similarities: np.ndarray) -> Any:
     """Return the symmetric graph of nearest neighbors, each weighted 1 for the nearest and less for those behind it.
 
-    Weights of the two directions are joined as probabilities are: w + w' − w w'.
+    Weights of the two directions are joined as probabilities are: w + w' − w w'. A scipy.sparse.coo_array (n, n).
     """
+    from scipy import sparse  # a second, and only runs need it
+
     n, k = indices.shape
     distances = (1 - similarities.astype(np.float64)).clip(min=0)
     beyond = distances - distances[:, :1]
