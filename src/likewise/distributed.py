@@ -43,6 +43,8 @@ class Pass(NamedTuple):
 # For each thread: the running clocks, and whether a pass is in progress.
 _records: ContextVar[tuple[tuple[Clock, list[Pass]], ...]] = ContextVar("records", default=())
 _inside: ContextVar[bool] = ContextVar("inside a pass", default=False)
+_alone: ContextVar[bool] = ContextVar("working alone", default=False)
+_as_one: ContextVar[bool] = ContextVar("dividing as one process", default=False)
 
 
 @contextmanager
@@ -75,6 +77,12 @@ class RemoteError(RuntimeError):
         self.rank, self.kind = rank, kind
 
 
+def is_error(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an error is of a kind, on this rank or on the one that raised it."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return isinstance(error, kind) or (isinstance(error, RemoteError) and error.kind == name)
+
+
 class RankMismatchError(RuntimeError):
     """Ranks were given different weights, data or options, or are at different calls.
 
@@ -96,20 +104,28 @@ class RankMismatchError(RuntimeError):
 
 def world_size() -> int:
     """Return the number of processes that share the work."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _has_group() else 1
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
+def process_group(device: torch.device | None = None) -> Iterator[None]:
     """Join the processes that a launcher such as torchrun has started, for the time inside.
 
     Addresses and numbers come from the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A group that is there
     is used as it is.
+
+    Args:
+        device: A GPU that this process has to itself: nccl adds up what is on it, gloo the rest. None: gloo alone.
+
     """
     if dist.is_initialized():
         yield
         return
-    dist.init_process_group("gloo")
+    if device is None:
+        dist.init_process_group("gloo")
+    else:
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     try:
         yield
     finally:
@@ -118,7 +134,65 @@ def process_group() -> Iterator[None]:
 
 def rank() -> int:
     """Return the number of this process among those that share the work, 0 where it is alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _has_group() else 0
+
+
+def _has_group() -> bool:
+    return not _alone.get() and dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Share nothing inside: passes are plain loops, also where a launcher has started several processes."""
+    tokens = _alone.set(True), _inside.set(False)
+    try:
+        yield
+    finally:
+        _alone.reset(tokens[0])
+        _inside.reset(tokens[1])
+
+
+@contextmanager
+def as_one_process() -> Iterator[None]:
+    """Let ranks share strips of the height that one process would choose, so that results have the same bits."""
+    token = _as_one.set(True)
+    try:
+        yield
+    finally:
+        _as_one.reset(token)
+
+
+def shares() -> int:
+    """Return for how many processes rows are divided into strips."""
+    return 1 if _as_one.get() else world_size()
+
+
+def on_first_rank(function: Callable[[], Any], what: str) -> Any:
+    """Return function(), called on rank 0 alone while the others wait; what it raises is raised on all.
+
+    Args:
+        function: Returns what JSON can hold.
+        what: What is done, for messages.
+
+    """
+    if world_size() == 1:
+        return function()
+    team, answer = _Ranks(what), None
+    if dist.get_rank() == 0:
+        try:
+            with alone():
+                answer = function()
+        except BaseException as problem:
+            team.report(problem)
+            raise
+    return team.exchange({"answer": answer})[0]["answer"]
+
+
+def smallest(value: int, what: str) -> int:
+    """Return the smallest of the numbers that ranks give, on all of them."""
+    if world_size() == 1:
+        return value
+    return min(one["value"] for one in _Ranks(what).exchange({"value": value}))
 
 
 def join_results(
@@ -276,10 +350,10 @@ class _Ranks:
             self.report(problem)
             raise
         at = f"{call} ({self._what}, number {self._link.passes} of this rank)"
-        everyone = self._exchange({"at": at, **_condense(given.entries)}, patient=False)
+        everyone = self.exchange({"at": at, **_condense(given.entries)}, patient=False)
         if all(_same(everyone[0], other) for other in everyone):
             return
-        full = self._exchange({"at": at, "entries": given.entries})
+        full = self.exchange({"at": at, "entries": given.entries})
         _refuse([one["at"] for one in full], [_parse_entries(one["entries"]) for one in full])
 
     def share(self, spans: list[range]) -> Iterator[range]:
@@ -302,7 +376,7 @@ class _Ranks:
         if result is not None:
             parts = result if isinstance(result, tuple) else (result,)
             mine = [[list(t.shape), str(t.dtype).rpartition(".")[2], t.device.type] for t in parts]
-        everyone = self._exchange({"shapes": mine, "tuple": isinstance(result, tuple)})
+        everyone = self.exchange({"shapes": mine, "tuple": isinstance(result, tuple)})
         known = [one for one in everyone if one["shapes"] is not None]
         shapes = [[part[:2] for part in one["shapes"]] for one in known]
         if any(shape != shapes[0] for shape in shapes):
@@ -316,7 +390,7 @@ class _Ranks:
             result = zeros if known[0]["tuple"] else zeros[0]
         return tree_map(self._sum, result)
 
-    def _exchange(self, message: Any, patient: bool = True) -> list[Any]:
+    def exchange(self, message: Any, patient: bool = True) -> list[Any]:
         """Return the messages of all ranks, or raise the first error among them."""
         everyone = self._channel.exchange(message, self._what, patient)
         for rank, message in enumerate(everyone):

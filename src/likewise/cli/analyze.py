@@ -9,6 +9,7 @@ import typer
 
 from likewise.cli.options import Form, Quiet, Request, memory_limit, open_inputs, takes_settings
 from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
+from likewise.cli.processes import joined_processes, on_own_device, own_rank, rank_count
 from likewise.runs.settings import INPUTS, Settings
 
 if TYPE_CHECKING:
@@ -40,13 +41,16 @@ def analyze(
 
     Example: `likewise analyze net.py:model images/ --weights net.safetensors --image-size 32`
 
-    A run that was stopped goes on when the same command is given again.
+    A run that was stopped goes on when the same command is given again. Under torchrun the processes share the work:
+    `torchrun --nproc-per-node 4 -m likewise analyze ...`
     """
-    be_quiet(quiet)
+    be_quiet(quiet or own_rank() > 0)
     rule = None if fail_on is None else _rule(fail_on)
     if decisions is not None and not decisions.exists():
         raise FileNotFoundError(f"There is no file of decisions {decisions}.")
     found = run_analysis(request.settings, out or request.folder, wait)
+    if own_rank() > 0:
+        return
     facts: dict[str, Any] = {
         **found.summary._asdict(),
         "run": str(found.folder),
@@ -109,30 +113,32 @@ def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
     from likewise import loading
     from likewise.runs.analyze import analyze
 
-    net, read = open_inputs(settings)
+    own = on_own_device(settings)
+    net, read = open_inputs(own)
     show = read.show if settings.show is None else loading.import_object(settings.show)
     print_message(f"analyzing {settings.data} by {settings.model} into {folder}/ ...")
-    return analyze(
-        net,
-        read.dataset,
-        read.labels,
-        out=folder,
-        neighbors=settings.neighbors,
-        threshold=settings.threshold,
-        sketch=settings.sketch,
-        exact=settings.exact,
-        layout=settings.layout,
-        classes=settings.classes or read.classes,
-        names=read.names,
-        show=show,  # type: ignore[arg-type]
-        excerpt_length=settings.excerpt_length,
-        watch=settings.watch,
-        reheat=settings.reheat,
-        index=not settings.no_index,
-        settings=settings,
-        max_memory=memory_limit(settings),
-        wait=wait,
-    )
+    with joined_processes(own.device):
+        return analyze(
+            net,
+            read.dataset,
+            read.labels,
+            out=folder,
+            neighbors=settings.neighbors,
+            threshold=settings.threshold,
+            sketch=settings.sketch,
+            exact=settings.exact,
+            layout=settings.layout,
+            classes=settings.classes or read.classes,
+            names=read.names,
+            show=show,  # type: ignore[arg-type]
+            excerpt_length=settings.excerpt_length,
+            watch=settings.watch,
+            reheat=settings.reheat,
+            index=not settings.no_index,
+            settings=settings,
+            max_memory=None if rank_count() > 1 and settings.max_memory is None else memory_limit(settings),
+            wait=wait,
+        )
 
 
 def _rule(text: str) -> "Callable[[Analysis], None]":

@@ -1,10 +1,8 @@
 """`likewise index`, `likewise ask`, `likewise select` and `likewise merge`."""
 
-import os
 import re
 import sys
 import webbrowser
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +10,7 @@ import typer
 
 from likewise.cli.options import Form, Quiet, Request, load_network, open_inputs, takes_settings
 from likewise.cli.output import Format, be_quiet, print_message, print_result, table
+from likewise.cli.processes import joined_processes, on_own_device, own_rank
 from likewise.runs.settings import INPUTS, Settings, read_settings
 
 if TYPE_CHECKING:
@@ -49,17 +48,17 @@ def index(
     A build that was stopped goes on when the same command is given again. Under torchrun the processes share the work:
     `torchrun --nproc-per-node 4 -m likewise index ...`
     """
-    be_quiet(quiet or _rank() > 0)
+    be_quiet(quiet or own_rank() > 0)
     from likewise import loading
-    from likewise.distributed import process_group
     from likewise.index import build_index
 
     settings = request.settings
     parts = None if part is None else _read_part(part)
-    net, read = open_inputs(settings.model_copy(update={"device": _own_device(settings.device)}))
+    own = on_own_device(settings)
+    net, read = open_inputs(own)
     show = read.show if settings.show is None else loading.import_object(settings.show)
     print_message(f"indexing {settings.data} by {settings.model} into {out}/ ...")
-    with process_group() if _ranks() > 1 else nullcontext():
+    with joined_processes(own.device):
         found = build_index(
             net,
             read.dataset,
@@ -76,7 +75,7 @@ def index(
             max_memory=settings.max_memory or 2**31,
             settings=settings.text(),
         )
-    if _rank() == 0:
+    if own_rank() == 0:
         _tell_index(form, found)
 
 
@@ -307,16 +306,3 @@ def _read_part(text: str) -> tuple[int, int]:
     if found is None:
         raise ValueError(f"--part is i/n, such as 2/8, found {text!r}.")
     return int(found[1]), int(found[2])
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-def _ranks() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _own_device(device: str) -> str:
-    """Return the GPU of this process, where a launcher has started several."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches, Samples
-from likewise.distributed import world_size
+from likewise.distributed import shares, world_size
 from likewise.engines import Engine, Features, ZeroGradientLog
 from likewise.gram.features import KeptFeatures
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
@@ -177,7 +177,7 @@ class DirectionStrips(ExactStrips):
     @property
     def strips(self) -> list[range]:
         """The positions of the rows of each strip."""
-        share = -(-self.rows.n // world_size())
+        share = -(-self.rows.n // shares())
         return self.rows.spans(max(1, min(self.rows_per_strip, share)))
 
     @property
@@ -218,7 +218,7 @@ class Tiles(ExactStrips):
     def strips(self) -> list[range]:
         """The positions of the rows of each strip."""
         by_result = self.max_memory // 8 // (self._cell_bytes * self.columns.n)
-        share = -(-self.rows.n // world_size())
+        share = -(-self.rows.n // shares())
         return self.rows.spans(max(1, min(self._rows_per_strip, by_result, share)))
 
     @property
@@ -272,10 +272,13 @@ class Tiles(ExactStrips):
     @cached_property
     def _matrix(self) -> "_SymmetricMatrix | None":
         """The whole matrix, filled strip by strip, if k(x', x) follows from k(x, x') and it fits."""
+        return _SymmetricMatrix(self.columns.n) if self.fills_matrix and world_size() == 1 else None
+
+    @property
+    def fills_matrix(self) -> bool:
+        """Whether one process fills the whole matrix, strip by strip: then a strip depends on those before."""
         fits = self._cell_bytes * self.columns.n**2 <= self.max_memory // 8
-        if not self._is_mirrored or not fits or self.columns.given or world_size() > 1:
-            return None
-        return _SymmetricMatrix(self.columns.n)
+        return self._is_mirrored and fits and not self.columns.given
 
     def _compute_symmetric(self, features: Features) -> Tensor:
         """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from likewise.checks import (
     describe,
 )
 from likewise.data import Batches, batches
-from likewise.distributed import world_size
+from likewise.distributed import alone, on_first_rank, world_size
 from likewise.engines.memory import MemoryLimitError, default_max_memory
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
@@ -31,7 +31,7 @@ from likewise.model import Network, to_network
 from likewise.progress import announce
 from likewise.readouts import Readout, readout_name, reads_text
 from likewise.report.build import write_report
-from likewise.runs.plan import choose_method
+from likewise.runs.plan import Method, choose_method
 from likewise.runs.result import Analysis
 from likewise.runs.stages import run_stages
 from likewise.runs.store import open_folder
@@ -120,46 +120,108 @@ def analyze(
         (60, True)
 
     """
-    if world_size() > 1:
-        raise RuntimeError("analyze writes a folder and works in one process: start it without torchrun.")
-    given_net, source = to_network(model, readout, parameters), batches(dataset, labels=labels)
-    if max_memory is None:
+    given_net = to_network(model, readout, parameters)
+    if max_memory is None:  # of several processes each takes the same
         max_memory = default_max_memory(next(given_net.model.parameters()).device)
+    shared = world_size() > 1
+    with alone():  # what is chosen does not depend on how many processes share the work
+        work = _prepare(given_net, batches(dataset, labels=labels), max_memory, exact=exact, sketch=sketch)
+        options = _check_options(work, neighbors, threshold, layout, excerpt_length)
+        shown = _check_shown(classes, names, show, extra, options["excerpt_length"])
+        out, wait = _check_out(out), _check_wait(wait)
+        record = _check_watch(watch, work.gram.data.n)
+        reheat = check_flag("reheat", reheat)
+        announce("reading the data")
+        data_print, given, outputs = _read(work, out, with_outputs=not shared)
+        identity_of_run = _describe_inputs(work, data_print, options, shown, record, reheat)
+    with open_folder(out, identity_of_run, wait) as folder:
+        if folder.needs("settings.toml"):
+            folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
+        if not folder.finished:
+            folder.state |= {
+                "about": _about(work.net, work.gram.data),
+                "method": work.method.describe(),
+            }
+            told = None if settings is None else settings.text()
+            targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
+            run_stages(
+                folder, work.gram, targets, shown, record, outputs, work.is_classifier, index, told, reheat
+            )
+            folder.finish()
+
+        def report() -> None:
+            if folder.needs("report.html"):
+                announce("writing the report")
+                write_report(folder.path)
+
+        on_first_rank(report, "the report")
+    return Analysis(folder.path)
+
+
+class _Work(NamedTuple):
+    """What a run compares, and how."""
+
+    method: Method
+    gram: GramMatrix
+    is_classifier: bool  # whether the model's outputs may be those of classes
+
+    @property
+    def net(self) -> Network:
+        """The network with the readout that was chosen."""
+        return self.method.net
+
+
+def _prepare(
+    net: Network, source: Batches, max_memory: Any, *, exact: bool, sketch: int | Literal["auto", "never"]
+) -> _Work:
+    """Choose how gradients are compared, trace the network and check its gradients."""
     max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
     decoded, decoded_bytes = source.with_cache(max_memory // 4)
-    method = choose_method(given_net, decoded, exact=exact, sketch=sketch)
-    net = method.net
+    method = choose_method(net, decoded, exact=exact, sketch=sketch)
     announce(f"comparing {method.describe()}")
     announce("tracing the network and checking its gradients")
-    gram = _gram_of_decoded(net, source, decoded, decoded_bytes, max_memory)
-    data = gram.data
-    is_classifier = 4 * data.n * method.outputs <= max_memory and not reads_text(net.readout)
-    neighbors = check_integer("neighbors", neighbors, 1)
-    check_choice("layout", layout, ("neighbors", "pca", "umap"))
-    excerpt_length = check_integer("excerpt_length", excerpt_length, 1, advice="characters")
-    out, shown = _check_out(out), _check_shown(classes, names, show, extra, excerpt_length)
-    if not isinstance(wait, float) or wait != math.inf:
-        wait = check_number("wait", wait, least=0, advice="seconds, or math.inf")
-    options = {
-        "readout": readout_name(net.readout),
-        "parameters": list(net.names),
-        "neighbors": neighbors,
+    gram = _gram_of_decoded(method.net, source, decoded, decoded_bytes, max_memory)
+    fits = 4 * gram.data.n * method.outputs <= max_memory
+    return _Work(method, gram, fits and not reads_text(method.net.readout))
+
+
+def _check_options(
+    work: _Work, neighbors: Any, threshold: Any, layout: Any, excerpt_length: Any
+) -> dict[str, Any]:
+    """Return what the run is asked for, as its manifest says it."""
+    return {
+        "readout": readout_name(work.net.readout),
+        "parameters": list(work.net.names),
+        "neighbors": check_integer("neighbors", neighbors, 1),
         "threshold": check_number("threshold", threshold, -1, 1),
-        "sketch": method.sketch,
-        "layout": layout,
-        "excerpt_length": excerpt_length,
+        "sketch": work.method.sketch,
+        "layout": check_choice("layout", layout, ("neighbors", "pca", "umap")),
+        "excerpt_length": check_integer("excerpt_length", excerpt_length, 1, advice="characters"),
     }
-    reheat = check_flag("reheat", reheat)
+
+
+def _check_wait(wait: Any) -> float:
+    if isinstance(wait, float) and wait == math.inf:
+        return wait
+    return check_number("wait", wait, least=0, advice="seconds, or math.inf")
+
+
+def _check_watch(watch: Any, n: int) -> Watch | None:
     record = Watch.load(watch) if isinstance(watch, str | Path) else watch
-    if record is not None and check_type("watch", record, Watch, "a likewise.Watch or its file").n != data.n:
+    if record is not None and check_type("watch", record, Watch, "a likewise.Watch or its file").n != n:
         raise ValueError(
-            f"The record of training is of {record.n:,} samples, and the data set has {data.n:,}: they must be of the "
+            f"The record of training is of {record.n:,} samples, and the data set has {n:,}: they must be of the "
             "same samples, in the same order."
         )
-    announce("reading the data")
-    data_print, given, outputs = _read(gram, out, is_classifier)
-    given = None if given is None or reads_text(net.readout) else finite_labels(given)
-    found = {
+    return record
+
+
+def _describe_inputs(
+    work: _Work, data_print: str, options: Mapping[str, Any], shown: Shown, record: Watch | None, reheat: bool
+) -> dict[str, Any]:
+    """Return what makes a run another one."""
+    net, data = work.net, work.gram.data
+    return {
         "model": identity.fingerprint_model(net),
         "data": data_print,
         "readout": identity.fingerprint_readout(net, data),
@@ -170,18 +232,6 @@ def analyze(
         "reheat": reheat,
         "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
     }
-    with open_folder(out, found, wait) as folder:
-        if folder.needs("settings.toml"):
-            folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
-        if not folder.finished:
-            folder.state |= {"about": _about(net, data), "method": method.describe()}
-            told = None if settings is None else settings.text()
-            run_stages(folder, gram, given, shown, record, outputs, is_classifier, index, told, reheat)
-            folder.finish()
-        if folder.needs("report.html"):
-            announce("writing the report")
-            write_report(folder.path)
-    return Analysis(folder.path)
 
 
 def _gram_of_decoded(net: Network, data: Batches, decoded: Batches, size: int, max_memory: int) -> GramMatrix:
@@ -199,14 +249,16 @@ def _gram_of_decoded(net: Network, data: Batches, decoded: Batches, size: int, m
     return GramMatrix(net, data, centered=True, max_memory=max_memory)
 
 
-def _read(gram: GramMatrix, out: Path, is_classifier: bool) -> tuple[str, Tensor | None, Tensor | None]:
-    """Return fingerprint and labels of the data, and the model's outputs where no run has noted them."""
-    record = identity.DataRecord()
-    if (out / MANIFEST).exists():
+def _read(work: _Work, out: Path, with_outputs: bool) -> tuple[str, Tensor | None, Tensor | None]:
+    """Return fingerprint and labels of the data, and the model's outputs if so wished and no run has noted them."""
+    record, gram = identity.DataRecord(), work.gram
+    if not with_outputs or (out / MANIFEST).exists():
         return (*record.complete(gram.data), None)
     observed = copy.copy(gram)
     observed.data = record.observe(gram.data)
-    outputs = model_outputs(observed) if is_classifier else dataset_outputs(gram.net, observed.data).cpu()
+    outputs = (
+        model_outputs(observed) if work.is_classifier else dataset_outputs(gram.net, observed.data).cpu()
+    )
     return (*record.complete(gram.data), outputs)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from likewise.distributed import RemoteError, alone, as_one_process, is_error, on_first_rank
 from likewise.engines import EngineName, PartsChangedError
 from likewise.gram import GramMatrix, PairSource
 from likewise.gram.matrix import dataset_outputs
@@ -74,7 +75,8 @@ def run_stages(
 
         def keep(features: Tensor, buckets: int) -> None:
             if keep_index:
-                keep_sketches(
+                write = partial(
+                    keep_sketches,
                     gram,
                     features,
                     buckets,
@@ -87,20 +89,34 @@ def run_stages(
                     excerpt_length=shown.excerpt_length,
                     settings=settings,
                 )
+                on_first_rank(write, "the index")
 
         found, source = _sketched_statistics(folder, gram, options["sketch"], SEED, keep)
     else:
         found, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
     announce("comparing all pairs")
-    found |= folder.stage("pairs", lambda: pair_statistics(source, request))
+    found |= folder.stage(
+        "pairs", lambda: _compare_pairs(source, request), shared=_has_independent_strips(source)
+    )
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] in LAYOUTS:
         announce("drawing the map")
         found |= folder.stage(f"layout-{options['layout']}", lambda: _layout(found, options["layout"]))
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
     announce("writing tables and pictures")
-    write_tables(folder, gram.data, Results(found, targets, margins, after), shown, added)
+    results = Results(found, targets, margins, after)
+    on_first_rank(lambda: write_tables(folder, gram.data, results, shown, added), "the tables")
+
+
+def _compare_pairs(source: PairSource, request: Request) -> dict[str, Tensor]:
+    with as_one_process():
+        return pair_statistics(source, request)
+
+
+def _has_independent_strips(source: PairSource) -> bool:
+    """Whether ranks can share the strips; where pairs are so few that the matrix is mirrored, one rank does them."""
+    return not (isinstance(source, GramMatrix) and source.tiles().fills_matrix)
 
 
 def _layout(found: Arrays, name: str) -> dict[str, Tensor]:
@@ -117,7 +133,7 @@ def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classi
             return known
         return model_outputs(gram) if is_classifier else dataset_outputs(gram.net, gram.data)
 
-    return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()})["outputs"])
+    return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()}, shared=True)["outputs"])
 
 
 def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndarray) -> OpinionAfter | None:
@@ -158,7 +174,12 @@ def _margins(watch: Watch, targets: Targets) -> Tensor:
 
 def _exact_statistics(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairSource]:
     gram = gram.with_feature_cache()  # gradients that fit into memory serve sums and pairs
-    found = folder.stage("passes", lambda: pass_statistics(gram))
+
+    def passes() -> dict[str, Tensor]:
+        with alone():  # sums over ranks would be rounded otherwise, and centering needs them on all
+            return pass_statistics(gram)
+
+    found = folder.stage("passes", passes, shared=True)
     folder.state["approximations"] = []
     if _stands_in(gram):
         error = folder.stage("error", lambda: _measure_readout_error(gram))
@@ -184,8 +205,12 @@ def _sketched_statistics(
     n, q = gram.shape[0], bucket_count(width, gram.d)
     try:
         features, total = _gather_sketches(folder, gram, Sketch(q, seed))
-    except PartsChangedError:  # a model that branches on its data: now all gradients come in the same parts
-        folder.forget("sketch-")
+    except (PartsChangedError, RemoteError) as problem:
+        if not is_error(problem, PartsChangedError):
+            raise
+        folder.forget(
+            "sketch-"
+        )  # a model that branches on its data: now all gradients come in the same parts
         features, total = _gather_sketches(folder, gram, Sketch(q, seed))
     uncertainty = torch.zeros(n)
     for where, part in _sketch_shards(folder, gram, Sketch(q, seed)):
@@ -224,7 +249,9 @@ def _sketch_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> Iterat
         gram.data.spans(max(64, min(SHARD, gram.max_memory // 8 // bytes_per_sample)))
     ):
         found = folder.stage(
-            f"sketch-{number:05}-{len(where)}-{parts}", partial(_compute_shard, gram, sketch, where)
+            f"sketch-{number:05}-{len(where)}-{parts}",
+            partial(_compute_shard, gram, sketch, where),
+            shared=True,
         )
         yield where, Sketched(**{name: torch.tensor(values) for name, values in found.items()})
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from likewise import files
+from likewise.distributed import on_first_rank
 from likewise.identity import same_behavior
 from likewise.locks import CREATED_NAME, LOCK_NAME, lock_folder
 from likewise.manifest import (
@@ -43,15 +44,22 @@ IDENTITY_KEY = b"likewise.identity"  # in the metadata of tables
 
 @contextmanager
 def open_folder(path: Path, identity: Mapping[str, Any], wait: float) -> "Iterator[RunStore]":
-    """Hold a run folder for writing; another process that holds it is waited for.
+    """Hold a run folder for writing, on one rank for all; another process that holds it is waited for.
 
     Raises:
         ValueError: The folder holds another run, or something else.
         FolderLockedError: Another process held it for `wait` seconds.
     """
     files.make_folder(path)
-    with lock_folder(path, wait):
-        yield RunStore(path, identity)
+    opened: list[RunStore] = []
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            stack.enter_context(lock_folder(path, wait))
+            opened.append(RunStore(path, identity))
+
+        on_first_rank(begin, "opening the folder")
+        yield opened[0] if opened else FollowingStore(path, identity)
 
 
 class RunStore:
@@ -89,24 +97,45 @@ class RunStore:
             return check_report(self.path) is not None
         return name in self._damaged or name not in self.state.get("files", {})
 
-    def stage(self, name: str, stage: Stage) -> Arrays:
-        """Return what a stage found, now or when it was done before by the same versions."""
-        path, known = self.path / STAGES / f"{name}.npz", self.state["stages"].get(name)
-        if self._is_usable(path, known):
+    def stage(self, name: str, stage: Stage, *, shared: bool = False) -> Arrays:
+        """Return what a stage found, now or when it was done before by the same versions.
+
+        Args:
+            name: Of the stage.
+            stage: Computes it.
+            shared: Every rank calls it and finds the same; else rank 0 alone, and the others read its file.
+
+        """
+        path, found = self.path / STAGES / f"{name}.npz", dict[str, np.ndarray]()
+        if on_first_rank(
+            lambda: self._is_usable(path, self.state["stages"].get(name)), f"looking for {name}"
+        ):
             return _load_arrays(path)
         start, cpu = time.perf_counter(), time.process_time()
-        found = {key: _array(value) for key, value in stage().items()}
-        files.make_folder(path.parent)
-        size = sum(values.nbytes for values in found.values())
-        digest = files.write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **found), size)
-        self.state["stages"][name] = {
-            "sha256": digest,
-            "seconds": round(time.perf_counter() - start, 3),
-            "cpu_seconds": round(time.process_time() - cpu, 3),
-            "versions": self._versions,
-        }
-        self.save()
-        return found
+
+        def compute() -> None:
+            found.update({key: _array(value) for key, value in stage().items()})
+
+        def keep() -> None:
+            if not found:
+                compute()
+            files.make_folder(path.parent)
+            size = sum(values.nbytes for values in found.values())
+            digest = files.write_atomically(
+                path, lambda file: np.savez(file, allow_pickle=False, **found), size
+            )
+            self.state["stages"][name] = {
+                "sha256": digest,
+                "seconds": round(time.perf_counter() - start, 3),
+                "cpu_seconds": round(time.process_time() - cpu, 3),
+                "versions": self._versions,
+            }
+            self.save()
+
+        if shared:
+            compute()
+        on_first_rank(keep, name)
+        return found or _load_arrays(path)
 
     def forget(self, prefix: str) -> None:
         """Drop what stages of such names found, to be recomputed."""
@@ -223,6 +252,31 @@ class RunStore:
                 "can be read as it is (likewise.Analysis, likewise report); to compute it again choose "
                 "another folder."
             )
+
+
+class FollowingStore(RunStore):
+    """The folder as ranks other than the first see it: they read what the first has written, and write nothing."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self.path, self._identity = path, dict(identity)
+        self._versions = {name: version(name) for name in ("likewise", "torch")}
+        self._damaged: dict[str, str] = {}
+        self.state = read_manifest(path)
+
+    def forget(self, prefix: str) -> None:
+        """Do nothing: the first rank does."""
+
+    def write_text(self, name: str, text: str) -> None:
+        """Do nothing: the first rank does."""
+
+    def write_table(self, name: str, columns: Mapping[str, Any]) -> None:
+        """Do nothing: the first rank does."""
+
+    def finish(self) -> None:
+        """Do nothing: the first rank does."""
+
+    def save(self) -> None:
+        """Do nothing: the first rank does."""
 
 
 def _array(value: Tensor) -> np.ndarray:
