@@ -108,7 +108,7 @@ def world_size() -> int:
 
 
 @contextmanager
-def process_group(device: torch.device | None = None) -> Iterator[None]:
+def process_group(device: torch.device | None = None, attempt: str = "0") -> Iterator[None]:
     """Join the processes that a launcher such as torchrun has started, for the time inside.
 
     Addresses and numbers come from the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A group that is there
@@ -116,16 +116,24 @@ def process_group(device: torch.device | None = None) -> Iterator[None]:
 
     Args:
         device: A GPU that this process has to itself: nccl adds up what is on it, gloo the rest. None: gloo alone.
+        attempt: Which start of the processes this is, where a launcher starts them again: addresses that those before
+            left in the store of the launcher are not read.
 
     """
     if dist.is_initialized():
         yield
         return
-    if device is None:
-        dist.init_process_group("gloo")
-    else:
+    store, own_rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"likewise/attempt/{attempt}", store)
+    if device is not None:
         torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    dist.init_process_group(
+        "gloo" if device is None else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=own_rank,
+        world_size=size,
+        device_id=device,
+    )
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ def joined_processes(device: str) -> Iterator[None]:
         return
     from likewise.distributed import process_group
 
-    with process_group(_own_gpu(device)):
+    with process_group(_own_gpu(device), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         yield
 
 

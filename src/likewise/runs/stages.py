@@ -3,14 +3,23 @@
 From sketches the gradients are kept shard by shard, each a stage of its own, and compared with the exact on a few.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from likewise.distributed import RemoteError, alone, as_one_process, is_error, on_first_rank
+from likewise.distributed import (
+    RemoteError,
+    alone,
+    as_one_process,
+    is_error,
+    join_results,
+    on_first_rank,
+    world_size,
+)
 from likewise.engines import EngineName, PartsChangedError
 from likewise.gram import GramMatrix, PairSource
 from likewise.gram.matrix import dataset_outputs
@@ -38,7 +47,9 @@ from likewise.statistics.label_issues import ROUNDS, OpinionAfter, margins_of, o
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
-SHARD = 4096  # samples
+SHARDS = 64  # of a run, as far as shards are neither tiny nor huge
+SMALLEST_SHARD, LARGEST_SHARD = 256, 4096  # samples
+SHARD_BYTES = 2**30
 COMPARED = 24  # samples on which the error is measured, of at most a twentieth of the cost of the sketches
 FEW_ROWS = 2**28  # bytes of gradients that are formed as they are: no engine needs to be set up
 MOST_REFERENCE_OUTPUTS = 32  # that the error is measured against
@@ -242,22 +253,69 @@ def _gather_sketches(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> tupl
 
 def _sketch_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> Iterator[tuple[range, Sketched]]:
     """Yield the sketches of consecutive samples, made now or read from their stage."""
-    bytes_per_sample = 4 * (gram.d * sketch.q + gram.d**2)
+    shards = name_shards(gram, sketch)
+    compute_shards(folder, gram, sketch, shards)
+    for name, where in shards.items():
+        found = folder.stage(name, partial(_compute_shard, gram, sketch, where), shared=True)
+        yield where, Sketched(**{key: torch.tensor(values) for key, values in found.items()})
+
+
+def name_shards(gram: GramMatrix, sketch: Sketch) -> dict[str, range]:
+    """Return the names of the stages of sketches, and their samples: whole batches, the same on any machine."""
     with gram.net.evaluation_mode():
         parts = sketch.parts(gram.engine, gram.data.samples(range(1)))
-    for number, where in enumerate(
-        gram.data.spans(max(64, min(SHARD, gram.max_memory // 8 // bytes_per_sample)))
-    ):
-        found = folder.stage(
-            f"sketch-{number:05}-{len(where)}-{parts}",
-            partial(_compute_shard, gram, sketch, where),
-            shared=True,
-        )
-        yield where, Sketched(**{name: torch.tensor(values) for name, values in found.items()})
+    size, bytes_per_sample = gram.data.size, 4 * (gram.d * sketch.q + gram.d**2)
+    rows = min(LARGEST_SHARD, max(SMALLEST_SHARD, -(-gram.data.n // SHARDS)))
+    whole = min(-(-rows // size) * size, max(64, SHARD_BYTES // bytes_per_sample))
+    return {
+        f"sketch-{number:05}-{len(where)}-{parts}": where
+        for number, where in enumerate(gram.data.spans(whole))
+    }
+
+
+def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: Mapping[str, range]) -> None:
+    """Compute the stages that are missing: each shard by one rank, as many at a time as there are ranks."""
+    missing = folder.missing(list(shards))
+    for start in range(0, len(missing), world_size()):
+        names = missing[start : start + world_size()]
+        block = _Block(gram, sketch, [shards[name] for name in names])
+        for number, name in enumerate(names):
+            folder.stage(name, partial(block.shard, number), shared=True)
+
+
+class _Block:
+    """The sketches of some shards, shared by ranks when the first of them is asked for."""
+
+    def __init__(self, gram: GramMatrix, sketch: Sketch, places: list[range]) -> None:
+        self._gram, self._sketch = gram, sketch
+        stops = list(accumulate(len(where) for where in places))
+        self._spans = [
+            range(stop - len(where), stop) for stop, where in zip(stops, places, strict=True)
+        ]  # in the block
+        self._places = dict(zip(self._spans, places, strict=True))
+
+    def shard(self, number: int) -> dict[str, Tensor]:
+        """Return the sketches of one shard."""
+        here = self._spans[number]
+        return {
+            name: part[here.start : here.stop]
+            for name, part in zip(Sketched._fields, self._joined, strict=True)
+        }
+
+    @cached_property
+    def _joined(self) -> tuple[Tensor, ...]:
+        def compute(span: range) -> tuple[Tensor, ...]:
+            with alone():
+                return tuple(sketch_rows(self._gram, self._sketch, self._places[span]))
+
+        if len(self._spans) == 1:
+            return compute(self._spans[0])
+        return join_results(compute, self._spans, "sketches", self._gram)
 
 
 def _compute_shard(gram: GramMatrix, sketch: Sketch, where: range) -> dict[str, Tensor]:
-    return sketch_rows(gram, sketch, where)._asdict()
+    with alone():
+        return sketch_rows(gram, sketch, where)._asdict()
 
 
 def _measure_error(gram: GramMatrix, features: Tensor) -> dict[str, Tensor]:

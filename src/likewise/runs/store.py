@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -106,10 +106,8 @@ class RunStore:
             shared: Every rank calls it and finds the same; else rank 0 alone, and the others read its file.
 
         """
-        path, found = self.path / STAGES / f"{name}.npz", dict[str, np.ndarray]()
-        if on_first_rank(
-            lambda: self._is_usable(path, self.state["stages"].get(name)), f"looking for {name}"
-        ):
+        path, found = self._stage_path(name), dict[str, np.ndarray]()
+        if not self.missing([name]):
             return _load_arrays(path)
         start, cpu = time.perf_counter(), time.process_time()
 
@@ -136,6 +134,14 @@ class RunStore:
             compute()
         on_first_rank(keep, name)
         return found or _load_arrays(path)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the stages, of those named, that are not done yet."""
+
+        def look() -> list[str]:
+            return [name for name in names if not self._is_usable(self._stage_path(name), name)]
+
+        return list(on_first_rank(look, "looking for stages"))
 
     def forget(self, prefix: str) -> None:
         """Drop what stages of such names found, to be recomputed."""
@@ -190,7 +196,11 @@ class RunStore:
         else:
             self._drop_stages()
 
-    def _is_usable(self, path: Path, known: Mapping[str, Any] | None) -> bool:
+    def _stage_path(self, name: str) -> Path:
+        return self.path / STAGES / f"{name}.npz"
+
+    def _is_usable(self, path: Path, name: str) -> bool:
+        known = self.state["stages"].get(name)
         if known is None or known["versions"] != self._versions or not path.exists():
             return False
         return files.checksum(path) == known["sha256"]
