@@ -78,6 +78,7 @@ from likewise.runs.apply import apply_decisions
 from likewise.runs.corrected_data import Corrections
 from likewise.runs.result import Analysis
 from likewise.statistics.calibration import Calibration, CalibrationWarning, calibrate
+from likewise.statistics.crossval import CrossValidated, crossval
 from likewise.statistics.denoising import Denoising, denoising
 from likewise.statistics.density import (
     SimilarityHistogram,
@@ -112,6 +113,7 @@ __all__ = [
     "ClassSimilarity",
     "CompletionPairs",
     "Corrections",
+    "CrossValidated",
     "Denoising",
     "DependentSampleError",
     "FitQuality",
@@ -146,6 +148,7 @@ __all__ = [
     "calibrate",
     "class_similarity",
     "completion_against_alternative",
+    "crossval",
     "denoising",
     "disturbance",
     "diversity",

@@ -27,6 +27,7 @@ COMMANDS = (
     "ask",
     "select",
     "merge",
+    "crossval",
     "neighbors",
     "report",
     "compare",

@@ -301,6 +301,19 @@ def test_what_is_decided_gives_the_precision(tmp_path):
         found.precision(path)
 
 
+def test_a_cross_validation_judges_labels_too(tmp_path):
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 5), torch.arange(40) % 3
+    model = torch.nn.Linear(5, 3)
+    validated = lw.crossval(lambda data: torch.nn.Linear(5, 3), (x, y), folds=2, out=tmp_path / "folds")
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", crossval=tmp_path / "folds")
+    expected = lw.label_suspicion(lw.GramMatrix(model, (x, y)), crossval=validated)
+    assert found.table["label_suspicion"].to_numpy() == pytest.approx(expected.suspicion.numpy(), abs=1e-6)
+    assert found.table["label_issue"].tolist() == expected.flagged.tolist()
+    with pytest.raises(ValueError, match="another crossval"):
+        lw.analyze(model, (x, y), out=tmp_path / "run")
+
+
 def watched(model, x, y, seen=40):
     watch = lw.Watch(len(x))
     with torch.no_grad():

@@ -144,13 +144,13 @@ def test_labels_that_are_numbers_or_miss_a_class():
 
 
 def test_right_labels_that_heat_made_forget_are_not_flagged_without_a_group_of_wrong_ones():
-    from likewise.statistics.label_issues import OpinionAfter, suspicion_after
+    from likewise.statistics.label_issues import OpinionAfter, combined_suspicion
 
     torch.manual_seed(0)
     labels = torch.randint(0, 4, (400,))
     votes = 0.05 * torch.rand(400, 4).double() + nn.functional.one_hot(labels, 4)  # nobody is contested
     forgot = votes.roll(1, 1) * (torch.rand(400, 1) < 0.2) + votes * torch.rand(400, 1)
     after = OpinionAfter(torch.rand(400), forgot / forgot.sum(1, keepdim=True), None, torch.randn(400))
-    found = suspicion_after(votes, labels, None, None, after)
+    found = combined_suspicion(votes, labels, None, None, after)
     assert found.contested.any()
     assert found.distinct or not found.flagged.any()

@@ -134,6 +134,7 @@ def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
             excerpt_length=settings.excerpt_length,
             watch=settings.watch,
             reheat=settings.reheat,
+            crossval=settings.crossval,
             index=not settings.no_index,
             settings=settings,
             max_memory=None if rank_count() > 1 and settings.max_memory is None else memory_limit(settings),

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyze, decisions, demo, doctor, index, inspect, reproduce
+from likewise.cli import analyze, decisions, demo, doctor, index, inspect, labels, reproduce
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
@@ -56,6 +56,7 @@ for command in (
     index.ask,
     index.select,
     index.merge,
+    labels.crossval,
     inspect.neighbors,
     inspect.report,
     inspect.compare,
@@ -149,7 +150,7 @@ def _interrupted(given: list[str]) -> int:
 
 
 def _say_how_to_go_on(given: list[str]) -> None:
-    if given[:1] in (["analyze"], ["index"], ["reproduce"]):
+    if given[:1] in (["analyze"], ["index"], ["crossval"], ["reproduce"]):
         print_warning(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
 
 

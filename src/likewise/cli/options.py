@@ -5,7 +5,7 @@ The options of a run come from `likewise.runs.settings.Settings`, with names, de
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -29,13 +29,14 @@ class Request(NamedTuple):
 
 
 def takes_settings(
-    names: Sequence[str], *, optional: bool = False
+    names: Sequence[str], *, optional: bool = False, help_texts: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator: the command takes these settings as options, and gets them as a Request.
 
     Args:
         names: Fields of Settings.
         optional: The command also works without model and data, and then gets None.
+        help_texts: What settings mean to this command, where it is not what they usually do.
 
     """
 
@@ -50,7 +51,8 @@ def takes_settings(
         context = inspect.Parameter(
             "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
-        options = [_option(name, Settings.model_fields[name], optional) for name in names]
+        meanings = help_texts or {}
+        options = [_option(name, Settings.model_fields[name], optional, meanings.get(name)) for name in names]
         parameters = [context, *(p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *own))]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -66,11 +68,21 @@ def load_network(settings: Settings) -> Any:
 
 def open_inputs(settings: Settings) -> tuple[Any, Any]:
     """Return the network and the data that settings name."""
-    from likewise import loading
     from likewise.progress import announce
 
     announce(f"loading {settings.model}")
     model = _load_model(settings)
+    read = open_data(settings)
+    net = _read_by(model, settings)
+    _refuse_misfit(net, read, settings)
+    return net, read
+
+
+def open_data(settings: Settings) -> Any:
+    """Return the data that settings name."""
+    from likewise import loading
+    from likewise.progress import announce
+
     announce(f"loading {settings.data}")
     read = loading.data(
         settings.data,
@@ -85,11 +97,7 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
         follow_links=settings.follow_links,
         max_memory=memory_limit(settings),
     )
-    if settings.classes is not None:
-        read = _renumbered(read, settings.classes)
-    net = _read_by(model, settings)
-    _refuse_misfit(net, read, settings)
-    return net, read
+    return read if settings.classes is None else _renumbered(read, settings.classes)
 
 
 def _load_model(settings: Settings) -> Any:
@@ -117,18 +125,18 @@ def memory_limit(settings: Settings) -> int:
     return default_max_memory(torch.device(settings.device))
 
 
-def _option(name: str, field: FieldInfo, optional: bool) -> inspect.Parameter:
+def _option(name: str, field: FieldInfo, optional: bool, help_text: str | None = None) -> inspect.Parameter:
     """Return a field as the parameter of a command; values are validated by Settings itself."""
-    default = field.default
+    default, meaning = field.default, help_text or field.description
     kind: Any = type(default) if type(default) in (bool, int, float) else str
     if name in ("model", "data"):
         default = inspect.Parameter.empty if name == "model" and not optional else None
-        information = typer.Argument(help=field.description, show_default=False)
+        information = typer.Argument(help=meaning, show_default=False)
         kind = str if default is inspect.Parameter.empty else str | None
     elif kind is bool:
-        information = typer.Option("--" + name.replace("_", "-"), help=field.description)
+        information = typer.Option("--" + name.replace("_", "-"), help=meaning)
     else:
-        information = typer.Option(help=field.description)
+        information = typer.Option(help=meaning)
         if default is None:
             kind = (int if _holds(field.annotation, int) else str) | None
         elif isinstance(default, ByteSize):

@@ -36,6 +36,7 @@ from likewise.runs.result import Analysis
 from likewise.runs.stages import run_stages
 from likewise.runs.store import open_folder
 from likewise.runs.tables import Shown
+from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.targets import finite_labels, model_outputs
 from likewise.thumbnails import EXCERPT
 from likewise.watch import Watch
@@ -67,6 +68,7 @@ def analyze(
     watch: Watch | str | Path | None = None,
     index: bool = True,
     reheat: bool = False,
+    crossval: CrossValidated | str | Path | None = None,
     settings: "Settings | None" = None,
     max_memory: int | None = None,
     wait: float = math.inf,
@@ -105,6 +107,7 @@ def analyze(
         index: Where gradients are compared by sketches, keep these as an index in the folder `index`, for
             `likewise ask` and `likewise.Index`: about 2.3 KB a sample and a thumbnail.
         reheat: Judge labels also by reheated copies, if the network has memorized them (`likewise.reheat`).
+        crossval: What `likewise.crossval` returned for these samples, or its folder: judges labels too.
         settings: What a command was given.
         max_memory: Bytes for gradients and pairs, beside the model; None: half of what the device has free.
         wait: For how many seconds, if another process is writing into the folder.
@@ -131,9 +134,10 @@ def analyze(
         out, wait = _check_out(out), _check_wait(wait)
         record = _check_watch(watch, work.gram.data.n)
         reheat = check_flag("reheat", reheat)
+        validated = _check_crossval(crossval)
         announce("reading the data")
         data_print, given, outputs = _read(work, out, with_outputs=not shared)
-        identity_of_run = _describe_inputs(work, data_print, options, shown, record, reheat)
+        identity_of_run = _describe_inputs(work, data_print, options, shown, record, reheat, validated)
     with open_folder(out, identity_of_run, wait) as folder:
         if folder.needs("settings.toml"):
             folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
@@ -145,7 +149,17 @@ def analyze(
             told = None if settings is None else settings.text()
             targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
             run_stages(
-                folder, work.gram, targets, shown, record, outputs, work.is_classifier, index, told, reheat
+                folder,
+                work.gram,
+                targets,
+                shown,
+                record,
+                outputs,
+                work.is_classifier,
+                index,
+                told,
+                reheat,
+                validated,
             )
             folder.finish()
 
@@ -216,8 +230,21 @@ def _check_watch(watch: Any, n: int) -> Watch | None:
     return record
 
 
+def _check_crossval(crossval: Any) -> CrossValidated | None:
+    found = CrossValidated.load(crossval) if isinstance(crossval, str | Path) else crossval
+    if found is not None:
+        check_type("crossval", found, CrossValidated, "what likewise.crossval returned, or its folder")
+    return found
+
+
 def _describe_inputs(
-    work: _Work, data_print: str, options: Mapping[str, Any], shown: Shown, record: Watch | None, reheat: bool
+    work: _Work,
+    data_print: str,
+    options: Mapping[str, Any],
+    shown: Shown,
+    record: Watch | None,
+    reheat: bool,
+    validated: CrossValidated | None,
 ) -> dict[str, Any]:
     """Return what makes a run another one."""
     net, data = work.net, work.gram.data
@@ -230,6 +257,9 @@ def _describe_inputs(
         "naming": _naming(shown),
         "behavior": identity.measure_behavior(net, data),
         "reheat": reheat,
+        "crossval": None
+        if validated is None
+        else hashlib.sha256(validated.probabilities.numpy().tobytes()).hexdigest(),
         "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
     }
 

@@ -15,14 +15,10 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix, PairSource, Reducer
 from likewise.kernels import CORRELATION, INNER_PRODUCT
+from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.fit import decide_verdict, explained_shares
-from likewise.statistics.label_issues import (
-    LabelSuspicion,
-    OpinionAfter,
-    suspicion_after,
-    suspicion_from_votes,
-)
+from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion
 from likewise.statistics.neighbors import (
     NearestReducer,
     ProductReducer,
@@ -183,8 +179,10 @@ class Results:
         targets: Targets,
         margins: Tensor | None = None,
         after: OpinionAfter | None = None,
+        validated: CrossValidated | None = None,
     ) -> None:
         self.found, self.targets = found, targets
+        self.validated = validated  # what networks that have not seen the samples say
         self.after = after  # what reheated copies of the network say
         self.margins = margins  # (n,) from the record of the training run, NaN where never seen
 
@@ -196,9 +194,7 @@ class Results:
             return None
         chances = None if self.targets.labels is None else self.targets.chances
         votes = torch.tensor(self.found["votes"])
-        if self.after is not None:
-            return suspicion_after(votes, groups, chances, self.margins, self.after)
-        return suspicion_from_votes(votes, groups, chances, self.margins)
+        return combined_suspicion(votes, groups, chances, self.margins, self.after, self.validated)
 
     @cached_property
     def reliability(self) -> Reliability:

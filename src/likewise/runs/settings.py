@@ -18,6 +18,7 @@ PATHS = (
     "show",
     "readout",
     "watch",
+    "crossval",
 )  # paths, or import strings with one
 
 
@@ -134,6 +135,10 @@ class Settings(BaseModel):
     reheat: bool = Field(
         default=False,
         description="Judge labels also by copies of the network that are trained on, if it has memorized them.",
+    )
+    crossval: str | None = Field(
+        default=None,
+        description="The folder of likewise crossval: judge labels also by networks that have not seen them.",
     )
     no_index: bool = Field(
         default=False, description="Do not keep the sketches of a run as an index for likewise ask."

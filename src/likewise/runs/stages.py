@@ -43,7 +43,14 @@ from likewise.runs.columns import Request, Results, Targets, pair_statistics, pa
 from likewise.runs.layout import LAYOUTS
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
-from likewise.statistics.label_issues import ROUNDS, OpinionAfter, margins_of, opinion_after
+from likewise.statistics.crossval import CrossValidated
+from likewise.statistics.label_issues import (
+    ROUNDS,
+    OpinionAfter,
+    margins_of,
+    opinion_after,
+    validated_for,
+)
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
@@ -68,17 +75,19 @@ def run_stages(
     keep_index: bool = False,
     settings: str | None = None,
     reheat: bool = False,
+    crossval: CrossValidated | None = None,
 ) -> None:
     """Compute what is not there yet, and write the tables.
 
     `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes; `keep_index`:
     whether sketches stay as an index, with the `settings` of a command; `reheat`: whether labels are also judged by
-    reheated copies of a memorized network.
+    reheated copies of a memorized network; `crossval`: what networks that have not seen the samples say.
     """
     options, n = folder.state["options"], gram.shape[0]
     targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
     refuse_mismatch(shown, targets, n)
     margins = None if watch is None else _margins(watch, targets)
+    validated = None if crossval is None else _validated(crossval, targets)
     added = user_columns(shown.extra, n)
     source: PairSource
     announce("computing gradients")
@@ -116,7 +125,7 @@ def run_stages(
         found |= folder.stage(f"layout-{options['layout']}", lambda: _layout(found, options["layout"]))
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
     announce("writing tables and pictures")
-    results = Results(found, targets, margins, after)
+    results = Results(found, targets, margins, after, validated)
     on_first_rank(lambda: write_tables(folder, gram.data, results, shown, added), "the tables")
 
 
@@ -175,6 +184,12 @@ def _describe_reheating(hot: Reheated) -> str:
         f"Reheated {len(hot.rounds)} times at a learning rate of {hot.learning_rate:.1e}, {hot.epochs:.1f} epochs in "
         f"{hot.seconds:,.0f} s: training accuracy fell from {hot.accuracy_before:.1%} to {hot.accuracy_after:.1%}."
     )
+
+
+def _validated(crossval: CrossValidated, targets: Targets) -> CrossValidated:
+    if targets.classes is None:
+        raise ValueError("A cross-validation tells of labels that are classes: this data set has none.")
+    return validated_for(crossval, targets.classes)
 
 
 def _margins(watch: Watch, targets: Targets) -> Tensor:

@@ -14,6 +14,7 @@ from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.model import Network
 from likewise.reheat import Reheated
 from likewise.reheat import reheat as reheat_network
+from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.noise_rate import Interval, estimate_noise
 from likewise.statistics.targets import (
@@ -29,8 +30,9 @@ from likewise.votes import EXPONENT, class_votes
 from likewise.watch import Watch
 
 ADVICE = (
-    "Judge by a checkpoint of early training, record margins while training (likewise.Watch), cross-validate, or, if "
-    "95 % of the labels are reproduced, reheat the network (likewise.reheat)."
+    "Judge by a checkpoint of early training, record margins while training (likewise.Watch), cross-validate "
+    "(likewise.crossval, likewise crossval), or, if 95 % of the labels are reproduced, reheat the network "
+    "(likewise.reheat). Or look at 30 labels that likewise.spot_check draws."
 )
 DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
 ROUNDS = 4  # of reheating, where none were asked for
@@ -93,7 +95,7 @@ class LabelSuspicion(NamedTuple):
 
 
 def label_suspicion(
-    gram: GramMatrix,
+    gram: GramMatrix | CrossValidated,
     labels: Any = None,
     *,
     exponent: float = EXPONENT,
@@ -101,6 +103,7 @@ def label_suspicion(
     sketch: int | None = None,
     watch: Watch | None = None,
     reheat: Literal["auto"] | bool | Reheated | None = None,
+    crossval: CrossValidated | None = None,
 ) -> LabelSuspicion:
     """How much the network and the neighbors' votes contradict each label; visits all pairs.
 
@@ -120,6 +123,9 @@ def label_suspicion(
     −margin in the record of the training run if there is one. Everything else in the result is then by the copies,
     which have not memorized the labels. Each copy costs votes of its own.
 
+    With networks that have not seen the samples (`likewise.crossval`) their suspicion is one more rank of weight 2, and
+    everything else in the result is by their probabilities, taken as votes: they have memorized nothing.
+
     Where the network has memorized its labels, or tells classes apart badly, and no group of labels stands out,
     neighbors are no judge: `chance_wrong`, `errors` and `precision` are NaN, and `reason` says why. The order by
     suspicion is then still the best guess.
@@ -127,6 +133,7 @@ def label_suspicion(
     Args:
         gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
             not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
+            Or what `likewise.crossval` returned, to judge by that alone.
         labels: (n,) class numbers; those that travel with the data if None.
         exponent: How local votes are.
         isolated_below: Share of the median number of votes below which a sample is isolated.
@@ -134,6 +141,7 @@ def label_suspicion(
         watch: Record of the training run, of the same samples in the same order with the same labels.
         reheat: "auto" reheats four copies of the network if it is memorized; or what `likewise.reheat` returned for
             the same samples and labels, for augmentation, losses or rounds of your own. None or False: nothing.
+        crossval: What `likewise.crossval` returned for the same samples and labels.
 
     Returns:
         LabelSuspicion; rank by `suspicion`, look at `flagged` first.
@@ -152,12 +160,22 @@ def label_suspicion(
         (7, True)
 
     """
-    refuse_unbounded(gram)
     isolated_below = check_number("isolated_below", isolated_below, least=0)
+    if isinstance(gram, CrossValidated):
+        if labels is not None or crossval is not None or reheat:
+            raise ValueError(
+                "A cross-validation has labels of its own, and no network to reheat: give it alone."
+            )
+        margins = None if watch is None else margins_of(watch, gram.labels)
+        return suspicion_from_votes(
+            gram.probabilities, gram.labels, None, margins, isolated_below=isolated_below
+        )
+    refuse_unbounded(gram)
     if not gram.square:
         raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
     given = class_numbers(gram, labels)
     margins = None if watch is None else margins_of(watch, given)
+    validated = None if crossval is None else validated_for(crossval, given)
     votes = class_votes(gram, given, exponent=exponent, sketch=sketch).cpu()
     outputs = model_outputs(gram) if gram.of_network else None
     chances = None if outputs is None else class_chances(outputs, given)
@@ -165,10 +183,11 @@ def label_suspicion(
         _warn_of_weak_votes(gram, outputs, chances, given)
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
     hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
-    if hot is None or hot.skipped:
-        return suspicion_from_votes(votes, given, chances, margins, **options)._replace(reheated=hot)
-    after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
-    return suspicion_after(votes, given, chances, margins, after, **options)._replace(reheated=hot)
+    after = None
+    if hot is not None and not hot.skipped:
+        after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
+    found = combined_suspicion(votes, given, chances, margins, after, validated, **options)
+    return found._replace(reheated=hot)
 
 
 class OpinionAfter(NamedTuple):
@@ -197,26 +216,48 @@ def opinion_after(
     return OpinionAfter(torch.stack(ranks).mean(0), torch.stack(shares).mean(0), mean, hot.margins)
 
 
-def suspicion_after(
+def combined_suspicion(
     votes: Tensor,
     given: Tensor,
-    chances: Tensor | None,
-    margins: Tensor | None,
-    after: OpinionAfter,
+    chances: Tensor | None = None,
+    margins: Tensor | None = None,
+    after: OpinionAfter | None = None,
+    validated: CrossValidated | None = None,
     *,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
-    """Return what a memorized network and its reheated copies say: suspicion by both, the rest by the copies."""
+    """Return what a network, its reheated copies and networks that have not seen the samples say of labels.
+
+    Suspicion is by all of them; the rest by the best judge that there is: networks that have not seen the labels,
+    else copies that have forgotten them, else the network.
+    """
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
-    more = [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
+    more = [] if after is None else [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
+    more += [] if validated is None else [(VOTES_WEIGHT, validated.suspicion)]
     both = suspicion_from_votes(votes, given, chances, margins, more, **options)
-    found = suspicion_from_votes(after.votes, given, after.chances, **options)
-    if (
-        not found.distinct
-    ):  # heat made them forget right labels too: flag what the memorized network contests as well
-        found = found._replace(flagged=found.flagged & both.contested)
+    if validated is not None:
+        found = suspicion_from_votes(validated.probabilities, given, **options)
+    elif after is not None:
+        found = suspicion_from_votes(after.votes, given, after.chances, **options)
+        if (
+            not found.distinct
+        ):  # heat made them forget right labels too: flag what the network contests as well
+            found = found._replace(flagged=found.flagged & both.contested)
+    else:
+        return both
     return found._replace(suspicion=both.suspicion)
+
+
+def validated_for(crossval: Any, given: Tensor) -> CrossValidated:
+    """Return a cross-validation, which must be one of samples with these labels."""
+    found = check_type("crossval", crossval, CrossValidated, "what likewise.crossval returned")
+    if not torch.equal(found.labels, given):
+        raise ValueError(
+            f"The cross-validation is of {len(found.labels):,} labels, and these {len(given):,} are others: it must be "
+            "of the same samples in the same order."
+        )
+    return found
 
 
 def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:

@@ -1,0 +1,83 @@
+"""Commands about labels."""
+
+import json
+
+import pandas
+import pytest
+import torch
+
+from likewise.cli.app import exit_code
+
+TRAIN = """
+import torch
+
+def model():
+    return torch.nn.Linear(3, 2)
+
+def train(data):
+    x = torch.stack([data[i][0] for i in range(len(data))])
+    y = torch.stack([data[i][1] for i in range(len(data))])
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), 0.1)
+    for _ in range(30):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+"""
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crossval")
+    torch.manual_seed(0)
+    x = torch.randn(120, 3)
+    y = (x[:, 0] > 0).long()
+    y[:6] = 1 - y[:6]
+    frame = pandas.DataFrame(x.numpy(), columns=["a", "b", "c"])
+    frame["kind"] = [("no", "yes")[int(v)] for v in y]
+    frame.to_csv(folder / "data.csv", index=False)
+    (folder / "net.py").write_text(TRAIN)
+    return folder
+
+
+def test_crossval_writes_labels_that_analyze_takes(table, capsys):
+    words = [f"{table}/net.py:train", f"{table}/data.csv", "--label", "kind", "--folds", "3"]
+    given = ["crossval", *words, "--out", f"{table}/cv", "--format", "json"]
+    assert exit_code(given) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["samples"] == 120
+    assert facts["accuracy"] > 0.85
+    labels = pandas.read_csv(table / "cv" / "labels.csv")
+    assert (labels["sample"].head(6) < 6).sum() >= 5
+    assert set(labels["label"]) == {"no", "yes"}
+    assert exit_code(given) == 0  # nothing is trained again
+    run = ["analyze", f"{table}/net.py:model", f"{table}/data.csv", "--label", "kind", "--quiet"]
+    assert exit_code([*run, "--crossval", f"{table}/cv", "--out", f"{table}/run"]) == 0
+    flagged = pandas.read_parquet(table / "run" / "samples.parquet").set_index("sample")["label_issue"]
+    assert flagged.to_dict() == labels.set_index("sample")["label_issue"].astype(bool).to_dict()
+
+
+def test_crossval_without_labels_or_with_a_model_says_so(table, capsys):
+    given = [
+        "crossval",
+        f"{table}/net.py:train",
+        f"{table}/data.csv",
+        "--columns",
+        "a,b,c",
+        "--out",
+        f"{table}/x",
+    ]
+    assert exit_code(given) == 2
+    assert "Labels are needed" in capsys.readouterr().err
+    given = [
+        "crossval",
+        f"{table}/net.py:model",
+        f"{table}/data.csv",
+        "--label",
+        "kind",
+        "--out",
+        f"{table}/y",
+    ]
+    assert exit_code(given) == 2
+    assert "train" in capsys.readouterr().err
