@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
     "model_state": -1,
+    "padding": -1,  # of texts
     "linalg": 0,
     "kernels": 0,
     "fingerprint": 0,

@@ -1083,7 +1083,7 @@ def test_words_that_name_nothing_are_said(folder):
         (
             "notes.txt",
             ValueError,
-            "no known kind: a folder of images, .csv, .tsv, .parquet, .npz, or an import",
+            "no known kind: a folder of images, .csv, .tsv, .parquet, .jsonl, .npz, or an import",
         ),
         ("https://example.org/a.csv", ValueError, "is an address: download it"),
         ("nowhere:x", ValueError, "no module nowhere"),

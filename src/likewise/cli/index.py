@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from likewise.cli.options import Form, Quiet, Request, load_network, open_inputs, takes_settings
+from likewise.cli.options import (
+    Form,
+    Quiet,
+    Request,
+    load_network,
+    open_inputs,
+    takes_settings,
+    tokenization,
+)
 from likewise.cli.output import Format, be_quiet, print_message, print_result, table
 from likewise.cli.processes import joined_processes, on_own_device, own_rank
 from likewise.runs.settings import INPUTS, Settings, read_settings
@@ -261,9 +269,16 @@ def _read_new(settings: Settings, words: list[str]) -> "Read":
         "follow_links",
     )
     known = {name: getattr(settings, name) for name in names}
-    return loading.new_inputs(
-        words, sys.stdin.read, **known, limit=None, max_memory=settings.max_memory or 2**31
+    read = loading.new_inputs(
+        words,
+        sys.stdin.read,
+        **known,
+        tokenization=tokenization(settings),
+        limit=None,
+        max_memory=settings.max_memory or 2**31,
     )
+    print_message(*(f"note: {note}" for note in read.notes))
+    return read
 
 
 def _tell_answer(answer: "Answer") -> list[str]:

@@ -8,15 +8,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 import typer
 from pydantic import ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 
-from likewise.cli.output import Format
+from likewise.cli.output import Format, print_message
 from likewise.runs.settings import Settings, describe_errors, read_settings
 
+if TYPE_CHECKING:
+    from likewise.loading.pretrained import PretrainedFolder
+    from likewise.loading.texts import Tokenization
+
+SHORT = {"text_column": ("--text",)}
 Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]
 
@@ -84,6 +89,7 @@ def open_data(settings: Settings) -> Any:
     from likewise.progress import announce
 
     announce(f"loading {settings.data}")
+    folder = pretrained_folder(settings)
     read = loading.data(
         settings.data,
         label=settings.label,
@@ -92,18 +98,65 @@ def open_data(settings: Settings) -> Any:
         image_size=settings.image_size,
         gray=settings.gray,
         prepare=settings.prepare,
+        tokenization=tokenization(settings),
         limit=settings.limit,
         show_columns=settings.show_columns,
         follow_links=settings.follow_links,
         max_memory=memory_limit(settings),
     )
-    return read if settings.classes is None else _renumbered(read, settings.classes)
+    print_message(*(f"note: {note}" for note in read.notes))
+    classes = settings.classes
+    if classes is None and folder is not None and read.labels is not None:
+        classes = _classes_of_model(folder.classes, read)
+    return read if classes is None else _renumbered(read, classes)
 
 
 def _load_model(settings: Settings) -> Any:
     from likewise import loading
 
-    return loading.model(settings.model, settings.weights).to(settings.device).eval()
+    model = loading.model(
+        settings.model,
+        settings.weights,
+        task=settings.task,
+        base_model=settings.base_model,
+        allow_pickle=settings.allow_pickle,
+    )
+    return model.to(settings.device).eval()
+
+
+def pretrained_folder(settings: Settings) -> "PretrainedFolder | None":
+    """Return the folder that the model comes from, None of an import string."""
+    from likewise import loading
+
+    if not loading.is_pretrained(settings.model):
+        return None
+    return loading.PretrainedFolder(settings.model, task=settings.task, base_model=settings.base_model)
+
+
+def tokenization(settings: Settings) -> "Tokenization | None":
+    """Return how texts become inputs, by the tokenizer in the model's folder; None where there are none."""
+    if settings.text_column is None or settings.prepare is not None:
+        return None
+    folder = pretrained_folder(settings)
+    return None if folder is None else folder.tokenization(settings.max_length)
+
+
+def _classes_of_model(named: tuple[str, ...] | None, read: Any) -> tuple[str, ...] | None:
+    """Return the classes in the order of the model, where it names them and the data do."""
+    if named is None and read.classes is not None:
+        order = ", ".join(f"{i} {name}" for i, name in enumerate(read.classes[:10]))
+        print_message(
+            f"note: the model names no classes: labels are its outputs in alphabetical order, {order}."
+        )
+    if named is None or read.classes is None:
+        return named
+    missing = [name for name in read.classes if name not in named]
+    if missing:
+        raise ValueError(
+            f"The labels {', '.join(missing[:5])} are no classes of the model, which has {', '.join(named[:10])}: "
+            "--classes gives the data's names in the order of the model's outputs."
+        )
+    return named
 
 
 def _read_by(model: Any, settings: Settings) -> Any:
@@ -136,7 +189,8 @@ def _option(name: str, field: FieldInfo, optional: bool, help_text: str | None =
     elif kind is bool:
         information = typer.Option("--" + name.replace("_", "-"), help=meaning)
     else:
-        information = typer.Option(help=meaning)
+        flags = ["--" + name.replace("_", "-"), *SHORT.get(name, ())]
+        information = typer.Option(*flags, help=meaning)
         if default is None:
             kind = (int if _holds(field.annotation, int) else str) | None
         elif isinstance(default, ByteSize):

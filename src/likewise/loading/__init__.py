@@ -1,7 +1,7 @@
 """From the words on a command line to a model and a data set.
 
-    model   an import string, and a file of weights
-    data    a folder of images, .csv, .tsv, .parquet, .npz, or an import string
+    model   an import string, and a file of weights; or a folder that save_pretrained wrote
+    data    a folder of images, .csv, .tsv, .parquet, .jsonl, .npz, or an import string
 
 An import string is `package.module:object` or `path/to/file.py:object`, and runs the code it names. Files of
 data and weights never run code: no pickle is read.
@@ -10,5 +10,6 @@ data and weights never run code: no pickle is read.
 from likewise.loading.dataset import Read
 from likewise.loading.imports import import_object
 from likewise.loading.load import data, model, new_inputs
+from likewise.loading.pretrained import PretrainedFolder, is_pretrained
 
-__all__ = ["Read", "data", "import_object", "model", "new_inputs"]
+__all__ = ["PretrainedFolder", "Read", "data", "import_object", "is_pretrained", "model", "new_inputs"]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from likewise.loading.texts import Tokenization
+
 
 class Read(NamedTuple):
     """A data set for likewise.batches(dataset, labels=labels), and what a person should see of it."""
@@ -17,6 +19,7 @@ class Read(NamedTuple):
     classes: tuple[str, ...] | None = None  # names of the classes, where labels had them
     names: tuple[str, ...] | None = None  # one a sample, such as its file
     show: Callable[[int], object] | None = None  # sample i as a PIL image, str, dict of columns or array
+    notes: tuple[str, ...] = ()  # what a person should know of how it was read
 
 
 class Preparation(NamedTuple):
@@ -35,6 +38,9 @@ class Options(NamedTuple):
     image_size: int | None = None
     gray: bool = False
     prepare: Preparation | None = None
+    tokenization: Tokenization | None = (
+        None  # of the model's own folder; used for texts that nothing else prepares
+    )
     limit: int | None = None
     show_columns: Sequence[str] | None = None
     follow_links: bool = False
@@ -43,7 +49,7 @@ class Options(NamedTuple):
     def refuse_all_but(self, used: Sequence[str], kind: str) -> None:
         """Raise an error that names what was asked and cannot be done for this kind of data."""
         given = [name for name, value in self._asdict().items() if value is not None and value is not False]
-        unused = [name for name in given if name not in (*used, "max_memory")]
+        unused = [name for name in given if name not in (*used, "max_memory", "tokenization")]
         if unused:
             raise ValueError(f"{', '.join(unused)} cannot be used with {kind}, only {', '.join(used)}.")
 

@@ -12,19 +12,22 @@ from likewise.loading.dataset import Options, Preparation, Prepared, Read
 from likewise.loading.images import SUFFIXES, read_folder, read_images
 from likewise.loading.imports import build_object, import_object, is_import, library
 from likewise.loading.paths import existing, listed
+from likewise.loading.pretrained import PretrainedFolder, is_pretrained
 from likewise.loading.python_objects import read_object
 from likewise.loading.tables import read_table, table_columns, table_read
+from likewise.loading.texts import Tokenization
 from likewise.loading.weights import load_weights
 
 READERS: dict[str, Callable[[Path, Options], Read]] = {
     ".csv": read_table,
     ".tsv": read_table,
     ".parquet": read_table,
+    ".jsonl": read_table,
     ".npz": read_arrays,
 }
 
 
-TABLES = (".csv", ".tsv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 
 
 def data(
@@ -36,6 +39,7 @@ def data(
     image_size: int | None = None,
     gray: bool = False,
     prepare: str | None = None,
+    tokenization: Tokenization | None = None,
     limit: int | None = None,
     show_columns: Sequence[str] | None = None,
     follow_links: bool = False,
@@ -46,12 +50,14 @@ def data(
     Args:
         text: A path, or an import string.
         label: The column, or array, of labels.
-        text_column: The column of texts, which `prepare` turns into inputs.
+        text_column: The column of texts, which `prepare` or `tokenization` turns into inputs; two, with a comma, of
+            pairs that are tokenized.
         columns: The columns that are inputs; all numeric ones if not given.
         image_size: Resize images to a square of so many pixels.
         gray: Read images as gray, one channel.
         prepare: The import string of a function from one raw sample (PIL image, dict of a row, str or array)
             to the model's input.
+        tokenization: How texts become inputs where `prepare` is not given.
         limit: The first so many samples; of a folder of classes, as many spread over all.
         show_columns: Columns to show of a row beside the model's inputs and the label. No other column of a
             table gets into a report.
@@ -69,6 +75,7 @@ def data(
         image_size=image_size,
         gray=gray,
         prepare=prepare,
+        tokenization=tokenization,
         limit=limit,
         show_columns=show_columns,
         follow_links=follow_links,
@@ -130,10 +137,17 @@ def _standard_input(content: str, options: Options) -> Read:
 
 
 def _texts(texts: list[str], options: Options) -> Read:
-    if options.prepare is None:
+    if options.prepare is not None:
+        dataset = Prepared(texts.__getitem__, len(texts), options.prepare)
+        return Read(dataset, names=tuple(texts), show=texts.__getitem__)
+    if options.tokenization is None:
         raise ValueError("Texts need --prepare, as the index was built.")
-    dataset = Prepared(texts.__getitem__, len(texts), options.prepare)
-    return Read(dataset, names=tuple(texts), show=texts.__getitem__)
+    if "," in str(options.text_column):
+        raise ValueError(
+            f"The index is of pairs of texts ({options.text_column}): give a table with these columns."
+        )
+    tokens = options.tokenization.tokenize([texts])
+    return Read(tokens, names=tuple(texts), show=texts.__getitem__, notes=tokens.notes)
 
 
 def _read_new(text: str, options: Options) -> Read:
@@ -195,11 +209,30 @@ def _preparation(text: str) -> Preparation:
     return Preparation(text, function)
 
 
-def model(text: str, weights: str | None = None) -> nn.Module:
-    """Return the module an import string names, or what a class or function gives without arguments.
+def model(
+    text: str,
+    weights: str | None = None,
+    *,
+    task: str | None = None,
+    base_model: str | None = None,
+    allow_pickle: bool = False,
+) -> nn.Module:
+    """Return the module an import string names, what a class or function gives without arguments, or that in a folder.
 
-    `weights`: a file with its state, .safetensors or written by torch; it must fit exactly.
+    Args:
+        text: An import string, or a folder that `save_pretrained` wrote.
+        weights: A file with its state, .safetensors or written by torch; it must fit exactly.
+        task: Of a folder, what the model does; what its configuration says if None.
+        base_model: Of an adapter of peft, the folder of the model that it adapts.
+        allow_pickle: Of a folder, also read weights that torch.save wrote (tensors only).
+
     """
+    if is_pretrained(text):
+        folder = PretrainedFolder(text, task=task, base_model=base_model, allow_pickle=allow_pickle)
+        loaded = folder.load_model()
+        if weights is not None:
+            load_weights(loaded, weights)
+        return loaded
     found = import_object(text)
     if not isinstance(found, nn.Module) and callable(found):
         found = build_object(found, text, "the model")

@@ -1,7 +1,8 @@
 """A table, a row a sample: numbers, text, or rows for a function to prepare."""
 
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from likewise.loading.dataset import Labels, Options, Prepared, Read, labels_from
 from likewise.loading.imports import library
 from likewise.loading.paths import listed, refuse_expansion
+from likewise.loading.texts import Texts
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -25,20 +27,32 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan",
 
 
 def read_table(path: Path, options: Options) -> Read:
-    """Return the rows of a .csv, .tsv or .parquet file."""
+    """Return the rows of a .csv, .tsv, .parquet or .jsonl file."""
     try:
-        frame = _parquet(path, options) if path.suffix.lower() == ".parquet" else _separated(path, options)
+        frame = _frame(path, options)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read as a table ({error}).") from error
     return table_read(frame, options, str(path))
 
 
 def table_columns(path: Path) -> list[str]:
-    """Return the names of a table's columns; its rows are not read."""
+    """Return the names of a table's columns; rows are read of JSON lines only."""
+    if path.suffix.lower() == ".jsonl":
+        return [str(name) for name in _json_lines(path).columns]
     if path.suffix.lower() == ".parquet":
         return list(library("pyarrow.parquet", "pyarrow").read_schema(path).names)
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     return [str(name) for name in library("pandas", "pandas").read_csv(path, sep=separator, nrows=0).columns]
+
+
+def text_columns(options: Options, there: Iterable[str]) -> list[str]:
+    """Return the columns of text: the one that is named, or two, separated by a comma, of pairs."""
+    if options.text_column is None:
+        return []
+    known = {str(name) for name in there}
+    if options.text_column in known or options.tokenization is None or options.prepare is not None:
+        return [options.text_column]
+    return [part.strip() for part in options.text_column.split(",")]
 
 
 def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
@@ -56,9 +70,32 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     rows = frame.iloc[: options.limit]
     inputs = rows.drop(columns=[] if options.label is None else [options.label])
     dataset, shown = _inputs(inputs, options, name)
+    notes = dataset.notes if isinstance(dataset, Texts) else ()
     values = None if labels is None else labels.values[: options.limit]
     classes = None if labels is None else labels.classes
-    return Read(dataset, values, classes, show=_shown(rows, shown, options))
+    return Read(dataset, values, classes, show=_shown(rows, shown, options), notes=notes)
+
+
+def _frame(path: Path, options: Options) -> "DataFrame":
+    if path.suffix.lower() == ".jsonl":
+        return _json_lines(path)
+    return _parquet(path, options) if path.suffix.lower() == ".parquet" else _separated(path, options)
+
+
+def _json_lines(path: Path) -> "DataFrame":
+    """Return JSON objects, one a line, as they are: no word becomes a date or a missing value."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f'line {number} is no JSON object, such as {{"text": ...}}')
+        rows.append(row)
+    return library("pandas", "pandas").DataFrame(rows)
 
 
 def _parquet(path: Path, options: Options) -> "DataFrame":
@@ -97,19 +134,20 @@ def _byte_width(type_: Any) -> int | None:
 def _separated(path: Path, options: Options) -> "DataFrame":
     pandas = library("pandas", "pandas")
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    text = options.text_column
-    # Beside a column of text only labels and what is shown are used, so only they can have missing values.
-    used = {column for column in (options.label, *(options.show_columns or ())) if column not in (None, text)}
-    missing = list(MISSING) if text is None else {column: list(MISSING) for column in used}
-    types = None if text is None else {text: str}
+    texts = text_columns(options, table_columns(path))
+    # Beside columns of text only labels and what is shown are used, so only they can have missing values.
+    used = {c for c in (options.label, *(options.show_columns or ())) if c is not None and c not in texts}
+    missing = {column: list(MISSING) for column in used} if texts else list(MISSING)
+    types = dict.fromkeys(texts, str) if texts else None
     return pandas.read_csv(path, sep=separator, keep_default_na=False, na_values=missing, dtype=types)
 
 
 def _refuse_missing(frame: "DataFrame", options: Options, name: str) -> None:
     if not len(frame):
         raise ValueError(f"{name} has no rows: there is nothing to compare.")
-    single = [column for column in (options.label, options.text_column) if column is not None]
-    inputs, there = [*single, *(options.columns or ())], set(frame.columns)
+    label = [] if options.label is None else [options.label]
+    inputs = [*label, *text_columns(options, frame.columns), *(options.columns or ())]
+    there = set(frame.columns)
     for column in [*inputs, *(options.show_columns or ())]:
         if column not in there:
             raise ValueError(f"{name} has no column {column!r}: it has {listed(frame.columns, 50)}.")
@@ -135,11 +173,20 @@ def _inputs(frame: "DataFrame", options: Options, name: str) -> tuple[Any, list[
     """Return the inputs, and the columns that are known to be in them."""
     n, prepare, column = len(frame), options.prepare, options.text_column
     columns = None if options.columns is None else list(options.columns)
+    if column is not None and prepare is None and columns is None and options.tokenization is not None:
+        if options.label is not None and options.tokenization.task == "causal-lm":
+            raise ValueError(
+                f"A causal language model predicts tokens, not the label {options.label!r}: leave --label out, and "
+                "show it by --show-columns; or give --task sequence-classification."
+            )
+        named = text_columns(options, frame.columns)
+        return options.tokenization.tokenize([_texts(frame, one, name) for one in named]), named
     if column is not None:
         if prepare is None or columns is not None:
             raise ValueError(
                 f"text_column={column!r} needs prepare, the import string of a function from text to the "
-                "model's input such as a tokenizer, and goes without columns."
+                "model's input such as a tokenizer, or a model from a folder of save_pretrained, and goes without "
+                "columns."
             )
         texts = _texts(frame, column, name)
         return Prepared(texts.__getitem__, n, prepare), [column]
@@ -151,8 +198,9 @@ def _inputs(frame: "DataFrame", options: Options, name: str) -> tuple[Any, list[
 def _shown(frame: "DataFrame", inputs: list[str], options: Options) -> Callable[[int], object]:
     """Return what a person sees of a row: a text, or a dict of the columns that were asked for."""
     named = list(options.show_columns or ())
-    if options.text_column is not None and not named:
-        return frame[options.text_column].tolist().__getitem__
+    texts = text_columns(options, frame.columns)
+    if len(texts) == 1 and not named:
+        return frame[texts[0]].tolist().__getitem__
     label = [] if options.label is None else [options.label]
     return _Rows(frame, list(dict.fromkeys([*label, *named, *inputs[:MOST_SHOWN]])))
 

@@ -19,6 +19,7 @@ PATHS = (
     "readout",
     "watch",
     "crossval",
+    "base_model",
 )  # paths, or import strings with one
 
 
@@ -32,6 +33,10 @@ INPUTS = (
     "image_size",
     "gray",
     "prepare",
+    "task",
+    "max_length",
+    "base_model",
+    "allow_pickle",
     "follow_links",
     "limit",
     "readout",
@@ -61,18 +66,20 @@ class Settings(BaseModel):
 
     model: str = Field(
         description="The model: `package.module:object` or `path/to/file.py:object`, a module or a function that makes "
-        "one; or the settings.toml of a run, to start it again."
+        "one; a folder of save_pretrained (transformers, peft); or the settings.toml of a run, to start it again."
     )
     data: str = Field(
-        description="The data: a folder of classes with images, a .csv, .tsv, .parquet or .npz file, or an import "
-        "string."
+        description="The data: a folder of classes with images, a .csv, .tsv, .parquet, .jsonl or .npz file, or an "
+        "import string."
     )
     weights: str | None = Field(
         default=None, description="A state dict: .safetensors, or what torch.save wrote."
     )
     label: str | None = Field(default=None, description="The column, or array, of labels.")
     text_column: str | None = Field(
-        default=None, description="The column of texts; --prepare turns them into inputs."
+        default=None,
+        description="The column of texts, for the tokenizer of the model's folder or --prepare; with a comma, two: "
+        "pairs of sentences, or prompt and completion.",
     )
     columns: Names | None = Field(
         default=None, description="The columns that are inputs, with commas; else all numeric."
@@ -83,6 +90,21 @@ class Settings(BaseModel):
     gray: bool = Field(default=False, description="Read images as gray, one channel.")
     prepare: str | None = Field(
         default=None, description="Import string of a function: one raw sample → the model's input."
+    )
+    task: Literal["causal-lm", "sequence-classification"] | None = Field(
+        default=None, description="What the model in a folder does; else its configuration says."
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=2,
+        description="Tokens that are read of a text; else what the model reads, up to 1,024.",
+    )
+    base_model: str | None = Field(
+        default=None,
+        description="The folder of the model that a peft adapter is for, if it is not where it was.",
+    )
+    allow_pickle: bool = Field(
+        default=False, description="Read weights of a folder that torch.save wrote (tensors only)."
     )
     show: str | None = Field(
         default=None,
