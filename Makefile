@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow docs matrix wheel check format screenshot
+.PHONY: demo test test-slow test-exports docs matrix wheel check format screenshot
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -14,6 +14,12 @@ test: check .venv/browser.stamp
 
 test-slow: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -q -m slow
+
+# What `likewise export` writes, read by the receivers' own code, in an environment of its own (about 2 GB more).
+test-exports:
+	test -x out/exports/bin/python || $(PYTHON) -m venv out/exports
+	out/exports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,exports]"
+	out/exports/bin/python -m pytest -q -rs tests/runs/test_exports.py
 
 # The site in out/docs, to be opened without a server. Warnings, broken links and public names without an example fail
 # the build; --quiet would let them pass.

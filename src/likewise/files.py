@@ -70,7 +70,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], needed: in
 
 def write_text(path: Path, text: str) -> str:
     """Write a text as UTF-8, complete or not at all, and return its SHA-256."""
-    content = text.encode("utf-8")
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> str:
+    """Write bytes, complete or not at all, and return their SHA-256."""
     return write_atomically(path, lambda file: file.write(content), len(content))
 
 

@@ -99,24 +99,34 @@ def compare(
 def export(
     run: Run,
     to: Annotated[
-        str, typer.Option(help="parquet, csv, knn (for cleanlab's Datalab), projector (for TensorBoard).")
+        str,
+        typer.Option(
+            help="parquet, csv, knn and cleanlab (for its Datalab), projector (for TensorBoard), spotlight, fiftyone, "
+            "label-studio, argilla."
+        ),
     ] = "csv",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A file, or a folder for projector.")
+        Path | None, typer.Option("--out", "-o", help="A file or a folder; inside the run if not given.")
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="For label-studio and argilla: the most suspicious; else all that are flagged."
+        ),
     ] = None,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Write the results of a run in a form that other tools read.
 
-    Example: `likewise export run --to knn -o graph.npz`, then
-    `Datalab(data, label_name="label").find_issues(knn_graph=scipy.sparse.load_npz("graph.npz"))`
+    Example: `likewise export run --to label-studio -o tasks --count 100`, and back with
+    `likewise apply run export.json`
     """
     be_quiet(quiet)
     from likewise.runs.export import export_run
     from likewise.runs.result import Analysis
 
-    path = export_run(Analysis(run), to, out)
+    path = export_run(Analysis(run), to, out, count=count)
     print_message(f"exported {run} as {to}")
     print_result(form, {"path": str(path)}, str(path))
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from likewise.checks import check_choice, check_type
 from likewise.runs.corrected_data import Corrections
-from likewise.runs.decisions import Decision
+from likewise.runs.decisions import Decision, read_json
+from likewise.runs.export import argilla, label_studio
 from likewise.runs.result import Analysis
 
 if TYPE_CHECKING:
@@ -86,8 +87,13 @@ def apply_decisions(
 
 
 def read_decisions(run: Analysis, path: str | Path) -> list[Decision]:
-    """Return the decisions in a file of the report's review."""
-    return run.decision_reader.read(Path(path))
+    """Return the decisions in a file of the report's review, or in an export of Label Studio or Argilla."""
+    found, source = read_json(Path(path)), str(path)
+    if label_studio.is_export(found) and found:
+        return label_studio.read_annotations(run, found, source)
+    if argilla.is_export(found) and found:
+        return argilla.read_responses(run, found, source)
+    return run.decision_reader.parse(found, source)
 
 
 def _from_mapping(run: Analysis, given: Mapping[int, Any]) -> list[Decision]:

@@ -12,6 +12,7 @@ from likewise.locks import lock_folder
 from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
 from likewise.runs.decisions import DecisionReader
 from likewise.statistics.calibration import wilson_interval
+from likewise.thumbnails import Picture
 
 if TYPE_CHECKING:
     import pandas
@@ -111,6 +112,12 @@ class Analysis:
     def coordinates(self) -> np.ndarray:
         """The samples along the leading directions of the kernel, (n, 10); the map shows two."""
         return np.stack(self._read("details.parquet")["coordinates"].to_numpy())
+
+    @cached_property
+    def pictures(self) -> dict[int, Picture]:
+        """What is kept to see of samples, by number: thumbnails, excerpts, rows."""
+        rows = self._read("pictures.parquet").itertuples()
+        return {int(row.sample): Picture(row.kind, row.content) for row in rows}
 
     def place(self, sample: int | str) -> int:
         """Return the number of a sample, given by number or by name."""
