@@ -73,7 +73,7 @@ from likewise.readouts import (
     token_log_likelihood,
 )
 from likewise.reheat import Reheated, reheat
-from likewise.runs.analyze import analyze
+from likewise.runs.analyze import analyze, analyze_part
 from likewise.runs.apply import apply_decisions
 from likewise.runs.corrected_data import Corrections
 from likewise.runs.result import Analysis
@@ -141,6 +141,7 @@ __all__ = [
     "ZeroGradientWarning",
     "all_outputs",
     "analyze",
+    "analyze_part",
     "apply_decisions",
     "batches",
     "best_rotation",

@@ -45,6 +45,7 @@ _records: ContextVar[tuple[tuple[Clock, list[Pass]], ...]] = ContextVar("records
 _inside: ContextVar[bool] = ContextVar("inside a pass", default=False)
 _alone: ContextVar[bool] = ContextVar("working alone", default=False)
 _as_one: ContextVar[bool] = ContextVar("dividing as one process", default=False)
+_part: ContextVar[tuple[str, int, int] | None] = ContextVar("part of a pass", default=None)
 
 
 @contextmanager
@@ -170,6 +171,27 @@ def as_one_process() -> Iterator[None]:
         _as_one.reset(token)
 
 
+@contextmanager
+def only_part(what: str, i: int, n: int) -> Iterator[None]:
+    """Let passes of this name do part i of n, from 1, of their batches or strips; rows of the others stay zero."""
+    token = _part.set((what, i, n))
+    try:
+        yield
+    finally:
+        _part.reset(token)
+
+
+def _take_part(spans: list[range], what: str) -> list[range]:
+    """Return the spans that this process is asked to do, all if it was not asked for a part."""
+    part = _part.get()
+    if part is None or part[0] != what:
+        return spans
+    _, i, n = part
+    if len(spans) < n:
+        raise ValueError(f"There are {len(spans)} strips of {what} to share: ask for at most as many parts.")
+    return spans[i - 1 :: n]
+
+
 def shares() -> int:
     """Return for how many processes rows are divided into strips."""
     return 1 if _as_one.get() else world_size()
@@ -276,6 +298,7 @@ def _shared(
     finish: Callable[[], None] | None,
 ) -> Any:
     """Return the sum over ranks of `work` on each rank's share of the spans."""
+    spans = _take_part(spans, what)
     if _inside.get():
         raise RuntimeError("A pass over the data was asked for inside another: take it before.")
     token = _inside.set(True)

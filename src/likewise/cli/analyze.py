@@ -1,16 +1,25 @@
 """`likewise analyze` and `likewise plan`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from likewise.cli.options import Form, Quiet, Request, memory_limit, open_inputs, takes_settings
+from likewise.cli.options import (
+    Form,
+    Quiet,
+    Request,
+    memory_limit,
+    open_inputs,
+    read_part,
+    takes_settings,
+)
 from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
 from likewise.cli.processes import joined_processes, on_own_device, own_rank, rank_count
-from likewise.runs.settings import INPUTS, Settings
+from likewise.runs.settings import INPUTS, Settings, read_settings
 
 if TYPE_CHECKING:
     from likewise.runs.result import Analysis
@@ -34,6 +43,10 @@ def analyze(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for another process that writes into the folder.")
     ] = math.inf,
+    part: Annotated[
+        str | None,
+        typer.Option(help="i/n: only this part, into --out; likewise merge makes the run of the n folders."),
+    ] = None,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -48,7 +61,11 @@ def analyze(
     rule = None if fail_on is None else _rule(fail_on)
     if decisions is not None and not decisions.exists():
         raise FileNotFoundError(f"There is no file of decisions {decisions}.")
-    found = run_analysis(request.settings, out or request.folder, wait)
+    folder = out or request.folder
+    if part is not None:
+        _run_part(request.settings, folder, wait, read_part(part), form)
+        return
+    found = run_analysis(request.settings, folder, wait)
     if own_rank() > 0:
         return
     facts: dict[str, Any] = {
@@ -108,38 +125,77 @@ def plan(
     )
 
 
-def run_analysis(settings: Settings, folder: Path, wait: float) -> "Analysis":
-    """Return the results of a run with these settings."""
-    from likewise import loading
+def run_analysis(
+    settings: Settings, folder: Path, wait: float = math.inf, parts: list[Path] | None = None
+) -> "Analysis":
+    """Return the results of a run with these settings, of parts if they are given."""
     from likewise.runs.analyze import analyze
+
+    with _opened(settings, folder, wait) as (given, options):
+        return analyze(*given, **options, parts=parts)
+
+
+def merge_run(folders: list[Path], out: Path, changes: dict[str, str | None], form: Format) -> None:
+    """Make a run of its parts, and tell what it found."""
+    from likewise.runs.parts import read_parts
+
+    first = read_parts(folders)[0].path / "settings.toml"
+    settings = read_settings(first).model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+    )
+    found = run_analysis(settings, out, parts=folders)
+    if own_rank() == 0:
+        facts = {
+            **found.summary._asdict(),
+            "run": str(found.folder),
+            "report": str(found.folder / "report.html"),
+        }
+        print_result(form, facts, repr(found), f"report: {found.folder / 'report.html'}")
+
+
+def _run_part(settings: Settings, folder: Path, wait: float, part: tuple[int, int], form: Format) -> None:
+    from likewise.runs.analyze import analyze_part
+
+    with _opened(settings, folder, wait) as (given, options):
+        done = analyze_part(*given, **options, part=part)
+    if own_rank() == 0:
+        text = f"part {part[0]} of {part[1]}: {done}; with all parts: likewise merge PARTS --out run"
+        print_result(form, {"part": part, "folder": str(done)}, text)
+
+
+@contextmanager
+def _opened(
+    settings: Settings, folder: Path, wait: float
+) -> Iterator[tuple[tuple[Any, Any, Any], dict[str, Any]]]:
+    """Open what settings name, join the processes that were started, and yield what `analyze` takes."""
+    from likewise import loading
 
     own = on_own_device(settings)
     net, read = open_inputs(own)
     show = read.show if settings.show is None else loading.import_object(settings.show)
     print_message(f"analyzing {settings.data} by {settings.model} into {folder}/ ...")
+    shared = rank_count() > 1  # then each takes the same, which `analyze` knows
+    options = {
+        "out": folder,
+        "neighbors": settings.neighbors,
+        "threshold": settings.threshold,
+        "sketch": settings.sketch,
+        "exact": settings.exact,
+        "layout": settings.layout,
+        "classes": settings.classes or read.classes,
+        "names": read.names,
+        "show": show,
+        "excerpt_length": settings.excerpt_length,
+        "watch": settings.watch,
+        "reheat": settings.reheat,
+        "crossval": settings.crossval,
+        "index": not settings.no_index,
+        "settings": settings,
+        "max_memory": None if shared and settings.max_memory is None else memory_limit(settings),
+        "wait": wait,
+    }
     with joined_processes(own.device):
-        return analyze(
-            net,
-            read.dataset,
-            read.labels,
-            out=folder,
-            neighbors=settings.neighbors,
-            threshold=settings.threshold,
-            sketch=settings.sketch,
-            exact=settings.exact,
-            layout=settings.layout,
-            classes=settings.classes or read.classes,
-            names=read.names,
-            show=show,  # type: ignore[arg-type]
-            excerpt_length=settings.excerpt_length,
-            watch=settings.watch,
-            reheat=settings.reheat,
-            crossval=settings.crossval,
-            index=not settings.no_index,
-            settings=settings,
-            max_memory=None if rank_count() > 1 and settings.max_memory is None else memory_limit(settings),
-            wait=wait,
-        )
+        yield (net, read.dataset, read.labels), options
 
 
 def _rule(text: str) -> "Callable[[Analysis], None]":

@@ -1,6 +1,5 @@
 """`likewise index`, `likewise ask`, `likewise select` and `likewise merge`."""
 
-import re
 import sys
 import webbrowser
 from pathlib import Path
@@ -8,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from likewise.cli.analyze import merge_run
 from likewise.cli.options import (
     Form,
     Quiet,
     Request,
     load_network,
     open_inputs,
+    read_part,
     takes_settings,
     tokenization,
 )
@@ -61,7 +62,7 @@ def index(
     from likewise.index import build_index
 
     settings = request.settings
-    parts = None if part is None else _read_part(part)
+    parts = None if part is None else read_part(part)
     own = on_own_device(settings)
     net, read = open_inputs(own)
     show = read.show if settings.show is None else loading.import_object(settings.show)
@@ -197,20 +198,39 @@ def select(
 
 def merge(
     folders: Annotated[
-        list[Path], typer.Argument(help="Parts of one index, or indexes.", show_default=False)
+        list[Path],
+        typer.Argument(help="Parts of one run or of one index, or indexes.", show_default=False),
     ],
     out: Annotated[Path, typer.Option(help="The new folder.", show_default=False)],
+    model: Annotated[str | None, typer.Option(help="Of a run: the model, if it is not where it was.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Of a run: its weights, if they are not where they were.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Of a run: the data set, if it is not where it was.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Of a run: where pairs are compared, cpu or cuda; as the parts if not given."),
+    ] = None,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Put the parts of an index together, or indexes of several data sets by one model.
+    """Put the parts of a run or of an index together, or indexes of several data sets by one model.
 
     Example: `likewise merge parts/1 parts/2 parts/3 --out index`
-    """
-    be_quiet(quiet)
-    from likewise.index import merge_indexes
 
-    _tell_index(form, merge_indexes([str(folder) for folder in folders], out))
+    Parts of a run have the gradients; pairs are compared here, so that model and data are opened again.
+    """
+    be_quiet(quiet or own_rank() > 0)
+    from likewise.manifest import kind_of
+
+    if any(kind_of(folder) == "index" for folder in folders):
+        from likewise.index import merge_indexes
+
+        _tell_index(form, merge_indexes([str(folder) for folder in folders], out))
+        return
+    merge_run(folders, out, {"model": model, "weights": weights, "data": data, "device": device}, form)
 
 
 def _open_index(
@@ -314,10 +334,3 @@ def _tell_index(form: Format, found: "Index") -> None:
         repr(found),
         f"{rows:,} rows, {each:,.0f} bytes a sample and {size['pictures'] / rows:,.0f} of pictures",
     )
-
-
-def _read_part(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None:
-        raise ValueError(f"--part is i/n, such as 2/8, found {text!r}.")
-    return int(found[1]), int(found[2])

@@ -5,6 +5,7 @@ The options of a run come from `likewise.runs.settings.Settings`, with names, de
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -64,6 +65,14 @@ def takes_settings(
         return run
 
     return decorate
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Return (i, n) of a part, written i/n."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None:
+        raise ValueError(f"--part is i/n, such as 2/8, found {text!r}.")
+    return int(found[1]), int(found[2])
 
 
 def load_network(settings: Settings) -> Any:

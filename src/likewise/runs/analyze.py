@@ -26,14 +26,17 @@ from likewise.distributed import alone, on_first_rank, world_size
 from likewise.engines.memory import MemoryLimitError, default_max_memory
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
+from likewise.index.build import check_part
+from likewise.index.shards import describe_data
 from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
 from likewise.progress import announce
 from likewise.readouts import Readout, readout_name, reads_text
 from likewise.report.build import write_report
+from likewise.runs.parts import Adopted, Part, adopt_parts, read_parts, refuse_other_parts
 from likewise.runs.plan import Method, choose_method
 from likewise.runs.result import Analysis
-from likewise.runs.stages import run_stages
+from likewise.runs.stages import run_part, run_stages
 from likewise.runs.store import open_folder
 from likewise.runs.tables import Shown
 from likewise.statistics.crossval import CrossValidated
@@ -72,6 +75,7 @@ def analyze(
     settings: "Settings | None" = None,
     max_memory: int | None = None,
     wait: float = math.inf,
+    parts: Sequence[str | Path] | None = None,
 ) -> Analysis:
     """Return an Analysis of a data set by a model, kept in the folder `out`; one that is there goes on.
 
@@ -111,6 +115,8 @@ def analyze(
         settings: What a command was given.
         max_memory: Bytes for gradients and pairs, beside the model; None: half of what the device has free.
         wait: For how many seconds, if another process is writing into the folder.
+        parts: Folders of all parts of this run, in any order, that `analyze_part` computed: nothing of them is
+            computed again. Those of another model, data set, option or version are refused by name.
 
     Returns:
         The results, read from the folder.
@@ -123,24 +129,108 @@ def analyze(
         (60, True)
 
     """
-    given_net = to_network(model, readout, parameters)
-    if max_memory is None:  # of several processes each takes the same
-        max_memory = default_max_memory(next(given_net.model.parameters()).device)
-    shared = world_size() > 1
-    with alone():  # what is chosen does not depend on how many processes share the work
-        work = _prepare(given_net, batches(dataset, labels=labels), max_memory, exact=exact, sketch=sketch)
-        options = _check_options(work, neighbors, threshold, layout, excerpt_length)
-        shown = _check_shown(classes, names, show, extra, options["excerpt_length"])
-        out, wait = _check_out(out), _check_wait(wait)
-        record = _check_watch(watch, work.gram.data.n)
-        reheat = check_flag("reheat", reheat)
-        validated = _check_crossval(crossval)
-        announce("reading the data")
-        data_print, given, outputs = _read(work, out, with_outputs=not shared)
-        identity_of_run = _describe_inputs(work, data_print, options, shown, record, reheat, validated)
-    with open_folder(out, identity_of_run, wait) as folder:
+    job = _begin(
+        model,
+        dataset,
+        labels,
+        out=out,
+        readout=readout,
+        parameters=parameters,
+        neighbors=neighbors,
+        threshold=threshold,
+        sketch=sketch,
+        exact=exact,
+        layout=layout,
+        classes=classes,
+        names=names,
+        show=show,
+        extra=extra,
+        excerpt_length=excerpt_length,
+        watch=watch,
+        reheat=reheat,
+        crossval=crossval,
+        max_memory=max_memory,
+        wait=wait,
+    )
+    known = None if parts is None else read_parts(parts)
+    return _run(job, index, settings, known)
+
+
+def analyze_part(
+    model: nn.Module | Network,
+    dataset: Any,
+    labels: Any = None,
+    *,
+    part: tuple[int, int],
+    out: str | Path = "part",
+    settings: "Settings | None" = None,
+    index: bool = True,
+    **options: Any,
+) -> Path:
+    """Compute part i of n of a run into a folder, and return it; one that was stopped goes on.
+
+    Parts are computed apart, on any machines, with the same model, data and options. `analyze(..., parts=[...])`, or
+    `likewise merge`, makes the run of them: its tables are those of one process. A part has the gradients of its
+    samples; of an exact run, its strips of the pairs, so that it reads all samples.
+
+    Args:
+        model: As of `analyze`.
+        dataset: The whole data set.
+        labels: As of `analyze`.
+        part: (i, n), i from 1.
+        out: The folder of the part.
+        settings: What a command was given.
+        index: Whether the run is to keep an index; nothing to a part.
+        **options: As of `analyze`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: The folder holds another run or part, or something else.
+
+    Example:
+        >>> import tempfile, torch, likewise as lw
+        >>> net, data = torch.nn.Linear(8, 3), (torch.randn(60, 8), torch.arange(60) % 3)
+        >>> parts = [lw.analyze_part(net, data, part=(i, 2), out=tempfile.mkdtemp(), sketch=64) for i in (1, 2)]
+        >>> lw.analyze(net, data, out=tempfile.mkdtemp(), sketch=64, parts=parts).summary.samples
+        60
+
+    """
+    del index
+    chosen = check_part(part)
+    job = _begin(model, dataset, labels, out=out, **options)
+    work, outputs, given = job.work, None, None
+    with alone():
+        data_print: Any = describe_data(work.gram.data)
+        if not work.method.sketch:  # exact pairs need the labels and outputs of all samples
+            announce("reading the data")
+            data_print, given, outputs = _read(work, job.out, with_outputs=True)
+        found = {"part": list(chosen), **_describe_inputs(job, data_print)}
+    with open_folder(job.out, found, job.wait) as folder:
         if folder.needs("settings.toml"):
-            folder.write_text("settings.toml", (settings or _given_in_python(options)).text())
+            folder.write_text("settings.toml", (settings or _given_in_python(job.options)).text())
+        if not folder.state.get("part_done") or folder.has_damaged_stage():
+            targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
+            run_part(folder, work.gram, targets, chosen, outputs, work.is_classifier)
+            folder.finish_part()
+        on_first_rank(folder.save, "the part")
+    return folder.path
+
+
+def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Part] | None") -> Analysis:
+    """Return the results of a run, computed as far as they are not there."""
+    work, shared = job.work, world_size() > 1
+    with alone():
+        announce("reading the data")
+        data_print, given, outputs = _read(work, job.out, with_outputs=not shared and not parts)
+        if parts is not None:
+            whole = data_print if not work.method.sketch else describe_data(work.gram.data)
+            refuse_other_parts(parts, _describe_inputs(job, whole))
+        identity_of_run = {"part": None, **_describe_inputs(job, data_print)}
+    with open_folder(job.out, identity_of_run, job.wait) as folder:
+        if folder.needs("settings.toml"):
+            folder.write_text("settings.toml", (settings or _given_in_python(job.options)).text())
         if not folder.finished:
             folder.state |= {
                 "about": _about(work.net, work.gram.data),
@@ -148,18 +238,22 @@ def analyze(
             }
             told = None if settings is None else settings.text()
             targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
+            adopted = Adopted(outputs, 0)
+            if parts is not None:
+                adopted = adopt_parts(folder, parts, work.gram, work.method.sketch)
             run_stages(
                 folder,
                 work.gram,
                 targets,
-                shown,
-                record,
-                outputs,
+                job.shown,
+                job.watch,
+                adopted.outputs,
                 work.is_classifier,
                 index,
                 told,
-                reheat,
-                validated,
+                job.reheat,
+                job.crossval,
+                adopted.pairs,
             )
             folder.finish()
 
@@ -183,6 +277,64 @@ class _Work(NamedTuple):
     def net(self) -> Network:
         """The network with the readout that was chosen."""
         return self.method.net
+
+
+class _Job(NamedTuple):
+    """What a run or a part is asked for, checked."""
+
+    work: _Work
+    options: dict[str, Any]
+    shown: Shown
+    watch: Watch | None
+    reheat: bool
+    crossval: CrossValidated | None
+    out: Path
+    wait: float
+
+
+def _begin(
+    model: nn.Module | Network,
+    dataset: Any,
+    labels: Any = None,
+    *,
+    out: Any,
+    readout: Readout | None = None,
+    parameters: Any = None,
+    neighbors: int = 10,
+    threshold: float = 0.5,
+    sketch: int | Literal["auto", "never"] = "auto",
+    exact: bool = False,
+    layout: str = "neighbors",
+    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    show: Show | None = None,
+    extra: Mapping[str, Any] | None = None,
+    excerpt_length: int = EXCERPT,
+    watch: Watch | str | Path | None = None,
+    reheat: bool = False,
+    crossval: CrossValidated | str | Path | None = None,
+    max_memory: int | None = None,
+    wait: float = math.inf,
+) -> _Job:
+    """Check what `analyze` was given, and prepare the network."""
+    given_net = to_network(model, readout, parameters)
+    if max_memory is None:  # of several processes each takes the same
+        max_memory = default_max_memory(next(given_net.model.parameters()).device)
+    with alone():  # what is chosen does not depend on how many processes share the work
+        work = _prepare(given_net, batches(dataset, labels=labels), max_memory, exact=exact, sketch=sketch)
+        options = _check_options(work, neighbors, threshold, layout, excerpt_length)
+        shown = _check_shown(classes, names, show, extra, options["excerpt_length"])
+        record = _check_watch(watch, work.gram.data.n)
+        return _Job(
+            work,
+            options,
+            shown,
+            record,
+            check_flag("reheat", reheat),
+            _check_crossval(crossval),
+            _check_out(out),
+            _check_wait(wait),
+        )
 
 
 def _prepare(
@@ -237,29 +389,21 @@ def _check_crossval(crossval: Any) -> CrossValidated | None:
     return found
 
 
-def _describe_inputs(
-    work: _Work,
-    data_print: str,
-    options: Mapping[str, Any],
-    shown: Shown,
-    record: Watch | None,
-    reheat: bool,
-    validated: CrossValidated | None,
-) -> dict[str, Any]:
+def _describe_inputs(job: _Job, data_print: Any) -> dict[str, Any]:
     """Return what makes a run another one."""
-    net, data = work.net, work.gram.data
+    net, data, record = job.work.net, job.work.gram.data, job.watch
     return {
         "model": identity.fingerprint_model(net),
         "data": data_print,
         "readout": identity.fingerprint_readout(net, data),
         "precision": identity.precision_settings(net),
-        "options": options,
-        "naming": _naming(shown),
+        "options": job.options,
+        "naming": _naming(job.shown),
         "behavior": identity.measure_behavior(net, data),
-        "reheat": reheat,
+        "reheat": job.reheat,
         "crossval": None
-        if validated is None
-        else hashlib.sha256(validated.probabilities.numpy().tobytes()).hexdigest(),
+        if job.crossval is None
+        else hashlib.sha256(job.crossval.probabilities.numpy().tobytes()).hexdigest(),
         "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
     }
 

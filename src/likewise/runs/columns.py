@@ -146,12 +146,21 @@ def pass_statistics(gram: GramMatrix) -> dict[str, Tensor]:
 
 def pair_statistics(source: PairSource, request: Request) -> dict[str, Tensor]:
     """Return everything that needs pairs, from one visit of all of them."""
+    return complete_pairs(visit_pairs(source, request), request)
+
+
+def visit_pairs(source: PairSource, request: Request) -> dict[str, Tensor]:
+    """Return what reducers keep of every row, from one visit of all pairs, or of some strips."""
     results = source.visit(*(statistic.reducer(request) for statistic in PAIR_STATISTICS))
-    found = {
+    return {
         name: tensor
         for statistic, tensors in zip(PAIR_STATISTICS, results, strict=True)
         for name, tensor in zip(statistic.names, tensors, strict=True)
     }
+
+
+def complete_pairs(found: dict[str, Tensor], request: Request) -> dict[str, Tensor]:
+    """Return what was kept of all rows with the coordinates that follow from it."""
     found["coordinates"] = principal_coordinates(found.pop("probe_sums").cpu(), request.probes.double())
     return found
 

@@ -3,9 +3,11 @@
 From sketches the gradients are kept shard by shard, each a stage of its own, and compared with the exact on a few.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from likewise.distributed import (
     is_error,
     join_results,
     on_first_rank,
+    only_part,
     world_size,
 )
 from likewise.engines import EngineName, PartsChangedError
@@ -34,12 +37,21 @@ from likewise.gram.sketches import (
     sketch_rows,
     whiten_sketches,
 )
+from likewise.identity import read_data
 from likewise.index.build import keep_sketches
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
 from likewise.reheat import Reheated
 from likewise.reheat import reheat as reheat_network
-from likewise.runs.columns import Request, Results, Targets, pair_statistics, pass_statistics
+from likewise.runs.columns import (
+    Request,
+    Results,
+    Targets,
+    complete_pairs,
+    pair_statistics,
+    pass_statistics,
+    visit_pairs,
+)
 from likewise.runs.layout import LAYOUTS
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
@@ -76,12 +88,14 @@ def run_stages(
     settings: str | None = None,
     reheat: bool = False,
     crossval: CrossValidated | None = None,
+    parts: int = 0,
 ) -> None:
     """Compute what is not there yet, and write the tables.
 
     `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes; `keep_index`:
     whether sketches stay as an index, with the `settings` of a command; `reheat`: whether labels are also judged by
-    reheated copies of a memorized network; `crossval`: what networks that have not seen the samples say.
+    reheated copies of a memorized network; `crossval`: what networks that have not seen the samples say; `parts`: how
+    many parts of the pairs were adopted.
     """
     options, n = folder.state["options"], gram.shape[0]
     targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
@@ -116,9 +130,9 @@ def run_stages(
         found, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
     announce("comparing all pairs")
-    found |= folder.stage(
-        "pairs", lambda: _compare_pairs(source, request), shared=_has_independent_strips(source)
-    )
+    compare = partial(_add_parts, folder, parts) if parts else partial(_compare_pairs, source)
+    shared = not parts and _has_independent_strips(source)
+    found |= folder.stage("pairs", lambda: compare(request), shared=shared)
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] in LAYOUTS:
         announce("drawing the map")
@@ -127,6 +141,83 @@ def run_stages(
     announce("writing tables and pictures")
     results = Results(found, targets, margins, after, validated)
     on_first_rank(lambda: write_tables(folder, gram.data, results, shown, added), "the tables")
+
+
+def run_part(
+    folder: RunStore,
+    gram: GramMatrix,
+    labels: Tensor | None,
+    part: tuple[int, int],
+    outputs: Tensor | None,
+    is_classifier: bool,
+) -> None:
+    """Compute part i of n of a run: sketches and outputs of some samples, or some strips of exact pairs.
+
+    `outputs`: the model's of all samples, for exact pairs.
+    """
+    options, n = folder.state["options"], gram.shape[0]
+    announce("computing gradients")
+    if options["sketch"]:
+        sketch = Sketch(bucket_count(options["sketch"], gram.d), SEED)
+
+        def compute() -> dict[str, range]:
+            shards = dict(_share(list(name_shards(gram, sketch).items()), part))
+            compute_shards(folder, gram, sketch, shards)
+            return shards
+
+        for name, where in _retry_changed_parts(folder, compute).items():
+            folder.stage(described_name(name), partial(_describe_samples, gram, where, is_classifier))
+        return
+    targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
+    _, source = _exact_statistics(folder, gram)
+    request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
+    announce("comparing all pairs")
+    if _has_independent_strips(source):
+        folder.stage(pairs_name(*part), lambda: _compare_strips(source, request, part), shared=True)
+    elif part[0] == 1:  # so few pairs that one process does all of them
+        folder.stage("pairs", lambda: _compare_pairs(source, request))
+
+
+def pairs_name(i: int, n: int) -> str:
+    """Return the name of the stage of part i of n of the pairs."""
+    return f"pairs-{i}-of-{n}"
+
+
+def described_name(shard: str) -> str:
+    """Return the name of the stage that tells of the samples of a shard: their fingerprint and outputs."""
+    return shard.replace("sketch-", "samples-", 1)
+
+
+def _describe_samples(gram: GramMatrix, where: range, is_classifier: bool) -> dict[str, Tensor]:
+    some = copy.copy(gram)
+    some.data = gram.data.take(where)
+    outputs = model_outputs(some) if is_classifier else dataset_outputs(some.net, some.data).cpu()
+    return {
+        "outputs": outputs,
+        "data": torch.tensor(list(read_data(some.data)[0].encode()), dtype=torch.uint8),
+    }
+
+
+def _share(items: list[Any], part: tuple[int, int]) -> list[Any]:
+    """Return part i of n of a list."""
+    i, n = part
+    return items[(i - 1) * len(items) // n : i * len(items) // n]
+
+
+def _compare_strips(source: PairSource, request: Request, part: tuple[int, int]) -> dict[str, Tensor]:
+    with as_one_process(), only_part("pairs", *part):
+        return visit_pairs(source, request)
+
+
+def _add_parts(folder: RunStore, parts: int, request: Request) -> dict[str, Tensor]:
+    """Return what parts found of the pairs: each has zeros in the rows of the others."""
+    total: dict[str, Tensor] = {}
+    for i in range(1, parts + 1):
+        found = folder.read_stage(pairs_name(i, parts))
+        for name, values in found.items():
+            term = torch.tensor(values)
+            total[name] = term if name not in total else total[name] + term
+    return complete_pairs(total, request)
 
 
 def _compare_pairs(source: PairSource, request: Request) -> dict[str, Tensor]:
@@ -229,15 +320,7 @@ def _sketched_statistics(
 ) -> tuple[Arrays, Sketches]:
     """Return density and uncertainty, estimated, and the pairs of sketches; `keep` is called with these."""
     n, q = gram.shape[0], bucket_count(width, gram.d)
-    try:
-        features, total = _gather_sketches(folder, gram, Sketch(q, seed))
-    except (PartsChangedError, RemoteError) as problem:
-        if not is_error(problem, PartsChangedError):
-            raise
-        folder.forget(
-            "sketch-"
-        )  # a model that branches on its data: now all gradients come in the same parts
-        features, total = _gather_sketches(folder, gram, Sketch(q, seed))
+    features, total = _retry_changed_parts(folder, lambda: _gather_sketches(folder, gram, Sketch(q, seed)))
     uncertainty = torch.zeros(n)
     for where, part in _sketch_shards(folder, gram, Sketch(q, seed)):
         moved = (part.rows.double() * total).sum((1, 2))
@@ -254,6 +337,17 @@ def _sketched_statistics(
     density = (features @ features.sum(0) / n).numpy()
     sketches = Sketches(features.to(gram.device), centered=gram.centered, max_memory=gram.max_memory)
     return {"density": density, "uncertainty": uncertainty.numpy()}, sketches
+
+
+def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
+    """Return compute(), called again where a model branches on its data: then gradients come in the same parts."""
+    try:
+        return compute()
+    except (PartsChangedError, RemoteError) as problem:
+        if not is_error(problem, PartsChangedError):
+            raise
+    folder.forget("sketch-")
+    return compute()
 
 
 def _gather_sketches(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ from likewise.distributed import on_first_rank
 from likewise.identity import same_behavior
 from likewise.locks import CREATED_NAME, LOCK_NAME, lock_folder
 from likewise.manifest import (
+    DIFFERENT,
+    MISSING,
     NAME,
     REPORT,
     SCHEMA,
@@ -67,7 +69,7 @@ class RunStore:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self.path, self._identity = path, dict(identity)
-        self._versions = {name: version(name) for name in ("likewise", "torch")}
+        self.versions = {name: version(name) for name in ("likewise", "torch")}
         self._damaged: dict[str, str] = {}
         self._original: dict[str, Any] | None = None  # of a finished run that is being repaired
         self._remove_temporary()
@@ -126,7 +128,7 @@ class RunStore:
                 "sha256": digest,
                 "seconds": round(time.perf_counter() - start, 3),
                 "cpu_seconds": round(time.process_time() - cpu, 3),
-                "versions": self._versions,
+                "versions": self.versions,
             }
             self.save()
 
@@ -135,6 +137,10 @@ class RunStore:
         on_first_rank(keep, name)
         return found or _load_arrays(path)
 
+    def read_stage(self, name: str) -> Arrays:
+        """Return what a stage that is done found."""
+        return _load_arrays(self._stage_path(name))
+
     def missing(self, names: Sequence[str]) -> list[str]:
         """Return the stages, of those named, that are not done yet."""
 
@@ -142,6 +148,37 @@ class RunStore:
             return [name for name in names if not self._is_usable(self._stage_path(name), name)]
 
         return list(on_first_rank(look, "looking for stages"))
+
+    def adopt(self, source: Path, stages: Mapping[str, Any]) -> None:
+        """Take over what stages of another folder found, checked; those that are here already stay.
+
+        Raises:
+            DamagedRunError: A file is missing there, or is not as it was written.
+
+        """
+        files.make_folder(self.path / STAGES)
+        for name, entry in stages.items():
+            if self.state["stages"].get(name, {}).get("sha256") == entry["sha256"] and not self.missing(
+                [name]
+            ):
+                continue
+            path = source / STAGES / f"{name}.npz"
+            if not path.exists():
+                raise DamagedRunError(source, {f"{STAGES}/{path.name}": MISSING})
+            if files.copy_atomically(path, self._stage_path(name)) != entry["sha256"]:
+                self._stage_path(name).unlink()
+                raise DamagedRunError(source, {f"{STAGES}/{path.name}": DIFFERENT})
+            self.state["stages"][name] = dict(entry)
+        self.save()
+
+    def has_damaged_stage(self) -> bool:
+        """Whether a stage that was done is missing now, or not as it was written."""
+        return bool(self.missing(list(self.state["stages"])))
+
+    def finish_part(self) -> None:
+        """Say that a part of a run is done; its stages stay, for the run that adopts them."""
+        self.state["part_done"] = True
+        self.save()
 
     def forget(self, prefix: str) -> None:
         """Drop what stages of such names found, to be recomputed."""
@@ -183,7 +220,7 @@ class RunStore:
         write_manifest(self.path, self.state)
 
     def _new_state(self) -> dict[str, Any]:
-        versions = {"python": sys.version.split()[0], **self._versions, "numpy": version("numpy")}
+        versions = {"python": sys.version.split()[0], **self.versions, "numpy": version("numpy")}
         return {"schema": SCHEMA, "versions": versions, **self._identity, "stages": {}, "finished": False}
 
     def _check(self) -> None:
@@ -201,7 +238,7 @@ class RunStore:
 
     def _is_usable(self, path: Path, name: str) -> bool:
         known = self.state["stages"].get(name)
-        if known is None or known["versions"] != self._versions or not path.exists():
+        if known is None or known["versions"] != self.versions or not path.exists():
             return False
         return files.checksum(path) == known["sha256"]
 
@@ -243,22 +280,16 @@ class RunStore:
             there = self.state.get(what)
             same = same_behavior(there, value) if what == "behavior" and there else there == value
             if not same:
-                names = {
-                    "behavior": "another model (its outputs or gradients differ)",
-                    "options": "other options",
-                }
-                told = names.get(what, f"another {what}")
-                difference = "" if what == "behavior" else _difference(there, value)
                 raise ValueError(
-                    f"{self.path} is a run with {told}{difference}: choose another folder, or delete "
-                    "that one."
+                    f"{self.path} is a run with {describe_difference(what, there, value)}: choose another folder, or "
+                    "delete that one."
                 )
 
     def _refuse_other_versions(self) -> None:
-        there = {name: self.state["versions"].get(name) for name in self._versions}
-        if there != self._versions:
+        there = {name: self.state["versions"].get(name) for name in self.versions}
+        if there != self.versions:
             raise ValueError(
-                f"{self.path} is a finished run of other versions{_difference(there, self._versions)}: it "
+                f"{self.path} is a finished run of other versions{_difference(there, self.versions)}: it "
                 "can be read as it is (likewise.Analysis, likewise report); to compute it again choose "
                 "another folder."
             )
@@ -269,7 +300,7 @@ class FollowingStore(RunStore):
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self.path, self._identity = path, dict(identity)
-        self._versions = {name: version(name) for name in ("likewise", "torch")}
+        self.versions = {name: version(name) for name in ("likewise", "torch")}
         self._damaged: dict[str, str] = {}
         self.state = read_manifest(path)
 
@@ -283,6 +314,9 @@ class FollowingStore(RunStore):
         """Do nothing: the first rank does."""
 
     def finish(self) -> None:
+        """Do nothing: the first rank does."""
+
+    def finish_part(self) -> None:
         """Do nothing: the first rank does."""
 
     def save(self) -> None:
@@ -318,6 +352,16 @@ def _identity_in(path: Path) -> bytes | None:
     except (pyarrow.ArrowException, OSError):
         return None
     return None if metadata is None else metadata.get(IDENTITY_KEY)
+
+
+def describe_difference(what: str, there: Any, here: Any) -> str:
+    """Return in which of the things that make a run two runs differ, and how where that can be told in words."""
+    names = {
+        "behavior": "another model (its outputs or gradients differ)",
+        "options": "other options",
+        "data": "another data set",
+    }
+    return names.get(what, f"another {what}") + ("" if what == "behavior" else _difference(there, here))
 
 
 def _difference(there: Any, here: Any) -> str:
