@@ -87,6 +87,7 @@ from likewise.statistics.density import (
     similarity_histogram,
     soft_neighbors,
 )
+from likewise.statistics.duplicates import Duplicates, duplicates
 from likewise.statistics.fit import FitQuality, fit_quality
 from likewise.statistics.label_issues import LabelSuspicion, label_evidence, label_suspicion
 from likewise.statistics.lipschitz import lipschitz_bound
@@ -116,6 +117,7 @@ __all__ = [
     "CrossValidated",
     "Denoising",
     "DependentSampleError",
+    "Duplicates",
     "FitQuality",
     "GradientMismatchError",
     "GramMatrix",
@@ -153,6 +155,7 @@ __all__ = [
     "denoising",
     "disturbance",
     "diversity",
+    "duplicates",
     "figures",
     "fit_quality",
     "hard_neighbors",

@@ -28,6 +28,7 @@ COMMANDS = (
     "select",
     "merge",
     "crossval",
+    "duplicates",
     "neighbors",
     "report",
     "compare",

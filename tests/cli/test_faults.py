@@ -14,7 +14,7 @@ import torch
 
 from likewise.cli.app import exit_code
 
-TABLES = ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet")
+TABLES = ("samples.parquet", "neighbors.parquet", "duplicates.parquet", "details.parquet", "pictures.parquet")
 MODEL = """
 import torch
 from torch import nn

@@ -81,3 +81,21 @@ def test_crossval_without_labels_or_with_a_model_says_so(table, capsys):
     ]
     assert exit_code(given) == 2
     assert "train" in capsys.readouterr().err
+
+
+def test_duplicates_writes_pairs_within_and_between_data_sets(table, capsys):
+    frame = pandas.read_csv(table / "data.csv")
+    frame.iloc[50:90].to_csv(table / "test.csv", index=False)
+    more = pandas.concat([frame, frame.iloc[[7]].assign(kind="other")], ignore_index=True)
+    more.to_csv(table / "more.csv", index=False)
+    words = ["duplicates", f"{table}/net.py:model", "--label", "kind", "--format", "json"]
+    given = [*words, "--columns", "a,b,c", "--classes", "no,yes,other"]
+    assert exit_code([*given, f"{table}/more.csv", "--out", f"{table}/within.csv"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": f"{table}/within.csv", "pairs": 1, "other_label": 1}
+    within = pandas.read_csv(table / "within.csv")
+    assert within[["first", "second"]].to_numpy().tolist() == [[7, 120]]
+    between = [f"{table}/test.csv", "--against", f"{table}/data.csv", "--out", f"{table}/between.csv"]
+    assert exit_code([*words, *between]) == 0
+    found = pandas.read_csv(table / "between.csv")
+    assert set(found["second"]) == set(range(50, 90))
+    assert (found["second"] - found["first"] == 50).all()

@@ -99,6 +99,7 @@ def test_a_run_folder_holds_its_files(tmp_path):
     assert "40 samples" in repr(found) and "<table" in found._repr_html_()
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "details.parquet",
+        "duplicates.parquet",
         "manifest.json",
         "neighbors.parquet",
         "pictures.parquet",
@@ -301,6 +302,22 @@ def test_what_is_decided_gives_the_precision(tmp_path):
         found.precision(path)
 
 
+def test_duplicates_are_counted_and_listed_with_their_splits(tmp_path):
+    torch.manual_seed(0)
+    x, y = torch.randn(80, 6), torch.arange(80) % 2
+    x[41], x[60] = x[5], x[5]
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    split = ["train"] * 50 + ["test"] * 30
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", extra={"split": split})
+    pairs = found.duplicates
+    assert pairs[["first", "second"]].to_numpy().tolist() == [[5, 41], [5, 60], [41, 60]]
+    assert pairs["similarity"].to_numpy() == pytest.approx(1, abs=1e-5)
+    assert pairs["input_similarity"].to_numpy() == pytest.approx(1)
+    assert pairs["same_label"].tolist() == [True, False, False]
+    assert pairs["second_split"].tolist() == ["train", "test", "test"]
+    assert found.table.index[found.table["duplicates"] == 2].tolist() == [5, 41, 60]
+
+
 def test_a_cross_validation_judges_labels_too(tmp_path):
     torch.manual_seed(0)
     x, y = torch.randn(40, 5), torch.arange(40) % 3
@@ -459,7 +476,7 @@ lw.analyze(model, (x, y), out=sys.argv[1], sketch=sys.argv[3] if sys.argv[3] == 
 """
 
 
-TABLES = ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet")
+TABLES = ("samples.parquet", "neighbors.parquet", "duplicates.parquet", "details.parquet", "pictures.parquet")
 
 
 def killed_and_resumed(tmp_path, times, sketch):

@@ -38,7 +38,14 @@ def data():
     x = torch.randn(800, 6, generator=chance)
     return x, (x @ torch.randn(6, 3, generator=chance)).argmax(1)
 """
-TABLES = ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet", "settings.toml")
+TABLES = (
+    "samples.parquet",
+    "neighbors.parquet",
+    "duplicates.parquet",
+    "details.parquet",
+    "pictures.parquet",
+    "settings.toml",
+)
 SKETCHED, EXACT = ("--sketch", "128"), ("--exact",)
 
 

@@ -12,6 +12,7 @@ from likewise.runs import stages
 
 PARTS = (
     "details.parquet",
+    "duplicates.parquet",
     "manifest.json",
     "neighbors.parquet",
     "pictures.parquet",

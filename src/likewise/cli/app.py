@@ -57,6 +57,7 @@ for command in (
     index.select,
     index.merge,
     labels.crossval,
+    labels.duplicates,
     inspect.neighbors,
     inspect.report,
     inspect.compare,

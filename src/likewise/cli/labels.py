@@ -1,12 +1,13 @@
-"""`likewise crossval`."""
+"""`likewise crossval` and `likewise duplicates`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from likewise.cli.options import Form, Quiet, Request, open_data, takes_settings
+from likewise.cli.options import Form, Quiet, Request, memory_limit, open_data, open_inputs, takes_settings
 from likewise.cli.output import Format, be_quiet, print_message, print_result, table
+from likewise.runs.settings import INPUTS
 
 DATA = (
     "model",
@@ -22,6 +23,7 @@ DATA = (
     "classes",
     "max_memory",
 )
+SKETCH, MANY_PAIRS = 1024, 20_000_000  # width of sketches, and pairs from which they are compared
 TRAINING = {
     "model": "Import string of a function that trains: net.py:train. It gets a data set, and returns a model."
 }
@@ -75,3 +77,51 @@ def crossval(
         "labels": str(path),
     }
     print_result(form, facts, repr(found), repr(judged), table(rows, "most suspicious"))
+
+
+@takes_settings((*INPUTS, "classes", "sketch"))
+def duplicates(
+    request: Request,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another data set, such as that of training: which samples are in both?"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="A table of the pairs, the most similar first.")] = Path(
+        "duplicates.csv"
+    ),
+    form: Form = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Find samples that are nearly the same, within a data set or between two (leakage).
+
+    Example: `likewise duplicates net.py:model test/ --against train/ --image-size 32`
+
+    By the network, which hardly tells them apart, and beside it by pixels, words or numbers.
+    """
+    be_quiet(quiet)
+    from likewise.data import batches
+    from likewise.gram import GramMatrix
+    from likewise.runs.duplicates import write_duplicates
+    from likewise.statistics.duplicates import duplicates as find_duplicates
+
+    settings = request.settings
+    net, read = open_inputs(settings)
+    other = None if against is None else open_data(settings.model_copy(update={"data": against}))
+    rows = batches(read.dataset, labels=read.labels)
+    columns = None if other is None else batches(other.dataset, labels=other.labels)
+    sketch = settings.sketch
+    if sketch == "auto":
+        sketch = SKETCH if rows.n * (rows.n if columns is None else columns.n) > MANY_PAIRS else "never"
+    print_message(f"comparing {settings.data} with {against or 'itself'} by {settings.model} ...")
+    gram = GramMatrix(net, rows, columns=columns, max_memory=memory_limit(settings))
+    found = find_duplicates(gram, sketch=None if sketch == "never" else int(sketch))
+    write_duplicates(out, found, read.names, read.names if other is None else other.names)
+    facts = {
+        "out": str(out),
+        "pairs": len(found.first),
+        "other_label": None if found.same_label is None else int((~found.same_label).sum()),
+    }
+    lines = [f"{repr(found).removeprefix('Duplicates(').removesuffix(')')}: {out}"]
+    if facts["other_label"]:
+        lines.append(f"{facts['other_label']:,} of the pairs have different labels: one of the two is wrong.")
+    print_result(form, facts, *lines)

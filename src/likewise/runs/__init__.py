@@ -4,6 +4,7 @@
           manifest.json       what was run, on what, by which versions, at what cost; checksums
           samples.parquet     one row a sample
           neighbors.parquet   the most similar samples of each
+          duplicates.parquet  pairs that are nearly the same
           details.parquet     how many samples are how similar to each; leading directions of the kernel
           pictures.parquet    what a person sees of some samples, small
           report.html         all of it, in one file that needs no network

@@ -17,6 +17,7 @@ from likewise.gram import GramMatrix, PairSource, Reducer
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
+from likewise.statistics.duplicates import close_pairs
 from likewise.statistics.fit import decide_verdict, explained_shares
 from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion
 from likewise.statistics.neighbors import (
@@ -206,6 +207,22 @@ class Results:
         return combined_suspicion(votes, groups, chances, self.margins, self.after, self.validated)
 
     @cached_property
+    def duplicate_pairs(self) -> np.ndarray:
+        """Pairs that are nearly the same to the network, (p, 3): two samples and their similarity, best first."""
+        places, similarities = (torch.tensor(self.found[name]) for name in ("indices", "similarities"))
+        n, classes = len(places), self.targets.classes
+        if not places.shape[1]:
+            return np.zeros((0, 3))
+        rows = torch.zeros(n, dtype=torch.int64) if classes is None else classes
+        i, j = close_pairs(places, similarities, rows, rows).nonzero().unbind(1)
+        ends = torch.stack([i, places[i, j]])
+        keys, which = (ends.amin(0) * n + ends.amax(0)).unique(return_inverse=True)
+        found = torch.zeros(len(keys), dtype=torch.float64)
+        found[which] = similarities[i, j].double()
+        order = found.argsort(descending=True, stable=True)
+        return torch.stack([keys // n, keys % n, found], 1)[order].numpy()
+
+    @cached_property
     def reliability(self) -> Reliability:
         """What speaks for each prediction."""
         closeness, means = (torch.tensor(self.found[name]) for name in ("closeness", "neighbor_means"))
@@ -270,6 +287,11 @@ def _of_labels(field: str) -> Callable[[Results], Any]:
     return lambda r: None if r.targets.classes is None else getattr(r.suspicion, field)
 
 
+def _duplicates(r: Results) -> Any:
+    ends = r.duplicate_pairs[:, :2].astype(np.int64).ravel()
+    return np.bincount(ends, minlength=len(r.targets.outputs))
+
+
 COLUMNS: dict[str, Callable[[Results], Any]] = {
     "label": _label,
     "prediction": _prediction,
@@ -278,6 +300,7 @@ COLUMNS: dict[str, Callable[[Results], Any]] = {
     "local_density": lambda r: r.found["local_density"],
     "uncertainty": lambda r: r.found["uncertainty"],
     "hard_neighbors": lambda r: r.found["hard_neighbors"],
+    "duplicates": _duplicates,
     "novelty": lambda r: 1 - r.found["closeness"],
     "shift": _shift,
     "agreement": _agreement,

@@ -119,6 +119,14 @@ class Analysis:
         rows = self._read("pictures.parquet").itertuples()
         return {int(row.sample): Picture(row.kind, row.content) for row in rows}
 
+    @cached_property
+    def duplicates(self) -> "pandas.DataFrame":
+        """Pairs that are nearly the same to the network: first, second, similarity, input_similarity, same_label.
+
+        With a column `split` of your own (`extra`), also first_split and second_split.
+        """
+        return self._read("duplicates.parquet")
+
     def place(self, sample: int | str) -> int:
         """Return the number of a sample, given by number or by name."""
         names = self.table.get("name")

@@ -5,12 +5,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from likewise.checks import describe
 from likewise.data import Batches
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
 from likewise.runs.store import Arrays, RunStore
+from likewise.statistics.duplicates import input_features, pair_similarity
 from likewise.statistics.label_issues import ADVICE
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import Picture, kept, values_of
@@ -18,6 +20,7 @@ from likewise.thumbnails import Picture, kept, values_of
 PICTURES = 3_500_000  # bytes
 MOST_PICTURES = 1500  # half a millisecond each
 SEED = 0
+MOST_DUPLICATES = 10_000  # pairs
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
 
 
@@ -44,6 +47,7 @@ def write_tables(folder: RunStore, data: Batches, results: Results, shown: Shown
     columns |= added
     folder.state |= {**_describe(results, shown, n), "own_columns": list(shown.extra)}
     folder.write_table("neighbors.parquet", _neighbor_table(found))
+    folder.write_table("duplicates.parquet", _duplicate_table(results, data, columns))
     lists = {
         "counts": found["counts"].astype(np.int32),
         "coordinates": found["coordinates"].astype(np.float32),
@@ -166,6 +170,35 @@ def _user_column(name: Any, values: Any) -> np.ndarray:
 def written(value: Any) -> str:
     """Return a value as text that any file can hold."""
     return str(value).encode("utf-8", "replace").decode()
+
+
+def _duplicate_table(results: Results, data: Batches, columns: Arrays) -> dict[str, Any]:
+    """Return the pairs that are nearly the same sample, the most similar first, with their inputs compared."""
+    pairs = results.duplicate_pairs[:MOST_DUPLICATES]
+    first, second = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+    classes, split = results.targets.classes, columns.get("split")
+    return {
+        "first": first,
+        "second": second,
+        "similarity": pairs[:, 2],
+        "input_similarity": _input_similarities(data, first, second),
+        **({} if classes is None else {"same_label": (classes[first] == classes[second]).numpy()}),
+        **({} if split is None else {"first_split": split[first], "second_split": split[second]}),
+    }
+
+
+def _input_similarities(data: Batches, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the similarity of the inputs of pairs, (p,), NaN where inputs are of no known kind."""
+    if not len(first):
+        return np.zeros(0)
+    usual = np.linspace(0, data.n - 1, min(data.n, 1000)).astype(int)  # whose mean is what is usual
+    places = np.unique(np.concatenate([first, second, usual]))
+    features = input_features(data.take(places.tolist()))
+    if features is None:
+        return np.full(len(first), np.nan)
+    mean = features[np.searchsorted(places, usual)].double().mean(0)
+    where = (torch.tensor(np.searchsorted(places, each)) for each in (first, second))
+    return pair_similarity(features, *where, mean=mean).numpy()
 
 
 def _picture_table(shown: Shown, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:

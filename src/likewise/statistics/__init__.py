@@ -4,6 +4,7 @@ neighbors     the most similar samples; similarity of classes
 density       how many samples are similar: soft, hard and positive neighbors, histograms
 uncertainty   how freely a prediction can move, and what moves with it
 denoising     how much label noise the neighborhood averages out
+duplicates    pairs that are nearly the same, within a data set and across splits
 fit           over- or underfit
 label_issues  which labels look wrong; noise_rate: how many are; spot_check: how many by a few decisions
 reliability   novelty of an input, agreement of its neighbors; calibration: how often such predictions are right

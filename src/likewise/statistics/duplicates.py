@@ -1,0 +1,374 @@
+"""Near-duplicates within a data set and across splits: by the network, and beside it by pixels or words.
+
+    similarity         centered similarity of the network; 1 where it cannot tell two samples apart
+    input similarity   cosine of the inputs less their mean: pixels averaged to 16 × 16, counts of words, numbers
+
+How similar honest samples are depends on their class: one that is learned well is close together. So a pair counts as
+near-duplicates if, by either of the two, it is closer than an eighth of what is usual in its class: with distance 1 −
+similarity, less than RATIO times the median over the class of the distance to the fifth nearest sample, the smaller
+one if the two have different labels. The fifth, so that a data set in which every sample has a copy, or a test set
+that is all leaked, still has a usual distance. Where that is only rounding, the network does not tell the samples of
+the class apart, and the inputs alone decide. In few dimensions honest samples are that close, too. So the factor is at
+most (CHANCE / 5)^(2/D), D the dimension that the distances to the third, fourth and fifth show: one sample in a
+thousand has such a neighbor by chance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, normalize
+
+from likewise.checks import check_flag, check_integer, check_number
+from likewise.data import Batches
+from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.statistics.targets import of_classes, refuse_unbounded
+
+if TYPE_CHECKING:
+    import pandas
+
+RATIO = 0.125  # of the median distance to the fifth nearest in a class: digits that are not copies are further apart
+CHANCE = 1e-3  # of a sample to have an honest neighbor so close
+USUAL = 5  # the nearest sample whose distance is what is usual
+ROUNDING = 4e-6  # of 1 − similarity in float32: samples that close are the same to the network
+SIDE, LONGEST, WORDS = (
+    16,
+    4096,
+    2048,
+)  # pixels a side, numbers, and buckets of words that inputs are compared by
+
+
+class Duplicates(NamedTuple):
+    """Pairs of samples that are nearly the same, the most similar first.
+
+    Attributes:
+        first: (p,) number of a row.
+        second: (p,) number of a column, larger than `first` within one data set.
+        similarity: (p,) by the network.
+        input_similarity: (p,) by pixels, words or numbers; NaN where inputs were not compared.
+        same_label: (p,) whether both have the same label; None without labels.
+        across: (p,) whether the two are of different splits: leakage, if one is for testing.
+        counts: (n,) of how many pairs a row is.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(100, 4)
+        >>> x[50] = x[3]
+        >>> found = lw.duplicates(lw.GramMatrix(torch.nn.Linear(4, 3), x, centered=True))
+        >>> found
+        Duplicates(1 pair of 2 samples)
+
+    """
+
+    first: Tensor
+    second: Tensor
+    similarity: Tensor
+    input_similarity: Tensor
+    same_label: Tensor | None
+    across: Tensor
+    counts: Tensor
+
+    def table(self) -> "pandas.DataFrame":
+        """Return the pairs as a table, a row each."""
+        import pandas
+
+        columns = {name: getattr(self, name) for name in DUPLICATE_COLUMNS}
+        known = {name: value.cpu().numpy() for name, value in columns.items() if value is not None}
+        return pandas.DataFrame(known)
+
+    def __repr__(self) -> str:
+        count, samples = len(self.first), len(self.first.unique()) + len(self.second.unique())
+        samples -= int(torch.isin(self.first.unique(), self.second).sum()) if not self.across.all() else 0
+        between = int(self.across.sum())
+        pairs = f"{count:,} pair{'' if count == 1 else 's'}"
+        return (
+            f"Duplicates({pairs} of {samples:,} samples{f', {between:,} across splits' if between else ''})"
+        )
+
+
+DUPLICATE_COLUMNS = ("first", "second", "similarity", "input_similarity", "same_label", "across")
+
+
+@dataclass(frozen=True)
+class PartnersReducer(Reducer):
+    """The k most similar columns of each row, and the similarity to columns that are given."""
+
+    k: int
+    partners: Tensor  # (n, q) columns of each row
+    results: ClassVar[int] = 3
+    centered: ClassVar[bool] = True
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return indices and similarities, (b, k) each, and the similarities to the partners, (b, q)."""
+        similarity = strip.without_self(strip.centered, -torch.inf)
+        best = similarity.topk(self.k, dim=1)
+        mine = self.partners[strip.rows.start : strip.rows.stop].to(similarity.device)
+        return best.indices, best.values, similarity.gather(1, mine)
+
+
+def duplicates(
+    gram: GramMatrix,
+    labels: Any = None,
+    *,
+    split: Sequence[Any] | Tensor | None = None,
+    k: int = 5,
+    ratio: float = RATIO,
+    sketch: int | None = None,
+    compare_inputs: bool = True,
+) -> Duplicates:
+    """Pairs that the network, or the inputs themselves, hardly tell apart; visits all pairs.
+
+    Leakage of a test set into a training set: `GramMatrix(model, test, columns=training)`, or both as one data set
+    with `split`.
+
+    Args:
+        gram: Pairs within one data set, or between the rows and the columns. Similarities are centered.
+        labels: (m,) class numbers of the columns, for a threshold for each class; those that travel with the data if
+            None, and one threshold for all samples where there are none.
+        split: (n,) the split of each sample, numbers or names, within one data set.
+        k: How many nearest samples of each are considered, by the network and by the inputs.
+        ratio: A pair is closer than this times the median distance to the fifth nearest sample in its class.
+        sketch: Compare random projections of so many numbers a sample.
+        compare_inputs: Compare pixels, words or numbers too, which reads the data once more.
+
+    Returns:
+        Duplicates; look at the pairs, the first ones first.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+        >>> train, test = torch.randn(300, 20), torch.randn(50, 20)
+        >>> test[4] = train[17] + 0.001 * torch.randn(20)                   # a leaked sample, nearly the same
+        >>> found = lw.duplicates(lw.GramMatrix(model, test, columns=train))
+        >>> found.first.tolist(), found.second.tolist()
+        ([4], [17])
+
+    """
+    refuse_unbounded(gram)
+    k, ratio = check_integer("k", k, 1), check_number("ratio", ratio, above=0, most=1)
+    n, m = gram.shape
+    k = min(k, m - gram.square)
+    if k < 1:
+        raise ValueError("One sample has no other to compare with.")
+    splits = None if split is None else _split_numbers(split, gram)
+    rows, columns = _classes(gram, labels)
+    near = _nearest_inputs(gram, k) if check_flag("compare_inputs", compare_inputs) else None
+    partners = torch.zeros(n, 0, dtype=torch.int64) if near is None else near[0]
+    ((places, similar, others),) = pair_source(gram, sketch).visit(PartnersReducer(k, partners))
+    by_network = close_pairs(places.cpu(), similar.cpu(), rows, columns, ratio, ROUNDING)
+    found = [(by_network, similar.cpu(), places.cpu())]
+    if near is not None:
+        by_inputs = close_pairs(near[0], near[1], rows, columns, ratio, 0.0)
+        found.append((by_inputs, others.cpu(), near[0]))
+    pairs = torch.cat([_listed(chosen, values, where) for chosen, values, where in found])
+    return _collect(pairs, gram, near, rows, columns, splits)
+
+
+def close_pairs(
+    places: Tensor,
+    similarities: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    ratio: float = RATIO,
+    rounding: float = ROUNDING,
+) -> Tensor:
+    """Return which of the nearest columns (n, k) of each row are nearly the same sample, (n, k).
+
+    Args:
+        places: (n, k) columns, the nearest first.
+        similarities: (n, k).
+        rows: (n,) classes of the rows.
+        columns: (m,) classes of the columns.
+        ratio: Of the median distance to the fifth nearest, or the last if they are fewer, class by class.
+        rounding: Distances that mean nothing: in a class whose median is not above it, no pair is close.
+
+    """
+    distance = (1 - similarities.double()).clamp(min=0)
+    classes = int(max(rows.max(), columns.max())) + 1
+    usual = torch.zeros(classes, dtype=torch.float64)
+    for c in rows.unique().tolist():
+        usual[c] = distance[rows == c, min(USUAL, places.shape[1]) - 1].median()
+    limit = torch.where(usual > rounding, min(ratio, _chance_ratio(distance)) * usual, -1)
+    known = torch.isin(torch.arange(classes), rows)
+    limit[~known] = torch.inf  # of classes that no row has, nothing is known: the row's own limit holds
+    pair_limit = torch.minimum(limit[rows][:, None], limit[columns[places]])
+    return (distance < pair_limit) & similarities.isfinite()
+
+
+def _chance_ratio(distance: Tensor) -> float:
+    """Return the share of the distance to the fifth nearest within which hardly a sample has one by chance."""
+    k = min(USUAL, distance.shape[1])
+    known = distance[:, k - 1] > 0
+    if k < 3 or not known.any():
+        return 1.0
+    near, far = (
+        distance[known, k - 3 : k - 1],
+        distance[known, k - 1, None],
+    )  # not the first, which may be copies
+    logarithm = float((far / near.clamp(min=1e-12)).log().mean()) / 2  # of angles
+    inverse = logarithm / ((1 / (k - 1) + 1 / (k - 2) + 1 / (k - 1)) / 2)  # what it is in one dimension
+    return float((CHANCE / k) ** (2 * inverse))
+
+
+def input_features(data: Batches) -> Tensor | None:
+    """Return numbers to compare the inputs of samples by, (n, f) float32, None if they are of no known kind."""
+    parts = list[Tensor]()
+    for batch in data:
+        numbers = _numbers(batch.inputs)
+        if numbers is None:
+            return None
+        parts.append(numbers)
+    if len({part.shape[1] for part in parts}) > 1:
+        return None
+    return torch.cat(parts)
+
+
+def pair_similarity(
+    features: Tensor,
+    first: Tensor,
+    second: Tensor,
+    others: Tensor | None = None,
+    *,
+    mean: Tensor | None = None,
+) -> Tensor:
+    """Return the cosine of features, less their mean, of pairs (p,).
+
+    Args:
+        features: (n, f) of the rows.
+        first: (p,) rows.
+        second: (p,) columns.
+        others: (m, f) of the columns; None if these are the rows.
+        mean: (f,) what to subtract; that of the columns if None.
+
+    """
+    columns = features if others is None else others
+    mean = columns.double().mean(0) if mean is None else mean
+    a = normalize(features[first].double() - mean, dim=1)
+    b = normalize(columns[second].double() - mean, dim=1)
+    return (a * b).sum(1)
+
+
+def _nearest_inputs(gram: GramMatrix, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return the k columns with the most similar inputs, (n, k), their similarities, and the features of both."""
+    mine = input_features(gram.data)
+    theirs = mine if gram.square else input_features(gram.columns)
+    if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
+        return None
+    mean = theirs.double().mean(0).float()
+    rows, columns = normalize(mine - mean, dim=1), normalize(theirs - mean, dim=1)
+    places, values = list[Tensor](), list[Tensor]()
+    height = max(1, 2**26 // len(columns))
+    for start in range(0, len(rows), height):
+        similarity = rows[start : start + height] @ columns.T
+        if gram.square:
+            here = torch.arange(len(similarity))
+            similarity[here, here + start] = -torch.inf
+        best = similarity.topk(k, dim=1)
+        places.append(best.indices)
+        values.append(best.values)
+    where = torch.cat(places)
+    first = torch.arange(len(rows)).repeat_interleave(
+        k
+    )  # again in float64: differences of 1 − similarity matter
+    exact = pair_similarity(mine, first, where.flatten(), None if gram.square else theirs).reshape(
+        where.shape
+    )
+    order = exact.argsort(dim=1, descending=True)
+    return where.gather(1, order), exact.gather(1, order), mine, theirs
+
+
+def _numbers(inputs: Any) -> Tensor | None:
+    """Return the inputs of a batch as rows of numbers: pixels, words, or what a table has."""
+    mask = None
+    if isinstance(inputs, Mapping):
+        mask = inputs.get("attention_mask")
+        inputs = inputs.get("input_ids", next(iter(inputs.values())))
+    elif isinstance(inputs, tuple | list):
+        inputs = inputs[0]
+    if not isinstance(inputs, Tensor) or inputs.is_complex() or inputs.dim() < 2:
+        return None
+    values = inputs.detach().cpu()
+    if not values.is_floating_point() and values.dtype != torch.uint8 and values.dim() == 2:
+        return _word_counts(values, mask)
+    values = values.float()
+    if values.dim() == 4:
+        height, width = values.shape[2:]
+        return adaptive_avg_pool2d(values, (min(SIDE, height), min(SIDE, width))).flatten(1)
+    flat = values.flatten(1)
+    return flat if flat.shape[1] <= LONGEST else adaptive_avg_pool1d(flat[:, None], LONGEST)[:, 0]
+
+
+def _word_counts(ids: Tensor, mask: Any) -> Tensor:
+    """Return how often each word occurs, (n, buckets)."""
+    weights = torch.ones(ids.shape) if mask is None else mask.detach().cpu().float()
+    return torch.zeros(len(ids), WORDS).scatter_add_(1, ids.long() % WORDS, weights)
+
+
+def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor]:
+    """Return the classes of rows and columns; one class where there are none, with rows apart."""
+    n, m = gram.shape
+    theirs = gram.columns.labels() if labels is None else torch.as_tensor(labels)
+    known = None if theirs is None or len(theirs) != m else of_classes(theirs, 2)
+    if labels is not None and known is None:
+        raise ValueError(f"labels must be class numbers, one for each of {m} samples.")
+    if gram.square:
+        mine = known
+    else:
+        own = gram.data.labels()
+        mine = None if own is None else of_classes(own, 2)
+    if known is None or mine is None:
+        return torch.zeros(n, dtype=torch.int64), torch.zeros(m, dtype=torch.int64)
+    return mine, known
+
+
+def _split_numbers(split: Any, gram: GramMatrix) -> Tensor:
+    names = split.tolist() if isinstance(split, Tensor) else [str(name) for name in split]
+    if not gram.square or len(names) != gram.shape[0]:
+        raise ValueError(
+            f"split must name the split of each sample of one data set, found {len(names)} for {gram.shape[0]} rows "
+            f"and {gram.shape[1]} columns. Two data sets: GramMatrix(model, test, columns=training)."
+        )
+    known = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([known[name] for name in names])
+
+
+def _listed(chosen: Tensor, similarities: Tensor, places: Tensor) -> Tensor:
+    """Return the chosen pairs as rows (row, column, similarity), in float64."""
+    i, j = chosen.nonzero().unbind(1)
+    return torch.stack([i.double(), places[i, j].double(), similarities[i, j].double()], 1)
+
+
+def _collect(
+    pairs: Tensor,
+    gram: GramMatrix,
+    near: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+    rows: Tensor,
+    columns: Tensor,
+    splits: Tensor | None,
+) -> Duplicates:
+    """Return the pairs, each once, the most similar first."""
+    first, second = pairs[:, 0].long(), pairs[:, 1].long()
+    if gram.square:
+        first, second = torch.minimum(first, second), torch.maximum(first, second)
+    keys, place = (first * gram.shape[1] + second).unique(return_inverse=True)
+    similarity = torch.zeros(len(keys), dtype=torch.float64)
+    similarity[place] = pairs[:, 2]
+    first, second = keys // gram.shape[1], keys % gram.shape[1]
+    inputs = torch.full((len(keys),), torch.nan, dtype=torch.float64)
+    if near is not None:
+        inputs = pair_similarity(near[2], first, second, None if gram.square else near[3])
+    best = torch.maximum(similarity, inputs.nan_to_num(-1))
+    order = best.argsort(descending=True, stable=True)
+    first, second, similarity, inputs = first[order], second[order], similarity[order], inputs[order]
+    has_labels = bool((rows > 0).any()) or bool((columns > 0).any())
+    across = torch.full(first.shape, not gram.square)
+    if splits is not None:
+        across = splits[first] != splits[second]
+    counts = torch.bincount(first, minlength=gram.shape[0])
+    counts = counts + torch.bincount(second, minlength=gram.shape[0]) if gram.square else counts
+    same = (rows[first] == columns[second]) if has_labels else None
+    return Duplicates(first, second, similarity, inputs, same, across, counts)
