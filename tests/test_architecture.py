@@ -18,6 +18,7 @@ LEVELS = {
     "fingerprint": 0,
     "liveness": 0,
     "readouts": 0,
+    "sharding": 0,
     "cuda_graphs": 0,
     "progress": 0,
     "figures": 0,

@@ -77,6 +77,7 @@ from likewise.runs.analyze import analyze, analyze_part
 from likewise.runs.apply import apply_decisions
 from likewise.runs.corrected_data import Corrections
 from likewise.runs.result import Analysis
+from likewise.sharding import gather_model
 from likewise.statistics.calibration import Calibration, CalibrationWarning, calibrate
 from likewise.statistics.crossval import CrossValidated, crossval
 from likewise.statistics.denoising import Denoising, denoising
@@ -158,6 +159,7 @@ __all__ = [
     "duplicates",
     "figures",
     "fit_quality",
+    "gather_model",
     "hard_neighbors",
     "identity_distance",
     "label_against_random",

@@ -39,6 +39,7 @@ from likewise.readouts import (
     looks_at_label,
     readout_name,
 )
+from likewise.sharding import find_spread
 
 SHARED_BYTES = 2**20  # parameters from this size on are not copied for a call; smaller ones always are
 Parameters = dict[str, Tensor]
@@ -463,16 +464,22 @@ def check_model(model: Any) -> nn.Module:
             f"The model must have parameters, {type(model).__name__} has no parameters to differentiate in "
             f"({len(state)} buffers): a quantized or exported model has lost them, give the original one."
         )
+    spread = find_spread(model)
     for name, value in state:
         if nn.parameter.is_lazy(value):
             raise ValueError(
                 f"Parameter {name} of the model has no shape yet: call the model on a batch first."
             )
-        if value.is_meta:
+        if value.is_meta and spread is None:
             raise ValueError(
                 f"{name} of the model is on the meta device and has no value: load its weights, for example "
                 "by model.to_empty(device='cpu') and model.load_state_dict(...)."
             )
+    if spread is not None:
+        raise ValueError(
+            f"The parameters of {type(model).__name__} are {spread}: likewise.gather_model(model) returns a whole "
+            "copy to compare; every process has to call it."
+        )
     return model
 
 
