@@ -84,7 +84,9 @@ def find_spread(model: nn.Module) -> str | None:
     every = list(model.parameters())
     if any(_is_sharded(value) for value in every):
         return "sharded over processes (DTensor)"
-    if any(value.is_meta for value in every) and any("_hf_hook" in vars(module) for module in model.modules()):
+    if any(value.is_meta for value in every) and any(
+        "_hf_hook" in vars(module) for module in model.modules()
+    ):
         return "offloaded by accelerate"
     devices = {str(value.device) for value in every}
     return f"on several devices ({', '.join(sorted(devices))})" if len(devices - {"meta"}) > 1 else None
