@@ -11,13 +11,14 @@ the jvp S(x) u.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from likewise.data import Samples
+from likewise.engines.factors import DenseGradient, ParameterGradient
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
 from likewise.linalg import Power, product
 
@@ -251,6 +252,20 @@ class Engine(ABC):
             [(0, features.rows, self_kernel)],
             features.factors,
         )
+
+    def by_parameter(
+        self, samples: Samples, numels: Mapping[str, int]
+    ) -> Iterator[Mapping[str, ParameterGradient]]:
+        """Yield J(x) of consecutive samples by parameter; parameters without a gradient may be missing.
+
+        Args:
+            samples: The batch.
+            numels: The number of entries of each parameter, in the order of J(x).
+
+        """
+        rows = self.rows(samples, 0).rows
+        split = rows.split(list(numels.values()), dim=2)
+        yield {name: DenseGradient(part) for name, part in zip(numels, split, strict=True)}
 
     def largest_part(self, samples: Samples) -> int:
         """Return the number of entries of the largest part of one sample."""

@@ -89,6 +89,18 @@ class ParameterGradient(ABC):
         rows = self.rows()
         return rows[:n] @ rows[n:].mT
 
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R, (n, d, blocks, k, l), of G as matrices; factors are projected without forming G.
+
+        Args:
+            left: (blocks, rows, k), rows of the parameter's first dimension.
+            right: (blocks, columns, l), columns of all its other dimensions together.
+
+        """
+        rows = self.rows().to(left.dtype)
+        matrices = rows.reshape(*rows.shape[:2], 1, left.shape[1], right.shape[1])
+        return left.mT @ matrices @ right
+
 
 class StructuredGradient(ParameterGradient):
     """G as factors over positions, whose sums over samples are factors over more positions."""
@@ -245,6 +257,17 @@ class FactoredGradient(StructuredGradient):
             return FactoredGradient(self.inputs, self.deltas, not self.inputs_first)
         return super().permute(shape, order)
 
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R = Σ_t (Lᵀ δ_t) (Rᵀ a_t)ᵀ."""
+        wanted = (self.inputs.shape[2], self.deltas.shape[3])
+        if (left.shape[1], right.shape[1]) != (wanted if self.inputs_first else wanted[::-1]):
+            return super().project_two_sided(left, right)  # the parameter is a view of the matrix
+        of_inputs, of_deltas = (left, right) if self.inputs_first else (right, left)
+        inputs = _project_last(self.inputs.unsqueeze(1), of_inputs)  # (n, 1, t, blocks, k)
+        deltas = _project_last(self.deltas, of_deltas)
+        first, second = (inputs, deltas) if self.inputs_first else (deltas, inputs)
+        return first.permute(0, 1, 3, 4, 2) @ second.transpose(2, 3)
+
     def paired_gram(self, n: int) -> Tensor:
         """Return J(x) J(x')ᵀ of the first n samples with the next n, from positions where that is cheaper."""
         a, b, delta, other = self.inputs[:n], self.inputs[n:], self.deltas[:n], self.deltas[n:]
@@ -325,6 +348,13 @@ class EmbeddingGradient(StructuredGradient):
             gathered = some[:, self.indices.clamp(min=0)] * known
             parts.append(product(self.deltas.flatten(2), gathered.transpose(0, 1).flatten(2)))
         return concatenate(parts, 2)
+
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R, from the rows of L that are looked up."""
+        deltas = _project_last(self.deltas, right)
+        known = (self.indices >= 0)[:, :, None, None]
+        looked_up = left.transpose(0, 1)[self.indices.clamp(min=0)] * known  # (n, t, blocks, k)
+        return looked_up.to(deltas.dtype).permute(0, 2, 3, 1).unsqueeze(1) @ deltas.transpose(2, 3)
 
     def part(self, where: slice) -> "EmbeddingGradient":
         """Return the gradients of a slice of the samples."""
@@ -429,6 +459,10 @@ class SubsetGradient(ParameterGradient):
         """Return G u."""
         return self._spread(self.gradient.jvp(directions))
 
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R."""
+        return self._spread(self.gradient.project_two_sided(left, right))
+
     def permute(self, shape: Sequence[int], order: Sequence[int]) -> "SubsetGradient":
         """Return the gradients of a permuted view of the parameter."""
         return SubsetGradient(self.samples, self.gradient.permute(shape, order), self.n)
@@ -506,6 +540,14 @@ def describe_shapes(gradient: ParameterGradient) -> str:
 def _group_deltas(deltas: Tensor, places: Tensor) -> Tensor:
     """Return output gradients (groups, d, size · t, o) of samples (groups, size) with t positions each."""
     return deltas[places].transpose(1, 2).flatten(2, 3)
+
+
+def _project_last(values: Tensor, maps: Tensor) -> Tensor:
+    """Return values (n, d, t, size) by maps (blocks, size, k), (n, d, t, blocks, k), in float32 or wider."""
+    joined = maps.transpose(0, 1).flatten(1).to(values.dtype)  # one product for all blocks
+    projected = values @ joined
+    wide = projected.to(torch.promote_types(projected.dtype, torch.float32))
+    return wide.unflatten(3, (maps.shape[0], maps.shape[2]))
 
 
 def _is_floating(value: Any) -> bool:
@@ -674,6 +716,10 @@ class SharedGradient(StructuredGradient):
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u."""
         return self.matrix.jvp(directions) + self.table.jvp(directions)
+
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R of both uses."""
+        return self.matrix.project_two_sided(left, right) + self.table.project_two_sided(left, right)
 
     def part(self, where: slice) -> "SharedGradient":
         """Return the gradients of a slice of the samples."""

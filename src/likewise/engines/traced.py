@@ -6,7 +6,7 @@ operation. A dense gradient is formed only where nothing cheaper gives the resul
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -173,6 +173,14 @@ class TracedEngine(Engine):
                 self._finite_checks.note(gram, chunk.samples)
                 yield start, gradient.rows().to(dtype), gram
             start += size
+
+    def by_parameter(
+        self, samples: Samples, numels: Mapping[str, int]
+    ) -> Iterator[Mapping[str, ParameterGradient]]:
+        """Yield J(x) by parameter, in the form in which the trace has them."""
+        del numels
+        for chunk in self._chunks(samples):
+            yield chunk.by_parameter
 
     def largest_part(self, samples: Samples) -> int:
         """Return the number of entries of the largest dense part of one sample."""

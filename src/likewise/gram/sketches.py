@@ -67,7 +67,7 @@ class Sketch:
 
     def __call__(self, engine: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluation_mode`."""
-        sketches = [self._project(parts) for parts in engine.parts(samples)]
+        sketches = [self.project(parts) for parts in engine.parts(samples)]
         return sketches[0] if len(sketches) == 1 else Sketched(*map(torch.cat, zip(*sketches, strict=True)))
 
     def parts(self, engine: Engine, samples: Samples) -> str:
@@ -75,7 +75,8 @@ class Sketch:
         shapes = [tuple(part.shape[1:]) for part in engine.features(samples, 0).tensors]
         return hashlib.sha256(str((REPLICATES, self.q, self._seed, shapes)).encode()).hexdigest()[:8]
 
-    def _project(self, parts: GradientParts) -> Sketched:
+    def project(self, parts: GradientParts) -> Sketched:
+        """Return the sketches of gradients that come in parts, the same parts at every call."""
         square, total = parts.factors_gram, None
         for start, rows, gram in parts.explicit:
             signs, run_signs = self._random_signs(parts, rows)[:2]
@@ -175,7 +176,7 @@ def bucket_count(numbers: int, d: int) -> int:
     return REPLICATES * buckets
 
 
-def similarity_errors(rows: Tensor, columns: Tensor, d: int) -> Tensor:
+def similarity_errors(rows: Tensor, columns: Tensor, d: int, group: int = 1) -> Tensor:
     """Return the standard error of each similarity of sketches, (..., n, m), from the sketches alone.
 
     The replicates of a sketch are independent estimates of the same similarities, bucket by bucket, and the error is
@@ -186,6 +187,7 @@ def similarity_errors(rows: Tensor, columns: Tensor, d: int) -> Tensor:
         rows: (..., n, d·q) whitened sketches, or unit vectors of sketches less their mean, for centered similarities.
         columns: (..., m, d·q) likewise; of k neighbors of each row, columns[indices] with rows[:, None].
         d: The number of outputs that were sketched.
+        group: So many consecutive buckets of a replicate are not independent of each other.
 
     Returns:
         (..., n, m) errors of rows @ columns.mT.
@@ -201,12 +203,15 @@ def similarity_errors(rows: Tensor, columns: Tensor, d: int) -> Tensor:
     own, other = _squared_shares(left), _squared_shares(right)
     similarity = (rows @ columns.mT)[..., None, None, :, :]
     variance = similarity.new_zeros(similarity[..., 0, 0, :, :].shape)
-    squared, step = torch.zeros_like(variance), max(1, 2**20 // similarity.numel())
+    squared, step = torch.zeros_like(variance), group * max(1, 2**20 // (group * similarity.numel()))
     for start in range(0, left.shape[-4], step):
         part = slice(start, start + step)
         terms = left[..., part, :, :, :] @ right[..., part, :, :, :].mT  # (..., buckets, replicates, n, m)
         shares = own[..., part, :, :, None] + other[..., part, :, None, :]
-        by_bucket = terms.sub_(shares.mul_(similarity).div_(2)).var(-3).mul_(REPLICATES)
+        centered = terms.sub_(shares.mul_(similarity).div_(2))
+        if group > 1:
+            centered = centered.unflatten(-4, (-1, group)).sum(-4)
+        by_bucket = centered.var(-3).mul_(REPLICATES)
         variance += by_bucket.sum(-3)
         squared += by_bucket.square_().sum(-3)
     # Few buckets that matter: Student's t with as many degrees of freedom has wider intervals than a normal.

@@ -12,6 +12,7 @@ from likewise.checks import check_choice, check_flag, check_integer, check_seed,
 from likewise.data import Batches, batches
 from likewise.distributed import rank
 from likewise.gram import GramMatrix
+from likewise.index.layers import Projection, Unit, make_projector, read_settings
 from likewise.index.parts import concatenate, merge_parts
 from likewise.index.pictures import PictureMaker, Show
 from likewise.index.projection import (
@@ -19,7 +20,6 @@ from likewise.index.projection import (
     Projector,
     describe_inputs,
     describe_network,
-    fit_buckets,
     tell_difference,
 )
 from likewise.index.query import Index
@@ -47,6 +47,10 @@ def build_index(
     pictures: bool = True,
     excerpt_length: int = EXCERPT,
     seed: int = 0,
+    projection: Projection = "signs",
+    unit: Unit = "sample",
+    optimizer_state: Any = None,
+    learning_rate: float | None = None,
     part: tuple[int, int] | None = None,
     shard_rows: int | None = None,
     max_memory: int = 2**31,
@@ -74,6 +78,14 @@ def build_index(
         pictures: Whether to keep what a person sees.
         excerpt_length: Characters that are kept of a text.
         seed: Of the projection.
+        projection: "signs", or "two-sided" (LoGra) for readouts of one output: sketches are taken from inputs and
+            output gradients of layers, and no gradient is formed. Cheaper for large models, with a larger error.
+        unit: "layer" scales the gradient of each parameter to length 1, so that a similarity is the mean of theirs
+            (readouts of one output); "sample" the gradient as a whole.
+        optimizer_state: Of Adam or AdamW: the optimizer, its state dict, or a checkpoint folder of the Trainer of
+            transformers. Rows are then the step that Adam would make on that sample alone, queries plain gradients, as
+            in LESS; minus the readout must be the training loss, such as sequence_log_likelihood().
+        learning_rate: The weight of this index in `likewise.select([index, ...], ...)` over checkpoints.
         part: (i, n), i from 1: only this part of the shards; `merge_indexes` puts the n folders together.
         shard_rows: Rows of a shard; a 64th of the data, 64 to 16,384, if None.
         max_memory: Bytes for gradients.
@@ -104,13 +116,16 @@ def build_index(
     first = source.samples(range(1))
     net.choose_readout(first.inputs, first.labels, first.ids)
     gram = GramMatrix(net, source, max_memory=max_memory)
-    projector = Projector(gram, fit_buckets(width, gram.d), seed)
+    layers = read_settings(gram, projection, unit, optimizer_state, learning_rate)
+    projector = make_projector(gram, width, seed, layers)
     state = {
         **_new_state(projector, source, dtype, rows),
         "classes": None if classes is None else [str(name) for name in classes],
         "pictures": check_flag("pictures", pictures),
         "part": None if chosen is None else list(chosen),
     }
+    if layers.learning_rate is not None:
+        state["learning_rate"] = layers.learning_rate
     path = _check_out(out)
     maker = PictureMaker(source, show, names, excerpt_length) if pictures else None
     with hold_folder(path, wait):

@@ -75,11 +75,14 @@ class Projector:
         if self._batch is None:
             engine = self.gram.engine
             with self.gram.net.evaluation_mode():
-                size = max(1, sketch_bytes(engine, data.samples(range(1))))
+                size = max(1, self._bytes_per_sample(data.samples(range(1))))
             fit = self.gram.max_memory // 2 // size
             self._batch = max(1, min(data.size, fit, engine.batch_size or data.size))
         for start in range(where.start, where.stop, self._batch):
             yield range(start, min(start + self._batch, where.stop))
+
+    def _bytes_per_sample(self, first: Samples) -> int:
+        return sketch_bytes(self.gram.engine, first)
 
     def project(self, samples: Samples, where: range) -> Projected:
         """Return the sketches of the samples at these places; call it inside `net.evaluation_mode`."""
@@ -91,9 +94,13 @@ class Projector:
         """Return the sketches of a few samples, checked as every pass is."""
         with self.gram.net.evaluation_mode():
             spans = self.batches(data, range(data.n))
-            parts = [Projector.project(self, data.samples(where), where) for where in spans]
+            parts = [self.project_query(data.samples(where)) for where in spans]
             self.gram.engine.finish_checks()
         return Projected(*map(torch.cat, zip(*parts, strict=True)))
+
+    def project_query(self, samples: Samples) -> Projected:
+        """Return the sketches of inputs that an index is asked about; call it inside `net.evaluation_mode`."""
+        return Projector.project(self, samples, range(len(samples)))
 
     def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
         """Return the mean sketch of some samples, (width,), in float64."""

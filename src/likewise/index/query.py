@@ -22,6 +22,7 @@ from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, similarity_errors
 from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
+from likewise.index.layers import dependent_buckets, refuse_exact, restore_projector
 from likewise.index.pairs import Columns, IndexPairs, summarize
 from likewise.index.parts import append_index
 from likewise.index.pictures import PictureMaker, Show, decode_picture
@@ -39,7 +40,7 @@ from likewise.index.store import IndexFolder
 from likewise.locks import FolderLockedError
 from likewise.model import Network, to_network
 from likewise.model_state import tensor_versions
-from likewise.readouts import Readout
+from likewise.readouts import Readout, reads_text
 from likewise.statistics.neighbors import NearestReducer
 from likewise.statistics.reliability import (
     NEIGHBORS,
@@ -232,6 +233,8 @@ class Index:
         candidates: int = CANDIDATES,
     ) -> IndexNeighbors:
         k = min(k, len(self))
+        if exact:
+            refuse_exact(self.manifest["projection"])
         count = min(len(self), max(k, candidates)) if exact else k
         pairs = IndexPairs(self._columns, sketches, centered=centered, max_memory=self._max_memory)
         ((places, similarities),) = pairs.visit(NearestReducer(count))
@@ -350,7 +353,8 @@ class Index:
         _ = self.network
         more = batches(data, labels=labels)
         refuse_other_inputs(self.manifest["inputs"], more.samples(range(1)))
-        if (more.samples(range(1)).labels is None) != (self.labels is None):
+        has_labels = more.samples(range(1)).labels is not None and not reads_text(self.network.readout)
+        if has_labels == (self.labels is None):
             raise ValueError("Labels are needed for all samples of an index, or for none.")
         with hold_folder(self.path, wait):
             self._reload()
@@ -508,7 +512,7 @@ class Index:
         if self._projector is None:
             gram = GramMatrix(self.network, new, max_memory=self._max_memory)
             there = self.manifest["projection"]
-            projector = Projector(gram, there["buckets"], there["seed"])
+            projector = restore_projector(gram, there)
             refuse_other_projection(
                 there, projector.facts(new.samples(range(1))), f"The index in {self.path}"
             )
@@ -518,6 +522,10 @@ class Index:
     def _project(self, new: Batches) -> Tensor:
         return self.projector(new).project_all(new).sketches
 
+    @property
+    def _dependent_buckets(self) -> int:
+        return dependent_buckets(self.manifest["projection"])
+
     def _standard_errors(self, sketches: Tensor, places: Tensor, centered: bool) -> Tensor:
         """Return the standard errors of similarities of inputs with rows at places (n, k)."""
         d = self.manifest["projection"]["outputs"]
@@ -526,7 +534,7 @@ class Index:
             one, others = sketch[None], self._columns.sketches(some)
             if centered:
                 one, others = (normalize(part - self._columns.mean, dim=1) for part in (one, others))
-            found.append(similarity_errors(one, others, d)[0])
+            found.append(similarity_errors(one, others, d, self._dependent_buckets)[0])
         return torch.stack(found)
 
     def _novelty(self, closeness: Tensor, sketches: Tensor, places: Tensor) -> Novelty:
@@ -537,7 +545,12 @@ class Index:
         )
         d = self.manifest["projection"]["outputs"]
         errors = [  # the mean similarity to rows is that to their mean
-            similarity_errors(sketch[None], self._columns.sketches(some).mean(0, keepdim=True), d)[0, 0]
+            similarity_errors(
+                sketch[None],
+                self._columns.sketches(some).mean(0, keepdim=True),
+                d,
+                self._dependent_buckets,
+            )[0, 0]
             for sketch, some in zip(sketches.double(), places, strict=True)
         ]
         return Novelty(1 - closeness, percentile, torch.stack(errors).to(closeness))

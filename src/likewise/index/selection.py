@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_choice, check_flag, check_integer, check_number, check_type
+from likewise.data import batches
 from likewise.files import write_text
 from likewise.gram import Reducer, Strip
 from likewise.index.query import Index
-from likewise.statistics.neighbors import NearestReducer
 
 CANDIDATES = 4  # times as many rows as wanted, of which a diverse selection chooses
 BLOCK = 4096  # rows whose sketches are decoded together
+STRIP = 2**25  # similarities that several indexes are averaged in
 
 By = Literal["max", "mean", "each"]
 
@@ -44,15 +45,23 @@ class TargetScores(NamedTuple):
 
 
 def score_targets(
-    index: Index, targets: Any, *, by: Literal["max", "mean"] = "max", centered: bool = True
+    index: Index | Sequence[Index],
+    targets: Any,
+    *,
+    by: Literal["max", "mean"] = "max",
+    centered: bool = True,
+    weights: Sequence[float] | None = None,
 ) -> TargetScores:
     """Return how similar every row of an index is to targets.
 
+    Of several indexes, of one data set by several checkpoints, similarities are averaged with their weights.
+
     Args:
-        index: Opened with its model.
+        index: Opened with its model; or a list of them.
         targets: Inputs like those one wants to do well on; anything that `likewise.batches` accepts.
         by: "max" scores a row by its most similar target, "mean" by its mean similarity to all of them.
         centered: Centered similarity; False for plain k^C.
+        weights: Of several indexes; their learning rates if None, or equal ones if they have none.
 
     Returns:
         One entry for each row that is not removed, in the order of `index.rows`.
@@ -66,14 +75,15 @@ def score_targets(
 
     """
     check_choice("by", by, ("max", "mean"))
-    reducer = _Columns(len(index))
-    index.pairs(targets, centered=check_flag("centered", centered)).visit(reducer)
+    several = _Checkpoints.of(index, weights, check_flag("centered", centered))
+    reducer = _Columns(len(several.first))
+    several.visit(targets, reducer)
     scores = reducer.best if by == "max" else reducer.total / reducer.count
     return TargetScores(scores.clone(), reducer.which, reducer.best)
 
 
 def select(
-    index: Index,
+    index: Index | Sequence[Index],
     targets: Any,
     *,
     share: float = 0.05,
@@ -82,6 +92,7 @@ def select(
     centered: bool = True,
     diverse: bool = False,
     exclude_duplicates: float | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Return the rows of an index that the network treats most like the targets, best first.
 
@@ -89,7 +100,8 @@ def select(
     targets? One pass over the sketches; no gradient of the pool is computed again.
 
     Args:
-        index: Of the pool, opened with its model.
+        index: Of the pool, opened with its model; or indexes of the pool by several checkpoints, whose similarities are
+            averaged (LESS): of them the first tells what is alike in `diverse` and `exclude_duplicates`.
         targets: Inputs like those one wants to do well on; anything that `likewise.batches` accepts.
         share: Which part of the pool is chosen, rounded up.
         count: How many are chosen, in place of `share`.
@@ -99,6 +111,7 @@ def select(
         diverse: Choose among four times as many candidates those that are least similar to what is chosen already
             (k-center), beginning with the best.
         exclude_duplicates: Leave out rows whose plain similarity to one chosen before is at least this, such as .99.
+        weights: Of several indexes; their learning rates if None, or equal ones if they have none.
 
     Returns:
         (count,) row numbers, best first; fewer where duplicates leave no more.
@@ -114,7 +127,8 @@ def select(
         [0, 1]
 
     """
-    check_type("index", index, Index, "a likewise.Index, opened with its model")
+    several = _Checkpoints.of(index, weights, check_flag("centered", centered))
+    index = several.first
     check_choice("by", by, ("max", "mean", "each"))
     check_flag("diverse", diverse)
     if exclude_duplicates is not None:
@@ -124,9 +138,9 @@ def select(
     if exclude_duplicates is not None:
         needed = len(index)
     if by == "each":
-        order = _choose_in_turn(index, targets, needed, centered)
+        order = _choose_in_turn(several, targets, needed)
     else:
-        scores = score_targets(index, targets, by=by, centered=centered).scores
+        scores = score_targets(several.indexes, targets, by=by, centered=centered, weights=weights).scores
         order = scores.argsort(descending=True, stable=True)[:needed]
     if exclude_duplicates is not None:
         kept = CANDIDATES * wanted if diverse else wanted
@@ -226,17 +240,110 @@ def _count(n: int, share: float, count: int | None) -> int:
     return min(n, max(1, math.ceil(n * check_number("share", share, 0, 1) - 1e-9)))
 
 
-def _choose_in_turn(index: Index, targets: Any, wanted: int, centered: bool) -> Tensor:
+def _choose_in_turn(several: "_Checkpoints", targets: Any, wanted: int) -> Tensor:
     """Return the places that targets choose in turn, each its most similar row that is left."""
-    pairs = index.pairs(targets, centered=check_flag("centered", centered))
-    t = pairs.shape[0]
-    k = min(len(index), 4 * math.ceil(wanted / t))
+    m, given = len(several.first), batches(targets)
+    k = min(m, 4 * math.ceil(wanted / given.n))
     while True:
-        ((places, _),) = pairs.visit(NearestReducer(k))
-        chosen = _take_turns(places.tolist(), wanted)
-        if len(chosen) == wanted or k == len(index):
+        nearest = _Nearest(k)
+        several.visit(given, nearest)
+        chosen = _take_turns(torch.cat(nearest.places).tolist(), wanted)
+        if len(chosen) == wanted or k == m:
             return torch.tensor(chosen, dtype=torch.int64)
-        k = min(len(index), 4 * k)
+        k = min(m, 4 * k)
+
+
+class _Nearest(Reducer):
+    """The nearest columns of each row."""
+
+    results = 1
+
+    def __init__(self, k: int) -> None:
+        self._k, self.places = k, list[Tensor]()
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        order = strip.similarity.float().cpu().argsort(dim=1, descending=True, stable=True)
+        self.places.append(order[:, : self._k])
+        return (torch.zeros(len(order)),)
+
+
+class _Checkpoints(NamedTuple):
+    """Indexes of one data set by several checkpoints of a model, as one."""
+
+    indexes: Sequence[Index]
+    weights: Tensor  # that add up to 1
+    centered: bool
+
+    @property
+    def first(self) -> Index:
+        """The one that tells rows, and what is alike among them."""
+        return self.indexes[0]
+
+    @classmethod
+    def of(
+        cls, given: Index | Sequence[Index], weights: Sequence[float] | None, centered: bool
+    ) -> "_Checkpoints":
+        """Return checked indexes and their weights."""
+        listed = list(given) if isinstance(given, list | tuple) else [given]
+        if not listed:
+            raise ValueError("At least one index is needed.")
+        expected = "a likewise.Index, opened with its model, or a list of them"
+        several: list[Index] = [check_type("index", index, Index, expected) for index in listed]
+        first = several[0]
+        for other in several[1:]:
+            if not torch.equal(first.rows, other.rows) or first.manifest["data"] != other.manifest["data"]:
+                raise ValueError(
+                    f"{other.path} is not of the same data set as {first.path}: checkpoints are compared on the same "
+                    "rows."
+                )
+        rates = [index.manifest.get("learning_rate") for index in several]
+        known = [rate for rate in rates if rate is not None]
+        if weights is None and known and len(known) < len(rates):
+            raise ValueError("Some of the indexes have a learning rate and some have none: give weights=.")
+        chosen = weights if weights is not None else known or [1.0] * len(several)
+        if len(chosen) != len(several):
+            raise ValueError(f"{len(chosen)} weights for {len(several)} indexes: one for each is needed.")
+        values = torch.tensor([check_number("weights", w, 0) for w in chosen], dtype=torch.float64)
+        if values.sum() <= 0:
+            raise ValueError("Weights must be at least 0, and not all 0.")
+        return cls(several, values / values.sum(), centered)
+
+    def visit(self, targets: Any, reducer: Reducer) -> None:
+        """Show a reducer the averaged similarities of all targets with all rows."""
+        if len(self.indexes) == 1:
+            self.first.pairs(targets, centered=self.centered).visit(reducer)
+            return
+        given = batches(targets)
+        step = max(1, STRIP // len(self.first))
+        for start in range(0, given.n, step):
+            where = range(start, min(start + step, given.n))
+            some = given.take(where)
+            total = torch.zeros(len(where), len(self.first), dtype=torch.float64)
+            for index, weight in zip(self.indexes, self.weights, strict=True):
+                if weight:
+                    matrix = _Matrix()
+                    index.pairs(some, centered=self.centered).visit(matrix)
+                    total += weight * torch.cat(matrix.strips).double()
+            reducer(_strip(where, total))
+
+
+class _Matrix(Reducer):
+    """All similarities."""
+
+    results = 1
+
+    def __init__(self) -> None:
+        self.strips: list[Tensor] = []
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        self.strips.append(strip.similarity.cpu())
+        return (torch.zeros(len(self.strips[-1])),)
+
+
+def _strip(where: range, similarity: Tensor) -> Strip:
+    return Strip(
+        rows=where, square=False, use_centered=True, plain=lambda: similarity, centered=lambda: similarity
+    )
 
 
 def _take_turns(rankings: list[list[int]], wanted: int) -> list[int]:

@@ -36,6 +36,19 @@ def load_weights(model: nn.Module, text: str) -> None:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from error
 
 
+def load_tensors(text: str) -> object:
+    """Return what a file holds, .safetensors or written by torch.save, without running code in it.
+
+    Args:
+        text: The path of the file.
+
+    Raises:
+        ValueError: It holds more than tensors, numbers and text, or cannot be read.
+
+    """
+    return _content(existing(text))
+
+
 def _content(path: Path) -> object:
     if path.is_dir():
         names = [entry.name for entry in sorted(path.iterdir())]
