@@ -209,3 +209,35 @@ def test_labels_that_the_model_does_not_know_are_refused(folders, offline, tmp_p
     words = [str(folders / "classifier"), str(tmp_path / "data.jsonl"), "--text", "text", "--label", "label"]
     assert exit_code(["plan", *words]) != 0
     assert "blue are no classes of the model" in capsys.readouterr().err
+
+
+def test_texts_are_selected_by_several_checkpoints(folders, offline, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    other = tmp_path / "later"
+    model = AutoModelForCausalLM.from_pretrained(folders / "causal")
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(other)
+    AutoTokenizer.from_pretrained(folders / "causal").save_pretrained(other)
+    indexes = []
+    for name, folder, rate in (("a", folders / "causal", "0.001"), ("b", other, "0.003")):
+        words = ["index", str(folder), str(folders / "data.jsonl"), "--text", "text", "--width", "512"]
+        words += ["--projection", "two-sided", "--learning-rate", rate, "--out", str(tmp_path / name)]
+        assert exit_code(words) == 0
+        indexes.append(str(tmp_path / name))
+    line = (folders / "data.jsonl").read_text().splitlines()[7]
+    (tmp_path / "target.jsonl").write_text(line + "\n")
+    chosen = tmp_path / "chosen.jsonl"
+    words = ["select", *indexes, "--target", str(tmp_path / "target.jsonl"), "--count", "3"]
+    assert exit_code([*words, "--out", str(chosen)]) == 0
+    rows = [json.loads(line) for line in chosen.read_text().splitlines()]
+    assert rows[0]["row"] == 7 and rows[0]["score"] == pytest.approx(1, abs=1e-3)
+    models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (folders / "causal", other)]
+    opened = [lw.Index(path, model=model) for path, model in zip(indexes, models, strict=True)]
+    target = {k: v for k, v in single_rows(folders, "causal", ["text"])[7].items() if k != "token_type_ids"}
+    scores = [lw.score_targets(one, target).scores.double() for one in opened]
+    expected = 0.25 * scores[0] + 0.75 * scores[1]
+    assert [row["row"] for row in rows] == expected.argsort(descending=True)[:3].tolist()
+    assert rows[1]["score"] == pytest.approx(float(expected[rows[1]["row"]]), abs=1e-5)

@@ -43,6 +43,23 @@ def index(
     no_pictures: Annotated[
         bool, typer.Option("--no-pictures", help="Keep no thumbnails or excerpts of the samples.")
     ] = False,
+    projection: Annotated[
+        Literal["signs", "two-sided"],
+        typer.Option(help="two-sided: no gradient is formed; faster for large models, with a larger error."),
+    ] = "signs",
+    unit: Annotated[
+        Literal["sample", "layer"],
+        typer.Option(help="What is scaled to length 1: the gradient, or that of each layer."),
+    ] = "sample",
+    optimizer_state: Annotated[
+        str | None,
+        typer.Option(
+            help="State of Adam: a Trainer's checkpoint folder or its optimizer.pt. Rows as in LESS."
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="The weight of this checkpoint in likewise select.")
+    ] = None,
     part: Annotated[
         str | None,
         typer.Option(help="i/n: only this part of the samples; likewise merge joins the n folders."),
@@ -80,6 +97,10 @@ def index(
             show=show,  # type: ignore[arg-type]
             pictures=not no_pictures,
             excerpt_length=settings.excerpt_length,
+            projection=projection,
+            unit=unit,
+            optimizer_state=optimizer_state,
+            learning_rate=learning_rate,
             part=parts,
             max_memory=settings.max_memory or 2**31,
             settings=settings.text(),
@@ -135,8 +156,13 @@ def ask(
 
 
 def select(
-    folder: Annotated[
-        Path, typer.Argument(metavar="INDEX", help="The folder of an index.", show_default=False)
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INDEX...",
+            help="The folder of an index; several, of one data set by checkpoints, count by their learning rates.",
+            show_default=False,
+        ),
     ],
     target: Annotated[
         list[str],
@@ -175,11 +201,15 @@ def select(
     from likewise.index import select as select_rows
     from likewise.index.selection import write_selection
 
-    found, settings = _open_index(folder, model, weights, None, device, False)
+    if len(folders) > 1 and (model is not None or weights is not None):
+        raise ValueError("--model and --weights are of one index: of several, each knows its own.")
+    several = [_open_index(folder, model, weights, None, device, False) for folder in folders]
+    found, settings = several[0]
+    indexes = [index for index, _ in several]
     read = _read_new(settings, target)
     targets = batches(read.dataset, labels=read.labels)
     chosen = select_rows(
-        found,
+        indexes,
         targets,
         share=share,
         count=count,
@@ -187,11 +217,11 @@ def select(
         diverse=diverse,
         exclude_duplicates=exclude_duplicates,
     )
-    scores = score_targets(found, targets, by="mean" if by == "mean" else "max")
+    scores = score_targets(indexes, targets, by="mean" if by == "mean" else "max")
     write_selection(out, found, chosen, scores, read.names)
     print_result(
         form,
-        {"index": str(folder), "out": str(out), "rows": chosen.tolist()},
+        {"index": [str(folder) for folder in folders], "out": str(out), "rows": chosen.tolist()},
         f"{len(chosen):,} of {len(found):,} rows, the most similar to the targets ({targets.n:,}) first: {out}",
     )
 
