@@ -93,7 +93,7 @@ def test_a_model_and_data_become_a_sensible_report(runs, kind):
     assert (table["prediction"] == table["label"]).mean() > 0.9
     assert table["agreement"].mean() > 0.75 and table["label_issue"].mean() < 0.1
     html = (runs / kind / "report.html").read_text()
-    assert len(html) < 4e6 and "Labels that look wrong" in html
+    assert len(html) < 4e6 and "Is this label wrong?" in html
     pictures = pandas.read_parquet(runs / kind / "pictures.parquet")
     assert set(pictures["kind"]) == {{"images": "image", "table": "row", "text": "text"}[kind]}
     assert len(pictures) == len(table)

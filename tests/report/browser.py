@@ -7,8 +7,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Without a graphics card, WebGL is drawn in software.
-FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
+FLAGS = ["--no-sandbox"]
 
 # Chromium does not log every violation of the page's security policy, such as an eval that is caught.
 REPORT_VIOLATIONS = """
@@ -46,5 +45,4 @@ def opened(browser, report, address="", before=None, **context):
     page.on("request", lambda request: heard["requests"].append(request.url))
     page.goto(Path(report).resolve().as_uri() + address)
     page.wait_for_selector("body[data-ready=yes]", timeout=60_000)
-    page.wait_for_selector("#table[data-ready=yes]", timeout=60_000)
     return page, heard

@@ -247,7 +247,7 @@ def test_odd_data_give_a_whole_table_and_a_report(tmp_path, name, sketch):
     found = lw.analyze(make(d), (x, labels(n)), out=tmp_path / "run", sketch=sketch)
     numbers = found.table.drop(columns="chance_wrong", errors="ignore")  # absent where it cannot be told
     assert len(found.table) == n and np.isfinite(numbers.select_dtypes("number").to_numpy()).all()
-    assert (found.folder / "report.html").stat().st_size > 1e6
+    assert (found.folder / "report.html").stat().st_size > 1e5
     assert len(found.neighbors(0)) == min(10, n - 1)
     assert knn_graph(found).nnz == n * min(10, n - 1)
 

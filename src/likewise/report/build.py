@@ -3,28 +3,42 @@
 import base64
 import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 from likewise import files
 from likewise.manifest import REPORT, report_ending
-from likewise.report.cards import cards
-from likewise.report.payload import MOST_POINTS_AS_SVG, Run, pack_payload, read_run
+from likewise.report.payload import Run, pack_payload, read_run
+from likewise.report.verdict import steps, verdict
+from likewise.report.words import WORDS
 
 STATIC = Path(__file__).parent / "static"
-LIBRARIES = ("vendor/plotly-gl2d.min.js", "vendor/tabulator.min.js")
 SCRIPTS = (
     "data.js",
     "state.js",
     "dom.js",
+    "scatter.js",
     "map.js",
     "neighborhoods.js",
     "table.js",
     "gallery.js",
-    "matrices.js",
+    "classes.js",
+    "duplicates.js",
+    "slices.js",
     "density.js",
+    "training.js",
     "drawer.js",
+    "spotcheck.js",
     "review.js",
     "main.js",
 )
+NOT_COLUMNS = {"similarity", "learned", "supported", "duplicate", "spot_check", "map"}
+
+
+class Part(NamedTuple):
+    """A part of the page, as its navigation names it."""
+
+    id: str
+    title: str
 
 
 def write_report(folder: str | Path) -> Path:
@@ -34,12 +48,18 @@ def write_report(folder: str | Path) -> Path:
     return path
 
 
-def page(run: Run) -> str:
-    """Return the report as HTML."""
+def page(run: Run, source: str | None = None) -> str:
+    """Return the report as HTML.
+
+    Args:
+        run: What it shows.
+        source: From where on its own origin the page fetches `pack_payload(run)`; None puts it into the page.
+
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    def source(name: str) -> Markup:
+    def text_of(name: str) -> Markup:
         return Markup((STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script"))
 
     environment = Environment(
@@ -52,12 +72,23 @@ def page(run: Run) -> str:
     return environment.get_template("page.html").render(
         run=run,
         nonce=secrets.token_urlsafe(24),  # what scripts of this page carry, and injected ones would not
-        # Plotly's WebGL compiles its drawing code as it runs; what is drawn as SVG does without.
-        evaluates=run.n > MOST_POINTS_AS_SVG,
         about=run.manifest["about"],
-        cards=cards(run),
-        styles=[source("vendor/tabulator.min.css"), source("style.css")],
-        libraries=[source(name) for name in LIBRARIES],
-        scripts=[source(name) for name in SCRIPTS],
-        data=base64.b64encode(pack_payload(run)).decode(),
+        parts=_parts(run),
+        verdict=verdict(run),
+        steps=steps(run),
+        words=WORDS,
+        columns=set(WORDS) - NOT_COLUMNS,
+        mixes=bool(run.manifest["classes"]) and run.indices.shape[1] > 0,
+        style=text_of("style.css"),
+        scripts=[text_of(name) for name in SCRIPTS],
+        source=source,
+        data="" if source else base64.b64encode(pack_payload(run)).decode(),
     )
+
+
+def _parts(run: Run) -> list[Part]:
+    parts = [Part("review-part", "Review")] if "label_issue" in run.columns else []
+    parts += [Part("map-part", "Map"), Part("samples-part", "Samples")]
+    parts += [Part("classes-part", "Classes")] if run.manifest["classes"] else []
+    parts += [Part("duplicates-part", "Duplicates"), Part("slices-part", "Slices")]
+    return [*parts, Part("run-part", "This run"), Part("words-part", "Words")]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from likewise.manifest import read_manifest
+from likewise.report.words import STATUSES, WORDS
 from likewise.thumbnails import Picture, escape_controls
 
-MOST_POINTS_AS_SVG = 4000  # more are drawn by WebGL
 RANKED = ("label_suspicion", "error", "novelty")  # by which samples are listed
 
 
@@ -29,6 +29,7 @@ class Run(NamedTuple):
     similarities: np.ndarray  # (n, k)
     counts: np.ndarray  # (n, bins)
     pictures: dict[int, Picture]
+    directions: np.ndarray | None = None  # (n, 2) leading directions of the kernel, for another map
 
     @property
     def n(self) -> int:
@@ -61,7 +62,9 @@ def read_run(folder: Path) -> Run:
     columns = {escape_controls(name): _escaped(samples[name].to_numpy()) for name in samples.column_names}
     n = len(columns["sample"])
     pairs = _read_table(folder / "neighbors.parquet")
-    counts = _read_table(folder / "details.parquet")["counts"].combine_chunks()
+    details = _read_table(folder / "details.parquet")
+    counts = details["counts"].combine_chunks()
+    coordinates = details["coordinates"].combine_chunks().flatten().to_numpy().reshape(n, -1)
     pictures = _read_table(folder / "pictures.parquet").to_pylist()
     return Run(
         manifest=_shown_manifest(known),
@@ -71,6 +74,7 @@ def read_run(folder: Path) -> Run:
         similarities=pairs["similarity"].to_numpy().reshape(n, len(pairs) // n),
         counts=counts.flatten().to_numpy().reshape(n, -1),
         pictures={row["sample"]: Picture(row["kind"], row["content"]) for row in pictures},
+        directions=coordinates[:, :2],
     )
 
 
@@ -86,13 +90,16 @@ def pack_payload(run: Run) -> bytes:
         "classes": manifest["classes"],
         "classSimilarity": manifest.get("class_similarity"),
         "run": manifest["data"],
-        "mostPointsAsSvg": MOST_POINTS_AS_SVG,
+        "words": {name: word._asdict() for name, word in WORDS.items()},
+        "statuses": {name: word._asdict() for name, word in STATUSES.items()},
+        "spotCheck": manifest.get("spot_check"),
         "ownColumns": run.own_columns,
         "columns": {
             name: blob.column(values, name in RANKED)
             for name, values in run.columns.items()
             if name != "sample"
         },
+        "directions": _directions(run, blob),
         "neighbors": blob.array(run.indices.astype("u4")),
         "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 5000).astype("u2")),
         "counts": blob.array(run.counts.astype("u2" if run.n < 2**16 else "u4")),
@@ -107,6 +114,12 @@ def pack_payload(run: Run) -> bytes:
     start = np.array([len(text)], dtype="<u4").tobytes()
     whole = start + text + b"\0" * (-(len(text) + 4) % 8) + blob.joined()
     return gzip.compress(whole, 9, mtime=0)
+
+
+def _directions(run: Run, blob: "_Blob") -> list[dict[str, Any]] | None:
+    if run.directions is None or run.manifest["options"]["layout"] == "pca":
+        return None  # the map shows them already
+    return [blob.array(_short(run.directions[:, axis])) for axis in (0, 1)]
 
 
 def _escaped(values: np.ndarray) -> np.ndarray:

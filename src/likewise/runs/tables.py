@@ -14,6 +14,7 @@ from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_colum
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.duplicates import input_features, pair_similarity
 from likewise.statistics.label_issues import ADVICE
+from likewise.statistics.spot_check import spot_check
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import Picture, kept, values_of
 
@@ -22,6 +23,7 @@ MOST_PICTURES = 1500  # half a millisecond each
 SEED = 0
 MOST_DUPLICATES = 10_000  # pairs
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
+DRAWN = 100  # samples that a spot check in the report may ask for
 
 
 class Shown(NamedTuple):
@@ -115,6 +117,12 @@ def _describe(results: Results, shown: Shown, n: int) -> dict[str, Any]:
             "precision": [round(v, 3) for v in suspicion.precision] if known else None,
             "distinct": suspicion.distinct,
             "reason": f"{suspicion.reason} {ADVICE}" if suspicion.reason else "",
+        }
+        check = spot_check(suspicion, count=DRAWN, seed=SEED)
+        about["spot_check"] = {
+            "samples": check.samples.tolist(),
+            "strata": check.strata[check.samples].tolist(),
+            "sizes": list(check.sizes),
         }
     about["fit"] = results.fit
     about["caveats"] = _caveats(targets, n)
@@ -252,5 +260,5 @@ def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
     first = list(dict.fromkeys(first))
     yield from first
     for i in first:
-        yield from (int(j) for j in indices[i, :6])
+        yield from (int(j) for j in indices[i, :8])  # as many as the review shows
     yield from (int(i) for i in np.random.default_rng(SEED).permutation(n))

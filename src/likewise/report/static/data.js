@@ -1,13 +1,27 @@
-// The data of the page: a gzipped blob of a JSON header and typed arrays, see payload.py.
+// The data of the page: a gzipped blob of a JSON header and typed arrays, see payload.py. It is inside the page, or
+// the page says from where on its own origin to fetch it.
 
 const TYPES = { f4: Float32Array, i4: Int32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
 
-async function readData() {
-  const text = atob(document.getElementById("data").textContent.trim());
-  const zipped = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) zipped[i] = text.charCodeAt(i);
-  const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const buffer = await new Response(stream).arrayBuffer();
+async function readData(element) {
+  const stream = (element.dataset.source ? (await fetched(element.dataset.source)).body : embedded(element.textContent)).pipeThrough(new DecompressionStream("gzip"));
+  return unpack(await new Response(stream).arrayBuffer());
+}
+
+async function fetched(address) {
+  const answer = await fetch(address);
+  if (!answer.ok) throw new Error(`${address} answered ${answer.status}`);
+  return answer;
+}
+
+function embedded(text) {
+  const letters = atob(text.trim());
+  const zipped = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) zipped[i] = letters.charCodeAt(i);
+  return new Blob([zipped]).stream();
+}
+
+function unpack(buffer) {
   const size = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   const start = Math.ceil((4 + size) / 8) * 8;
@@ -22,10 +36,13 @@ async function readData() {
   const { samples, kinds, ends, content } = header.pictures;
   return {
     ...header,
+    words: Object.assign(Object.create(null), header.words),
+    statuses: Object.assign(Object.create(null), header.statuses),
     columns,
     neighbors: array(header.neighbors),
     similarities: array(header.similarities),
     counts: array(header.counts),
+    directions: header.directions && header.directions.map(array),
     pictures: readPictures(array(samples), kinds, array(ends), new Uint8Array(buffer, start + content.at, content.bytes)),
   };
 }
@@ -55,26 +72,46 @@ function readPictures(samples, kinds, ends, content) {
   };
 }
 
+const CLASS_COLUMNS = new Set(["label", "prediction", "suggested_label"]);
+const HIDDEN = new Set(["map_x", "map_y"]);
+
+// What a column is called, and what it means; columns of one's own keep their names.
+const titleOf = (data, name) => data.words[name]?.title ?? name.replaceAll("_", " ");
+const meaningOf = (data, name) => (data.words[name] ? `${data.words[name].meaning} (column ${name})` : name);
+
 // What a value of a column is to a person.
 function shown(data, name, sample) {
   const column = data.columns[name];
   const value = column.values[sample];
-  if (column.kind === "text") return column.texts[value];
+  if (column.kind === "text") return name === "status" ? data.statuses[column.texts[value]].title : column.texts[value];
   if (column.kind === "truth") return value ? "yes" : "no";
-  if (CLASS_COLUMNS.has(name) && data.classes && column.kind !== "f") return data.classes[value] ?? String(value);
+  if (isClass(data, name)) return data.classes[value] ?? String(value);
   return column.kind === "f" ? rounded(value) : String(value);
 }
 
-const CLASS_COLUMNS = new Set(["label", "prediction", "suggested_label"]);
+const isClass = (data, name) => CLASS_COLUMNS.has(name) && data.classes && data.columns[name].kind !== "f";
 
 function rounded(value) {
-  if (!Number.isFinite(value)) return String(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "–" : String(value);
   const size = Math.abs(value);
   return size !== 0 && (size < 0.001 || size >= 1e5) ? value.toExponential(2) : value.toFixed(size < 10 ? 3 : 1);
 }
 
+const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+
 // By which column samples are listed, the most telling first.
 const rankedBy = (data) => ["label_suspicion", "error", "novelty"].find((name) => data.columns[name]);
+
+// The classes by which samples are compared: labels, or predictions where there are none; null without classes.
+function groupColumn(data) {
+  const name = ["label", "prediction"].find((key) => data.columns[key] && isClass(data, key));
+  return name ?? null;
+}
+
+function nameOf(data, sample) {
+  return data.columns.name ? shown(data, "name", sample) : `Sample ${sample}`;
+}
 
 function similarity(data, sample, rank) {
   return data.similarities[sample * data.k + rank] / 5000 - 1;
@@ -86,4 +123,14 @@ function countFrom(data, sample, threshold) {
   let total = 0;
   for (let bin = Math.round(((threshold + 1) * bins) / 2); bin < bins; bin++) total += data.counts[sample * bins + bin];
   return total;
+}
+
+// 95 % interval of a share, by Wilson's formula.
+function wilson(hits, count) {
+  if (!count) return [0, 1];
+  const z = 1.959963984540054;
+  const p = hits / count;
+  const middle = p + (z * z) / (2 * count);
+  const spread = z * Math.sqrt((p * (1 - p)) / count + (z * z) / (4 * count * count));
+  return [(middle - spread) / (1 + (z * z) / count), (middle + spread) / (1 + (z * z) / count)];
 }

@@ -1,36 +1,33 @@
-// The histogram of density, with a typical sample of each bin.
+// The histogram of common ground, with a typical sample of each bin.
 
 const DENSITY_BINS = 14;
 
 function makeDensity(state) {
   const { data } = state;
   const values = data.columns.density.values;
-  const low = values.reduce((a, b) => Math.min(a, b), Infinity);
-  const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  const [low, high] = ends(values, data.n);
   const width = (high - low) / DENSITY_BINS || 1;
   const bins = Array.from({ length: DENSITY_BINS }, () => []);
   values.forEach((value, i) => bins[Math.min(DENSITY_BINS - 1, Math.floor((value - low) / width))].push(i));
   const most = Math.max(...bins.map((bin) => bin.length));
-  const place = document.getElementById("density");
-  bins.forEach((samples, i) => {
-    const from = low + i * width;
-    const title = `density ${rounded(from)} to ${rounded(from + width)}`;
-    const bar = element("span", { class: "bar", style: `height: ${samples.length ? Math.max(2, (120 * samples.length) / most) : 0}px` });
-    const typical = typicalOf(data, samples);
-    place.append(
-      element(
+  document.getElementById("density").append(
+    ...bins.map((samples, i) => {
+      const from = low + i * width;
+      const title = `${titleOf(data, "density")} ${rounded(from)} to ${rounded(from + width)}`;
+      const typical = typicalOf(data, samples);
+      return element(
         "div",
         { class: "bin" },
         element(
           "button",
-          { type: "button", class: "bar-button", title: `${title}: ${samples.length} samples`, disabled: !samples.length, "data-count": samples.length, onclick: () => { state.select(samples, title, "density"); document.getElementById("gallery-part").scrollIntoView(); } },
+          { type: "button", class: "bar-button", "aria-label": `${title}: ${samples.length} samples`, disabled: !samples.length, "data-count": samples.length, onclick: () => { state.select(samples, title); document.getElementById("samples-part").scrollIntoView(); } },
           element("span", { class: "count" }, samples.length.toLocaleString("en")),
-          bar,
+          element("span", { class: "bar", style: `height: ${samples.length ? Math.max(2, (110 * samples.length) / most) : 0}px` }),
         ),
         typical == null ? element("span", { class: "picture none small" }) : tile(state, typical, rounded(from)),
-      ),
-    );
-  });
+      );
+    }),
+  );
 }
 
 // The sample nearest the middle of a bin, among those with a picture if there are any.

@@ -4,12 +4,15 @@ function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name.startsWith("aria-") && value != null) made.setAttribute(name, String(value));
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value != null) made.setAttribute(name, value);
   }
   made.append(...children.filter((child) => child != null));
   return made;
 }
+
+const button = (text, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, text);
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -31,62 +34,87 @@ function picture(data, sample, large = false) {
   }
   if (kind === "text") return element("span", { class: `picture text ${size}` }, pictures.text(sample));
   const content = JSON.parse(pictures.text(sample));
-  if (kind === "signal") return signal(content, size);
-  const rows = Object.entries(content).map(([name, value]) =>
-    element("tr", {}, element("th", {}, name), element("td", {}, String(value))),
-  );
-  return element("span", { class: `picture row ${size}` }, element("table", {}, ...(large ? rows : rows.slice(0, 4))));
+  if (kind === "signal") return signal(content, size, sample);
+  const rows = Object.entries(content).map(([name, value]) => element("span", { class: "field" }, element("span", {}, name), element("span", {}, String(value))));
+  return element("span", { class: `picture row ${size}` }, ...(large ? rows : rows.slice(0, 4)));
 }
 
-function signal(values, size) {
+function signal(values, size, sample) {
   const known = values.filter((v) => v != null);
   const low = Math.min(...known);
   const span = Math.max(...known) - low || 1;
   const points = values.map((v, i) => v == null ? "" : `${(100 * i) / (values.length - 1 || 1)},${38 - (36 * (v - low)) / span}`).join(" ");
   const line = drawing("polyline", { points, fill: "none", stroke: "currentColor", "stroke-width": 1, "vector-effect": "non-scaling-stroke" });
-  const drawn = drawing("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: `picture signal ${size}`, role: "img" }, line);
-  return drawn;
+  return drawing("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", class: `picture signal ${size}`, role: "img", "aria-label": `signal of sample ${sample}` }, line);
+}
+
+// What stands under a sample's picture.
+function captionOf(data, sample) {
+  const group = groupColumn(data);
+  if (group) return shown(data, group, sample);
+  if (data.columns.label) return shown(data, "label", sample);
+  return data.columns.name ? shown(data, "name", sample) : `#${sample}`;
 }
 
 // A button with a sample's picture, its label, and a line more.
 function tile(state, sample, note, mark = "") {
   const { data } = state;
-  const label = data.columns.label ? shown(data, "label", sample) : data.columns.name ? shown(data, "name", sample) : `#${sample}`;
+  const label = captionOf(data, sample);
   return element(
     "button",
-    { type: "button", class: `tile ${mark}`, "data-sample": sample, title: `open sample ${sample}`, onclick: () => state.open(sample) },
+    { type: "button", class: `tile ${mark}`, "data-sample": sample, "aria-label": `${nameOf(data, sample)}, ${label}${note == null ? "" : `, ${note}`}`, title: nameOf(data, sample), onclick: () => state.open(sample) },
     picture(data, sample),
     element("span", { class: "tile-label" }, label),
     note == null ? null : element("span", { class: "tile-note" }, note),
   );
 }
 
-// Okabe and Ito's colors, told apart by color-blind readers, and shapes beside them.
-const COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d1f", "#7f7f7f", "#b8a800", "#6a3d9a"];
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon", "triangle-down", "pentagon"];
-const colorOf = (i) => COLORS[i % COLORS.length];
-const symbolOf = (i, n = 0) => n > 20000 ? "circle" : SYMBOLS[(i + Math.floor(i / COLORS.length)) % SYMBOLS.length];
-
-const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
-const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-function plotLayout(extra) {
-  const ink = styleOf("--ink");
-  const line = styleOf("--line");
-  const axis = { color: ink, gridcolor: line, zerolinecolor: line, linecolor: line };
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: ink, family: "inherit" },
-    margin: { l: 46, r: 8, t: 8, b: 40 },
-    hovermode: "closest",
-    ...extra,
-    xaxis: { ...axis, ...extra.xaxis },
-    yaxis: { ...axis, ...extra.yaxis },
-  };
+function neighborTiles(state, sample, most = Infinity) {
+  const { data } = state;
+  const group = groupColumn(data) && data.columns[groupColumn(data)];
+  return Array.from({ length: Math.min(data.k, most) }, (_, rank) => {
+    const other = data.neighbors[sample * data.k + rank];
+    const mark = !group ? "" : group.values[other] === group.values[sample] ? "same" : "other";
+    return tile(state, other, similarity(data, sample, rank).toFixed(2), mark);
+  });
 }
 
-const PLOT_OPTIONS = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["toImage", "autoScale2d"], scrollZoom: false };
+// A word that is explained: a line on hover and focus, a link to the words at the end of the page.
+function term(data, name, text = data.words[name].title) {
+  return element("a", { class: "term", href: `#word-${name}`, "data-word": name }, text);
+}
 
-// Plotly reads some HTML in texts: what a user wrote must stay text.
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+function makeTips(data) {
+  const tip = document.getElementById("tip");
+  const show = (event) => {
+    const word = event.target.closest?.("[data-word]");
+    if (!word || !data.words[word.dataset.word]) return;
+    tip.textContent = data.words[word.dataset.word].meaning;
+    tip.hidden = false;
+    word.setAttribute("aria-describedby", "tip");
+    const { left, bottom, top } = word.getBoundingClientRect();
+    const below = bottom + tip.offsetHeight + 12 < innerHeight;
+    tip.style.left = `${Math.max(8, Math.min(left, innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${below ? bottom + 6 : top - tip.offsetHeight - 6}px`;
+  };
+  const hide = () => (tip.hidden = true);
+  for (const event of ["pointerover", "focusin"]) document.addEventListener(event, show);
+  for (const event of ["pointerout", "focusout", "scroll"]) document.addEventListener(event, hide, { passive: true });
+}
+
+// Okabe and Ito's colors with four more, told apart by color-blind readers; class names stand on the map beside them.
+const COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d1f", "#7f7f7f", "#b8a800", "#6a3d9a"];
+const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+const colorOf = (i) => COLORS[i % COLORS.length];
+
+// Numbers: from the color of the paper to a strong one, ever darker on white and ever lighter on black.
+const RAMPS = [["#d5dae0", "#e6b98a", "#cf5a13", "#5b1a02"], ["#3b434b", "#8a5a34", "#f0874a", "#ffe9d9"]].map((ramp) => ramp.map(rgbOf));
+function rampAt(share) {
+  const ramp = RAMPS[isDark() ? 1 : 0];
+  const at = Math.max(0, Math.min(1, share)) * (ramp.length - 1);
+  const low = Math.min(ramp.length - 2, Math.floor(at));
+  return ramp[low].map((value, i) => Math.round(value + (at - low) * (ramp[low + 1][i] - value)));
+}
+
+const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const isDark = () => styleOf("--dark") === "1";

@@ -1,6 +1,6 @@
 // The pictures of what is selected, the most telling first.
 
-const AT_ONCE = 60;
+const AT_ONCE = 48;
 
 function makeGallery(state) {
   const { data } = state;
@@ -12,16 +12,16 @@ function makeGallery(state) {
   let order = [];
   let count = 0;
   const grow = () => {
-    order.slice(count, count + AT_ONCE).forEach((sample) => place.append(tile(state, sample, rounded(rank.values[sample]))));
+    order.slice(count, count + AT_ONCE).forEach((sample) => place.append(tile(state, sample, rounded(rank.values[sample]), data.columns.label_issue?.values[sample] ? "flagged" : "")));
     count = Math.min(order.length, count + AT_ONCE);
     more.hidden = count >= order.length;
   };
   const fill = () => {
-    order = [...(state.selected ?? Array.from({ length: data.n }, (_, i) => i))].sort((a, b) => rank.values[b] - rank.values[a]);
+    order = (state.selected ? [...state.selected] : Array.from({ length: data.n }, (_, i) => i)).sort((a, b) => rank.values[b] - rank.values[a]);
     count = 0;
     place.replaceChildren();
     const by = { label_suspicion: "most suspicious label first", error: "largest error first", novelty: "most novel first" }[ranked];
-    what.textContent = `· ${state.selected ? state.what : "all"} · ${order.length.toLocaleString("en")} · ${by}`;
+    what.textContent = `${state.selected ? state.what : "all"} · ${counted(order.length, "sample")} · ${by}`;
     place.dataset.count = order.length;
     grow();
   };

@@ -1,11 +1,10 @@
 // Put the page together, and keep its address in step: #sample=42, #select=status:isolated.
 
-function selectNamed(state, name) {
+function selectNamed(state, name, scroll = true) {
   const found = namedSelection(state.data, name);
   if (!found) return;
-  state.select(found.samples, found.what, "name");
-  remember({ select: name });
-  document.getElementById("gallery-part").scrollIntoView({ behavior: "auto" });
+  state.select(found.samples, found.what, name);
+  if (scroll) document.getElementById("samples-part").scrollIntoView({ behavior: "auto" });
 }
 
 const addressed = () => new URLSearchParams(location.hash.slice(1));
@@ -14,23 +13,37 @@ function remember(change) {
   const known = addressed();
   for (const [name, value] of Object.entries(change)) value == null ? known.delete(name) : known.set(name, value);
   [...known.keys()].filter((name) => !["sample", "select"].includes(name)).forEach((name) => known.delete(name));
-  history.replaceState(null, "", `#${known}`);
+  history.replaceState(null, "", known.size ? `#${known}` : location.pathname + location.search);
 }
 
 function followAddress(state) {
   const known = addressed();
   const sample = Number(known.get("sample"));
-  if (known.has("select")) selectNamed(state, known.get("select"));
-  if (known.has("sample") && Number.isInteger(sample) && sample >= 0 && sample < state.data.n) state.open(sample);
+  if (known.has("select") && known.get("select") !== state.name) selectNamed(state, known.get("select"));
+  const isThere = known.has("sample") && Number.isInteger(sample) && sample >= 0 && sample < state.data.n;
+  if (isThere && sample !== state.sample) state.open(sample);
 }
 
 function makeSelectionLine(state) {
   const line = document.getElementById("selection");
   state.on("selection", () => {
+    remember({ select: state.name }); // a circle has no address: an older one would be wrong
     line.hidden = !state.selected;
-    if (!state.selected) return remember({ select: null });
-    const release = element("button", { type: "button", id: "release", onclick: () => state.select(null, "", "line") }, "Show all again");
-    line.replaceChildren(`${state.selected.length.toLocaleString("en")} samples: ${state.what}. `, release);
+    if (!state.selected) return;
+    line.replaceChildren(`${counted(state.selected.length, "sample")}: ${state.what}. `, element("a", { href: "#samples-part" }, "Pictures"), " ", button("Show all again", () => state.select(null, ""), { id: "release" }));
+  });
+}
+
+function makeSearch(state) {
+  const form = document.getElementById("search");
+  const field = form.querySelector("input");
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = field.value.trim();
+    const number = /^#?(\d+)$/.exec(text);
+    if (!text) return state.select(null, "");
+    if (number && Number(number[1]) < state.data.n && !state.data.classes?.includes(text)) return state.open(Number(number[1]));
+    selectNamed(state, `search:${text}`);
   });
 }
 
@@ -54,25 +67,57 @@ function makeTheme(state) {
     state.themed();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", state.themed);
+  let before;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    state.themed();
+  });
+  addEventListener("afterprint", () => {
+    before ? (root.dataset.theme = before) : delete root.dataset.theme;
+    state.themed();
+  });
+}
+
+// Without labels that are classes: the samples that matter most, with their neighbors.
+function makeWorst(state) {
+  const { data } = state;
+  const place = document.getElementById("worst");
+  if (!place) return;
+  const ranked = rankedBy(data);
+  const { values } = data.columns[ranked];
+  const order = Array.from({ length: data.n }, (_, i) => i).sort((a, b) => values[b] - values[a]).slice(0, 4);
+  place.append(
+    ...order.map((sample) =>
+      element("article", { class: "worst-sample" }, tile(state, sample, `${titleOf(data, ranked)} ${rounded(values[sample])}`), element("div", {}, element("p", {}, "most similar:"), element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 5)))),
+    ),
+  );
 }
 
 // Let the browser draw what is there, before more is made.
 const breath = () => new Promise((resume) => setTimeout(resume, 0));
 
+const FIRST = [makeReview, makeWorst, makeMap, makeDrawer, makeLightbox, makeSearch];
+const LATER = [makeGallery, makeTable, makeThreshold, makeClasses, makeDuplicates, makeSlices, makeNeighborhoods, makeTraining, makeDensity];
+
 async function start() {
-  const state = makeState(await readData());
+  const state = makeState(await readData(document.getElementById("data")));
   document.body.classList.toggle("wide-tiles", state.data.pictures.wide);
+  makeTips(state.data);
   makeTheme(state);
   makeSelectionLine(state);
-  for (const make of [makeReview, makeGallery, makeDensity, makeMatrices, makeDrawer, makeMap, makeThreshold, makeTable, makeNeighborhoods]) {
-    make(state);
+  FIRST.forEach((make) => make(state));
+  document.body.dataset.interactive = Math.round(performance.now());
+  for (const make of LATER) {
     await breath();
+    make(state);
   }
   state.on("sample", () => remember({ sample: state.sample }));
-  document.querySelectorAll("[data-opens]").forEach((button) => button.addEventListener("click", () => selectNamed(state, button.dataset.opens)));
+  document.querySelectorAll("[data-opens]").forEach((opener) => opener.addEventListener("click", () => selectNamed(state, opener.dataset.opens)));
   window.addEventListener("hashchange", () => followAddress(state));
   followAddress(state);
   document.body.dataset.ready = "yes";
+  document.body.dataset.drawn = Math.round(performance.now());
 }
 
 start().catch((error) => {

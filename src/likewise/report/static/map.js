@@ -1,113 +1,100 @@
-// The map: every sample as a point, colored by a column; a lasso selects.
+// The map: every sample as a point, colored by any column; a circle selects.
 
-const HAS_WEBGL = Boolean(document.createElement("canvas").getContext("webgl"));
-
-// How points are drawn, and which: without WebGL, many would take too long, and some stand for all.
-const plotType = (data) => (data.n > data.mostPointsAsSvg && HAS_WEBGL ? "scattergl" : "scatter");
-const drawable = (data) => {
-  const step = HAS_WEBGL ? 1 : Math.ceil(data.n / data.mostPointsAsSvg);
-  return (sample) => sample % step === 0;
-};
+const MOST_CHIPS = 20;
+const STEPS = 64; // of color, for numbers
 
 function makeMap(state) {
   const { data } = state;
-  const place = document.getElementById("map");
   const color = document.getElementById("color");
-  for (const name of colorable(data)) color.append(element("option", { value: name }, name.replaceAll("_", " ")));
-  const draw = () => {
-    const layout = plotLayout({
-      dragmode: "lasso",
-      showlegend: true,
-      legend: { orientation: "h", y: -0.06, itemsizing: "constant" },
-      xaxis: { zeroline: true },
-      yaxis: { zeroline: true, scaleanchor: "x" },
-      uirevision: "map",
-    });
-    Plotly.react(place, tracesOf(data, color.value), layout, PLOT_OPTIONS);
-    marked(place, state);
-  };
-  draw();
-  color.addEventListener("change", draw);
-  state.on("theme", draw);
-  place.on("plotly_selected", (event) => {
-    if (!event) return;
-    const samples = event.points.map((point) => point.customdata).sort((a, b) => a - b);
-    if (samples.length) state.select(samples, "circled on the map", "map");
+  const layout = document.getElementById("layout");
+  for (const name of colorable(data)) color.append(element("option", { value: name }, titleOf(data, name)));
+  const scatter = makeScatter(document.getElementById("map"), data, {
+    label: "Map of all samples. The table below holds the same samples and can be used by keyboard.",
+    square: true,
+    pictures: true,
+    onCircle: (samples) => state.select(samples, "circled on the map"),
+    onOpen: (sample) => state.open(sample),
+    describe: (sample) => describePoint(data, sample, color.value),
   });
-  place.on("plotly_deselect", () => state.select(null, "", "map"));
-  place.on("plotly_click", (event) => state.open(event.points[0].customdata));
-  state.on("selection", () => state.from !== "map" && marked(place, state));
+  const place = () => {
+    const flat = layout?.value === "pca";
+    const [x, y] = flat ? data.directions : [data.columns.map_x.values, data.columns.map_y.values];
+    scatter.setPlaces(x, y);
+    paint();
+  };
+  const paint = () => {
+    const { groups, palette, chips, names } = coloring(data, color.value, scatter.x, scatter.y);
+    scatter.setColors(groups, palette, names);
+    document.getElementById("legend").replaceChildren(...chips.map((chip) => legendChip(state, color.value, chip)));
+  };
+  place();
+  color.addEventListener("change", paint);
+  layout?.addEventListener("change", place);
+  state.on("theme", paint);
+  state.on("selection", () => scatter.setSelected(state.selected));
+  const ring = () => scatter.setRing(state.focus, state.focus == null ? [] : neighborsOf(data, state.focus));
+  state.on("focus", ring);
+  ring();
 }
+
+const neighborsOf = (data, sample) => Array.from(data.neighbors.subarray(sample * data.k, (sample + 1) * data.k));
 
 function colorable(data) {
-  const wanted = ["label", "prediction", "density", "local_density", "label_suspicion", "shift", "novelty", "agreement", "status", "hard_neighbors", "uncertainty", "error"];
-  return [...wanted, ...data.ownColumns].filter((name) => data.columns[name]);
+  const wanted = ["label", "prediction", "label_suspicion", "label_issue", "suggested_label", "status", "novelty", "shift", "error", "agreement", "local_density", "density", "hard_neighbors", "uncertainty", "chance_wrong", "margin"];
+  const known = Object.keys(data.columns).filter((name) => !HIDDEN.has(name) && name !== "name");
+  return [...wanted.filter((name) => known.includes(name)), ...known.filter((name) => !wanted.includes(name))];
 }
 
-function tracesOf(data, name) {
-  const type = plotType(data);
-  const size = data.n > 20000 ? 3 : data.n > 3000 ? 4 : 6;
-  const groups = groupsOf(data, name);
-  const everyone = Array.from({ length: data.n }, (_, i) => i);
-  const trace = (all, more) => traceOf(all.filter(drawable(data)), more);
-  const traceOf = (samples, more) => ({
-    type,
-    mode: "markers",
-    x: samples.map((i) => data.columns.map_x.values[i]),
-    y: samples.map((i) => data.columns.map_y.values[i]),
-    customdata: samples,
-    ...hovers(data, samples, name),
-    unselected: { marker: { opacity: 0.12 } },
-    ...more,
-  });
-  if (groups) {
-    return groups.map(({ title, samples }, i) =>
-      trace(samples, { name: plain(title), marker: { size, color: colorOf(i), symbol: symbolOf(i, data.n), opacity: 0.8 } }),
-    );
-  }
-  const values = data.columns[name].values;
-  const marker = {
-    size,
-    opacity: 0.85,
-    color: everyone.filter(drawable(data)).map((i) => values[i]),
-    colorscale: "Cividis",
-    colorbar: { thickness: 10, title: { text: name.replaceAll("_", " "), side: "right" } },
-  };
-  return [trace(everyone, { name: name.replaceAll("_", " "), marker, showlegend: false })];
+function describePoint(data, sample, name) {
+  const lines = [nameOf(data, sample)];
+  if (data.columns.label) lines.push(`label ${shown(data, "label", sample)}`);
+  if (data.columns.label_issue?.values[sample]) lines.push(`looks like ${shown(data, "suggested_label", sample)}`);
+  if (name !== "label") lines.push(`${titleOf(data, name)} ${shown(data, name, sample)}`);
+  return lines;
 }
 
-// The samples of each class, text or truth; null for numbers, and for more classes than can be told apart.
-function groupsOf(data, name) {
+// What each sample is colored by: the place of its color in a palette, what the legend says, and names on the map.
+function coloring(data, name, x, y) {
   const { kind, values, texts } = data.columns[name];
-  if (kind === "f" || (kind === "i" && !CLASS_COLUMNS.has(name))) return null; // numbers
-  const found = new Map();
-  values.forEach((value, i) => found.has(value) ? found.get(value).push(i) : found.set(value, [i]));
-  if (found.size > 20) return null;
-  const titles = kind === "text" ? texts : kind === "truth" ? ["no", "yes"] : data.classes;
-  return [...found.entries()].sort((a, b) => a[0] - b[0]).map(([value, samples]) => ({ title: titles?.[value] ?? value, samples }));
+  if (kind !== "f" && (kind !== "i" || isClass(data, name))) {
+    const titles = kind === "text" ? (name === "status" ? texts.map((text) => data.statuses[text].title) : texts) : kind === "truth" ? ["no", "yes"] : data.classes;
+    return classColoring(data, values, titles, x, y, kind === "truth");
+  }
+  const groups = new Uint8Array(data.n);
+  const known = Float32Array.from(values.filter((value) => Number.isFinite(value))).sort();
+  const [low, high] = [known[Math.floor(0.01 * known.length)] ?? 0, known[Math.ceil(0.99 * (known.length - 1))] ?? 1];
+  for (let i = 0; i < data.n; i++) {
+    const share = (values[i] - low) / (high - low || 1);
+    groups[i] = Math.max(0, Math.min(STEPS - 1, Math.floor((Number.isFinite(share) ? share : 0) * STEPS)));
+  }
+  const palette = Array.from({ length: STEPS }, (_, step) => rampAt(step / (STEPS - 1)));
+  return { groups, palette, names: [], chips: [{ ramp: palette, low: rounded(low), high: rounded(high) }] };
 }
 
-// What is told of a point; of many points only the number, for texts take time to make.
-function hovers(data, samples, name) {
-  if (data.n > data.mostPointsAsSvg) return { hovertemplate: "sample %{customdata}<extra>%{fullData.name}</extra>" };
-  return { text: samples.map((i) => plain(hover(data, i, name))), hovertemplate: "%{text}<extra></extra>" };
+function classColoring(data, values, titles, x, y, isTruth) {
+  const groups = new Uint8Array(data.n);
+  const members = new Map();
+  for (let i = 0; i < data.n; i++) {
+    const value = values[i];
+    groups[i] = value % COLORS.length;
+    if (!members.has(value)) members.set(value, []);
+    members.get(value).push(i);
+  }
+  const palette = isTruth ? [rgbOf("#9aa3ab"), rgbOf(COLORS[3])] : COLORS.map(rgbOf);
+  const sorted = [...members.entries()].sort((a, b) => a[0] - b[0]);
+  const chips = sorted.slice(0, MOST_CHIPS).map(([value, samples]) => ({ title: titles?.[value] ?? String(value), color: palette[value % palette.length], samples }));
+  if (sorted.length > MOST_CHIPS) chips.push({ more: sorted.length - MOST_CHIPS });
+  const middle = (samples, of) => Float32Array.from(samples, (i) => of[i]).sort()[samples.length >> 1];
+  const names = isTruth || sorted.length < 2 ? [] : sorted.sort((a, b) => b[1].length - a[1].length).slice(0, 60).map(([value, samples]) => ({ text: titles?.[value] ?? String(value), x: middle(samples, x), y: middle(samples, y), color: palette[value % palette.length] }));
+  return { groups, palette, names, chips };
 }
 
-function hover(data, sample, name) {
-  const parts = [data.columns.name ? shown(data, "name", sample) : `sample ${sample}`];
-  if (data.columns.label) parts.push(`label ${shown(data, "label", sample)}`);
-  if (name !== "label") parts.push(`${name} ${shown(data, name, sample)}`);
-  return parts.join(" · ");
-}
-
-// Show what is selected elsewhere on the map.
-function marked(place, state) {
-  const chosen = state.selected && new Set(state.selected);
-  const points = place.data.map((trace) => {
-    if (!chosen) return null;
-    const found = [];
-    trace.customdata.forEach((sample, i) => chosen.has(sample) && found.push(i));
-    return found;
-  });
-  Plotly.restyle(place, { selectedpoints: points });
+function legendChip(state, name, chip) {
+  if (chip.more) return element("span", { class: "more" }, `and ${chip.more} more`);
+  if (chip.ramp) {
+    const stops = [0, 21, 42, 63].map((step) => `rgb(${chip.ramp[step]})`).join(", ");
+    return element("span", { class: "ramp" }, chip.low, element("span", { class: "bar", style: `background: linear-gradient(to right, ${stops})` }), chip.high);
+  }
+  const what = `${titleOf(state.data, name)} ${chip.title}`;
+  return element("button", { type: "button", class: "chip", title: `select ${what}`, onclick: () => state.select(chip.samples, what) }, element("span", { class: "swatch", style: `background: rgb(${chip.color})` }), chip.title);
 }

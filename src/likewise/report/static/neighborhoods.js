@@ -1,67 +1,39 @@
-// Local density against agreement: who has company, and does the company agree?
-
-const STATUSES = [
-  ["ordinary", "similar samples share its class"],
-  ["contested", "similar samples vote for another class"],
-  ["isolated", "too few similar samples to judge by"],
-];
+// Who has close company, and does the company agree with the prediction?
 
 function makeNeighborhoods(state) {
   const { data } = state;
   const place = document.getElementById("neighborhoods");
   if (!place) return;
   const { texts, values } = data.columns.status;
-  const buttons = document.getElementById("status-buttons");
-  STATUSES.forEach(([name, meaning], i) => {
-    const code = texts.indexOf(name);
-    const count = values.reduce((sum, value) => sum + (value === code), 0);
-    buttons.append(
-      element(
+  const order = Object.keys(data.statuses);
+  document.getElementById("status-buttons").append(
+    ...order.map((name, i) => {
+      const code = texts.indexOf(name);
+      const count = values.reduce((sum, value) => sum + (value === code), 0);
+      return element(
         "button",
-        { type: "button", class: "status", "data-status": name, style: `--mark: ${colorOf(i)}`, onclick: () => selectNamed(state, `status:${name}`) },
-        element("strong", {}, `${name} ${count.toLocaleString("en")}`),
-        element("span", {}, meaning),
-      ),
-    );
+        { type: "button", class: "status", "data-status": name, style: `--mark: ${STATUS_COLORS[i]}`, onclick: () => selectNamed(state, `status:${name}`) },
+        element("strong", {}, `${data.statuses[name].title} · ${count.toLocaleString("en")}`),
+        element("span", {}, data.statuses[name].meaning),
+      );
+    }),
+  );
+  const { local_density: density, agreement } = data.columns;
+  const x = Float32Array.from(density.values, (value) => Math.log10(Math.max(value, 0.5)));
+  const spread = (i) => (((i * 2654435761) % 1000) / 1000 - 0.5) * 0.05; // agreement takes few values
+  const y = Float32Array.from({ length: data.n }, (_, i) => (agreement ? agreement.values[i] : 0.5) + spread(i));
+  const scatter = makeScatter(place, data, {
+    label: "Close company against agreement of the neighbors; the buttons above select each kind of sample.",
+    axes: { x: { title: `${titleOf(data, "local_density")} (samples, log scale)`, log: true }, y: { title: titleOf(data, "agreement"), min: -0.06, max: 1.06 } },
+    onCircle: (samples) => state.select(samples, "circled among neighborhoods"),
+    onOpen: (sample) => state.open(sample),
+    describe: (sample) => describePoint(data, sample, "status"),
   });
-  const draw = () => Plotly.react(place, neighborhoodTraces(data), neighborhoodLayout(data), PLOT_OPTIONS);
-  draw();
-  state.on("theme", draw);
-  place.on("plotly_click", (event) => state.open(event.points[0].customdata));
-  place.on("plotly_selected", (event) => {
-    if (event?.points.length) state.select(event.points.map((p) => p.customdata).sort((a, b) => a - b), "circled among neighborhoods", "neighborhoods");
-  });
-  place.on("plotly_deselect", () => state.select(null, "", "neighborhoods"));
+  const paint = () => scatter.setColors(Uint8Array.from(values, (code) => order.indexOf(texts[code])), STATUS_COLORS.map(rgbOf), []);
+  scatter.setPlaces(x, y);
+  paint();
+  state.on("theme", paint);
+  state.on("selection", () => scatter.setSelected(state.selected));
 }
 
-function neighborhoodTraces(data) {
-  const { status, local_density: density, agreement } = data.columns;
-  const spread = (i) => (((i * 2654435761) % 1000) / 1000 - 0.5) * 0.06; // agreement takes few values
-  return STATUSES.map(([name], color) => {
-    const code = status.texts.indexOf(name);
-    const samples = [];
-    const drawn = drawable(data);
-    status.values.forEach((value, i) => value === code && drawn(i) && samples.push(i));
-    return {
-      type: plotType(data),
-      mode: "markers",
-      name,
-      x: samples.map((i) => density.values[i]),
-      y: samples.map((i) => agreement.values[i] + spread(i)),
-      customdata: samples,
-      ...hovers(data, samples, "agreement"),
-      marker: { size: data.n > 20000 ? 3 : 5, color: colorOf(color), symbol: symbolOf(color, data.n), opacity: 0.7 },
-      unselected: { marker: { opacity: 0.12 } },
-    };
-  });
-}
-
-function neighborhoodLayout(data) {
-  return plotLayout({
-    dragmode: "lasso",
-    showlegend: false,
-    xaxis: { title: { text: "local density" }, type: "log" },
-    yaxis: { title: { text: "agreement with the prediction" }, range: [-0.07, 1.07] },
-    uirevision: "neighborhoods",
-  });
-}
+const STATUS_COLORS = ["#7f8a94", "#d55e00", "#0072b2"];

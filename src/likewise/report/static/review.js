@@ -1,58 +1,101 @@
-// The review queue: suspicious labels one by one, judged by keyboard, kept in the browser, downloaded as JSON.
+// The review: suspicious labels one by one, judged by keyboard, kept in the browser, downloaded as JSON.
 
 const VERDICTS = { __proto__: null, w: "wrong", r: "right", u: "unsure", l: "relabel" };
+const SPOT_CHECKS = 30;
 
 function makeReview(state) {
   const { data } = state;
   const place = document.getElementById("review");
   if (!place) return;
-  const queue = queueOf(data);
-  const store = makeStore(`likewise:${data.run}`);
-  const review = { at: 0, queue, decisions: store.read(), place };
-  const go = (by) => {
-    review.at = Math.max(0, Math.min(queue.length - 1, review.at + by));
-    draw();
+  const store = makeStore(`likewise:${data.run}`, place);
+  const queues = { worst: queueOf(data), spot: data.spotCheck?.samples.slice(0, SPOT_CHECKS) ?? [] };
+  const review = {
+    state, place, store, queues, mode: "worst", at: 0, decisions: store.read(), past: [],
+    get queue() { return review.queues[review.mode]; },
+    go(by) { review.show(review.at + by); },
+    show(at) {
+      review.at = Math.max(0, Math.min(review.queue.length - 1, at));
+      drawReview(review);
+    },
+    switchTo(mode) {
+      review.mode = mode;
+      review.show(firstUndecided(review));
+    },
+    decide(verdict, label) {
+      const sample = review.queue[review.at];
+      if (sample == null) return;
+      review.past.push({ sample, before: review.decisions[sample], mode: review.mode });
+      review.decisions[sample] = verdict === "relabel" ? { verdict, label: label ?? data.columns.suggested_label.values[sample] } : { verdict };
+      review.say(`${nameOf(data, sample)}: ${saidOf(data, review.decisions[sample])}.`);
+      review.keep();
+      const next = review.queue.findIndex((other, i) => i > review.at && !review.decisions[other]);
+      review.show(next < 0 ? review.at + 1 : next);
+    },
+    undo() {
+      const last = review.past.pop();
+      if (!last) return review.say("Nothing to undo.");
+      if (last.before) review.decisions[last.sample] = last.before;
+      else delete review.decisions[last.sample];
+      review.mode = last.mode;
+      review.say(`Undone: ${nameOf(data, last.sample)}.`);
+      review.keep();
+      review.show(review.queue.indexOf(last.sample));
+    },
+    keep() {
+      store.write(review.decisions);
+      state.decided();
+    },
+    say(text) { document.getElementById("said").textContent = text; },
   };
-  const decide = (verdict, label) => {
-    const sample = queue[review.at];
-    const suggested = data.columns.suggested_label.values[sample];
-    review.decisions[sample] = verdict === "relabel" ? { verdict, label: label ?? suggested } : { verdict };
-    store.write(review.decisions);
-    go(1);
-  };
-  const draw = () => place.replaceChildren(...reviewParts(state, review, decide, go));
-  document.addEventListener("keydown", (event) => {
-    const act = { ArrowRight: () => go(1), ArrowLeft: () => go(-1) }[event.key] ?? (VERDICTS[event.key] && (() => decide(VERDICTS[event.key])));
-    if (!act || !queue.length || !isForReview(event, place)) return;
-    event.preventDefault();
-    if (isOnScreen(place)) act();
-    else place.scrollIntoView({ block: "center" }); // a verdict is about what one sees
-    place.focus({ preventScroll: true });
-  });
-  draw();
+  document.addEventListener("keydown", (event) => onKey(review, event));
+  makePicker(review);
+  review.at = firstUndecided(review);
+  drawReview(review);
+}
+
+function firstUndecided({ queue, decisions }) {
+  return Math.max(0, queue.findIndex((sample) => !decisions[sample]));
+}
+
+function onKey(review, event) {
+  const act = {
+    __proto__: null,
+    ArrowRight: () => review.go(1),
+    ArrowLeft: () => review.go(-1),
+    z: () => review.undo(),
+    c: () => document.getElementById("picker").openFor(review),
+  }[event.key] ?? (VERDICTS[event.key] && (() => review.decide(VERDICTS[event.key])));
+  const undo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
+  if (!act || !review.queue.length || !isForReview(event, review.place, undo)) return;
+  event.preventDefault();
+  if (isOnScreen(review.place)) act();
+  else review.place.scrollIntoView({ block: "start" }); // a verdict is about what one sees
 }
 
 // Keys work wherever the focus is, but for what is typed into fields, an open sample, and arrows that move something else.
-function isForReview(event, place) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || !document.getElementById("drawer").hidden) return false;
+function isForReview(event, place, undo) {
+  if (((event.ctrlKey || event.metaKey) && !undo) || event.altKey || event.isComposing) return false;
+  if (!document.getElementById("drawer").hidden || document.querySelector("dialog[open]")) return false;
   if (event.target.closest?.("input, select, textarea, [contenteditable]")) return false;
   return !event.key.startsWith("Arrow") || event.target === document.body || place.contains(event.target);
 }
 
 function isOnScreen(place) {
   const { top, bottom } = place.getBoundingClientRect();
-  return bottom > 0 && top < innerHeight;
+  return bottom > 80 && top < innerHeight - 80;
 }
 
 function queueOf(data) {
   const { label_issue: flagged, label_suspicion: suspicion } = data.columns;
   const found = [];
   flagged.values.forEach((value, i) => value && found.push(i));
-  return found.sort((a, b) => suspicion.values[b] - suspicion.values[a]);
+  const most = (a, b) => suspicion.values[b] - suspicion.values[a];
+  if (found.length) return found.sort(most);
+  return Array.from({ length: data.n }, (_, i) => i).sort(most).slice(0, 50); // none is flagged: the top of the ranking
 }
 
 // A browser may refuse storage to a file from disk: then decisions last as long as the page, and it says so.
-function makeStore(key) {
+function makeStore(key, place) {
   try {
     localStorage.setItem(`${key}:test`, "1");
     localStorage.removeItem(`${key}:test`);
@@ -61,37 +104,152 @@ function makeStore(key) {
       write: (decisions) => localStorage.setItem(key, JSON.stringify(decisions)),
     };
   } catch {
-    document.getElementById("review").before(element("p", { class: "note" }, "This browser keeps nothing for files: download before you close the page."));
+    place.before(element("p", { class: "note" }, "This browser keeps nothing for files: download before you close the page."));
     return { read: () => ({}), write: () => {} };
   }
 }
 
-function reviewParts(state, review, decide, go) {
-  const { data } = state;
-  const { queue, at, decisions } = review;
-  if (!queue.length) return [element("p", {}, "No label looks wrong.")];
+const saidOf = (data, { verdict, label }) => (verdict === "relabel" ? `relabel as ${data.classes[label]}` : verdict);
+
+function drawReview(review) {
+  const { state, queue, at, place } = review;
   const sample = queue[at];
+  place.replaceChildren(...(sample == null ? [element("p", {}, "There is no label to review.")] : reviewParts(review, sample)));
+  state.setFocus(sample ?? null);
+}
+
+function reviewParts(review, sample) {
+  const { state, queue, at, decisions, mode } = review;
+  const { data } = state;
   const decided = queue.filter((i) => decisions[i]).length;
-  const mine = decisions[sample];
-  const button = (key, text) => element("button", { type: "button", class: mine?.verdict === VERDICTS[key] ? "chosen" : "", "data-verdict": VERDICTS[key], onclick: () => decide(VERDICTS[key]) }, text);
-  const choice = element("select", { "aria-label": "relabel as", onchange: (event) => event.target.value && decide("relabel", Number(event.target.value)) }, element("option", { value: "" }, "relabel as …"), ...data.classes.map((name, i) => element("option", { value: i }, name)));
+  const tab = (name, text) => button(text, () => review.switchTo(name), { "aria-pressed": mode === name, "data-mode": name });
   return [
-    element("div", { class: "review-line" }, element("span", { class: "progress", "data-decided": decided }, `${at + 1} of ${queue.length} · ${decided} decided`), element("progress", { max: queue.length, value: decided })),
     element(
       "div",
-      { class: "review-card", "data-sample": sample },
-      element("button", { type: "button", class: "plain", title: "open this sample", onclick: () => state.open(sample) }, picture(data, sample, true)),
-      element(
-        "div",
-        {},
-        element("p", { class: "verdict-line" }, "labeled ", element("strong", {}, shown(data, "label", sample)), ", looks like ", element("strong", { class: "alarm" }, shown(data, "suggested_label", sample))),
-        element("p", {}, `Suspicion ${shown(data, "label_suspicion", sample)} · the network predicts ${data.columns.prediction ? shown(data, "prediction", sample) : "–"}${mine ? ` · you said: ${mine.verdict}${mine.label == null ? "" : ` ${data.classes[mine.label]}`}` : ""}`),
-        element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample).slice(0, 8)),
-        element("div", { class: "buttons" }, button("w", "wrong (w)"), button("r", "right (r)"), button("u", "unsure (u)"), button("l", "relabel (l)"), choice),
-        element("div", { class: "buttons" }, element("button", { type: "button", onclick: () => go(-1) }, "← previous"), element("button", { type: "button", onclick: () => go(1) }, "next →"), element("button", { type: "button", id: "download", onclick: () => download(state, decisions) }, "Download decisions")),
-      ),
+      { class: "review-line" },
+      data.spotCheck ? element("div", { class: "tabs", role: "group", "aria-label": "Which labels to review" }, tab("worst", "Worst first"), tab("spot", "Spot check")) : null,
+      element("span", { class: "progress", "data-decided": decided, "data-at": at }, `${at + 1} of ${queue.length} · ${decided} decided`),
+      element("progress", { max: queue.length, value: decided, "aria-label": "Decided" }),
     ),
+    mode === "spot" ? estimateBox(review) : null,
+    element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample]))),
+    actions(review, sample),
+    filmstrip(review),
+  ].filter(Boolean);
+}
+
+function estimateBox({ state, decisions }) {
+  const { seen, lines } = describeEstimate(state.data, decisions);
+  return element("div", { class: "estimate", id: "estimate", "data-seen": seen }, element("p", {}, "Drawn at random from all of the ranking, right ones among them. ", term(state.data, "spot_check", "Why?")), ...lines.map((line) => element("p", { class: "line" }, line)));
+}
+
+// In words and pictures: who is like it, and what they are labeled.
+function evidence(state, sample, mine) {
+  const { data } = state;
+  const { label, suggested_label: suggested, label_issue: flagged, chance_wrong: chance } = data.columns;
+  const others = neighborsOf(data, sample);
+  const same = others.filter((i) => label.values[i] === label.values[sample]).length;
+  const told = shown(data, "suggested_label", sample);
+  const differs = suggested.values[sample] !== label.values[sample];
+  const votes = others.filter((i) => label.values[i] === suggested.values[sample]).length;
+  const facts = [
+    `${votes} of the ${others.length} most similar samples are labeled ${told}${differs ? `, ${same || "none"} ${shown(data, "label", sample)}` : ""}.`,
+    data.columns.prediction ? `The network says ${shown(data, "prediction", sample)}.` : "",
+    chance && Number.isFinite(chance.values[sample]) && flagged.values[sample] ? `Chance wrong: ${percent(chance.values[sample])}.` : "",
   ];
+  return [
+    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(differs ? [", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
+    element("p", { class: "why" }, facts.filter(Boolean).join(" ")),
+    element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 8)),
+    mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
+  ].filter(Boolean);
+}
+
+function actions(review, sample) {
+  const { state, decisions } = review;
+  const { data } = state;
+  const mine = decisions[sample];
+  const key = (letter) => element("kbd", { "aria-hidden": "true" }, letter);
+  const act = (letter, ...text) => {
+    const made = button("", () => review.decide(VERDICTS[letter]), { class: letter === "l" ? "primary" : "", "aria-pressed": mine?.verdict === VERDICTS[letter], "data-verdict": VERDICTS[letter] });
+    made.append(element("span", {}, ...text), key(letter));
+    return made;
+  };
+  const differs = data.columns.suggested_label.values[sample] !== data.columns.label.values[sample];
+  const other = button("", () => document.getElementById("picker").openFor(review), { "data-verdict": "other" });
+  other.append(element("span", {}, "Other class …"), key("c"));
+  const undo = button("", review.undo, { id: "undo", "aria-label": "Undo" });
+  undo.append(element("span", {}, "Undo"), key("z"));
+  return element(
+    "div",
+    { class: "actions" },
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, differs ? act("l", "Relabel ", shown(data, "suggested_label", sample)) : null, act("w", "Wrong"), act("r", "Right"), act("u", "Unsure"), other),
+    element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions), { id: "download" })),
+  );
+}
+
+function filmstrip(review) {
+  const { state, queue, at, decisions } = review;
+  const { data } = state;
+  const from = Math.max(0, Math.min(at - 2, queue.length - 10));
+  return element(
+    "div",
+    { class: "filmstrip", role: "group", "aria-label": "The queue" },
+    ...queue.slice(from, from + 10).map((sample, i) => {
+      const mine = decisions[sample];
+      const made = element(
+        "button",
+        { type: "button", class: `frame${mine ? " done" : ""}`, "aria-current": from + i === at ? "true" : null, "aria-label": `${from + i + 1}: labeled ${shown(data, "label", sample)}, looks like ${shown(data, "suggested_label", sample)}${mine ? `, ${mine.verdict}` : ""}`, onclick: () => review.show(from + i) },
+        picture(data, sample),
+        element("span", {}, `${shown(data, "label", sample)} → ${shown(data, "suggested_label", sample)}`),
+        mine ? element("span", { class: "tick" }, { wrong: "✗", right: "✓", unsure: "?", relabel: "✎" }[mine.verdict]) : null,
+      );
+      return made;
+    }),
+  );
+}
+
+// Any class, by typing a part of its name.
+function makePicker(review) {
+  const box = document.getElementById("picker");
+  const field = box.querySelector("input");
+  const list = box.querySelector("[role=listbox]");
+  const { classes } = review.state.data;
+  let found = [];
+  let at = 0;
+  const draw = () => {
+    const part = field.value.trim().toLowerCase();
+    const fits = classes.map((name, i) => ({ name, i })).filter(({ name }) => name.toLowerCase().includes(part));
+    found = fits.sort((a, b) => b.name.toLowerCase().startsWith(part) - a.name.toLowerCase().startsWith(part) || a.i - b.i).slice(0, 50);
+    at = Math.min(at, Math.max(0, found.length - 1));
+    list.replaceChildren(...found.map(({ name, i }, place) => element("li", { role: "option", id: `class-${i}`, "aria-selected": String(place === at), onclick: () => choose(place) }, name)));
+    found.length ? field.setAttribute("aria-activedescendant", `class-${found[at].i}`) : field.removeAttribute("aria-activedescendant");
+    list.children[at]?.scrollIntoView({ block: "nearest" });
+  };
+  const choose = (place) => {
+    if (!found[place]) return;
+    box.close();
+    review.decide("relabel", found[place].i);
+  };
+  field.addEventListener("input", () => {
+    at = 0;
+    draw();
+  });
+  field.addEventListener("keydown", (event) => {
+    const moves = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (moves) at = (at + moves + found.length) % (found.length || 1);
+    else if (event.key === "Enter") choose(at);
+    else return;
+    event.preventDefault();
+    if (moves) draw();
+  });
+  box.openFor = () => {
+    field.value = "";
+    at = 0;
+    draw();
+    box.showModal();
+    field.focus();
+  };
 }
 
 function download(state, decisions) {

@@ -1,91 +1,151 @@
-// The table: every sample, sorted and filtered; it follows the selection and the threshold.
+// The table: every sample, sorted and filtered; only the rows in view are elements, so that 100,000 are as quick as 100.
 
-const MEANINGS = {
-  __proto__: null, // a column may be called constructor
-  sample: "its number in the data set",
-  label: "the label given",
-  prediction: "what the network says",
-  local_density: "how many samples are like it, locally: the sum of its positive similarities to the fourth power",
-  density: "mean similarity to all samples (N_S / N): large is ordinary, small is rare",
-  hard_neighbors: "how many samples are at least as similar as the threshold, itself among them",
-  novelty: "1 less the mean similarity of the ten most similar samples: large is unlike all others",
-  uncertainty: "how freely its prediction can move without moving others",
-  shift: "how far its prediction is from that of its neighbors",
-  error: "distance of the prediction from the label",
-  agreement: "share of its neighbors' votes for the predicted class",
-  status: "ordinary, contested (neighbors vote for another class) or isolated (too few neighbors)",
-  label_suspicion: "how much its neighbors and the network speak against its label: 0 not at all, 1 all for one other; with a record of training the mean of its rank and that of −margin",
-  suggested_label: "the label that they speak for",
-  label_issue: "neighbors vote for another label, and it is more likely wrong than right",
-  chance_wrong: "estimated chance that the label is wrong, from the votes of its neighbors",
-  margin: "logit of the label less the largest other logit, the mean over training: low or negative speaks against the label",
-};
-const HIDDEN = new Set(["map_x", "map_y"]);
+const ROW = 44; // pixels
+const SPARE = 8; // rows above and below what is seen
 
 function makeTable(state) {
   const { data } = state;
-  const rows = Array.from({ length: data.n }, (_, sample) => rowOf(data, sample));
-  const sort = rankedBy(data);
-  const table = new Tabulator("#table", {
-    data: rows,
-    index: "sample",
-    nestedFieldSeparator: false,
-    height: "520px",
-    rowHeight: 40,
-    layout: "fitDataFill",
-    columns: columnsOf(state),
-    initialSort: [{ column: sort, dir: "desc" }],
-    placeholder: "No sample is left: change the filters or the selection.",
-    columnDefaults: { headerSortStartingDir: "desc", resizable: false, headerTooltip: true },
+  const place = document.getElementById("table");
+  const columns = tableColumns(data);
+  const table = { state, place, columns, sort: rankedBy(data), down: true, filters: new Map(), rows: [], first: -1 };
+  const body = element("tbody");
+  const grid = element("table", { class: "grid", "aria-label": "All samples" }, element("colgroup", {}, ...columns.map(({ width }) => element("col", { style: `width: ${width}px` }))), element("thead", {}, headRow(table), filterRow(table)), body);
+  grid.style.width = `${columns.reduce((sum, { width }) => sum + width, 0)}px`;
+  Object.assign(table, { body, grid });
+  place.replaceChildren(grid);
+  place.addEventListener("scroll", () => drawRows(table), { passive: true });
+  body.addEventListener("click", (event) => {
+    const row = event.target.closest("tr[data-sample]");
+    if (row) state.open(Number(row.dataset.sample));
   });
-  table.on("rowClick", (_, row) => state.open(row.getData().sample));
-  let ready = false;
-  const follow = () => {
-    if (!ready) return;
-    const chosen = state.selected && new Set(state.selected);
-    if (chosen) table.setFilter((row) => chosen.has(row.sample));
-    else table.clearFilter();
-  };
-  table.on("tableBuilt", () => {
-    ready = true;
-    follow();
-    document.getElementById("table").dataset.ready = "yes";
-  });
-  table.on("dataFiltered", (_, left) => {
-    document.getElementById("table").dataset.rows = left.length;
-  });
-  state.on("selection", follow);
+  state.on("selection", () => refill(table));
   state.on("threshold", () => {
-    rows.forEach((row) => (row.hard_neighbors = countFrom(data, row.sample, state.threshold)));
-    table.replaceData(rows);
-  });
-  return table;
-}
-
-function rowOf(data, sample) {
-  const row = { __proto__: null, sample };
-  for (const [name, column] of Object.entries(data.columns)) {
-    if (HIDDEN.has(name)) continue;
-    const asText = column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f");
-    row[name] = asText ? shown(data, name, sample) : column.values[sample];
-  }
-  return row;
-}
-
-function columnsOf(state) {
-  const { data } = state;
-  const seen = { title: "", field: "picture", headerSort: false, width: data.pictures.wide ? 240 : 56, formatter: (cell) => picture(data, cell.getData().sample) };
-  const number = { title: "sample", field: "sample", sorter: "number", width: 90, headerFilter: "input", headerFilterFunc: "=", headerTooltip: MEANINGS.sample };
-  const rest = Object.entries(data.columns).filter(([name]) => !HIDDEN.has(name)).map(([name, column]) => {
-    const title = name.replaceAll("_", " ");
-    const common = { title: plain(title), field: name, headerTooltip: plain(MEANINGS[name] ?? title) };
-    if (column.kind === "text" || column.kind === "truth" || (CLASS_COLUMNS.has(name) && column.kind !== "f")) {
-      const few = data.classes && CLASS_COLUMNS.has(name) ? data.classes : column.kind === "truth" ? ["yes", "no"] : column.texts?.length <= 20 ? column.texts : null;
-      const values = few?.map((value) => ({ label: plain(value), value })); // labels are set as HTML
-      const list = few && { headerFilter: "list", headerFilterParams: { values, clearable: true }, headerFilterFunc: "=" };
-      return { ...common, sorter: "string", formatter: "plaintext", ...(list || { headerFilter: "input" }) };
+    if (data.columns.hard_neighbors) {
+      for (let i = 0; i < data.n; i++) data.columns.hard_neighbors.values[i] = countFrom(data, i, state.threshold);
     }
-    return { ...common, sorter: "number", hozAlign: "right", headerFilter: "input", headerFilterFunc: ">=", headerFilterPlaceholder: "≥", formatter: (cell) => column.kind === "f" ? rounded(cell.getValue()) : String(cell.getValue()) };
+    refill(table, false);
   });
-  return [seen, number, ...rest];
+  refill(table);
+  place.dataset.ready = "yes";
+}
+
+function tableColumns(data) {
+  const first = ["name", "label", "suggested_label", "label_suspicion", "label_issue", "prediction", "error", ...data.ownColumns].filter((name) => data.columns[name]);
+  const rest = [...first, ...Object.keys(data.columns).filter((name) => !HIDDEN.has(name) && !first.includes(name))];
+  const least = (name) => (name === "name" ? 200 : data.columns[name].kind === "text" || isClass(data, name) ? 130 : 92);
+  const width = (name) => Math.min(260, Math.max(least(name), 40 + 8 * titleOf(data, name).length)); // a head is not cut
+  return [
+    { name: null, title: "", width: data.pictures.wide ? 260 : 62 },
+    { name: "sample", title: titleOf(data, "sample"), width: 92 },
+    ...rest.map((name) => ({ name, title: titleOf(data, name), width: width(name) })),
+  ];
+}
+
+const isNumeric = (data, name) => name === "sample" || (["f", "i"].includes(data.columns[name].kind) && !isClass(data, name));
+
+function headRow(table) {
+  const { data } = table.state;
+  return element(
+    "tr",
+    {},
+    ...table.columns.map(({ name, title }) => {
+      if (!name) return element("td", { class: "corner" });
+      const head = element("th", { scope: "col", "data-field": name, class: isNumeric(data, name) ? "number" : "" });
+      head.append(
+        button(title, () => {
+          table.down = table.sort === name ? !table.down : true;
+          table.sort = name;
+          refill(table);
+        }, { title: meaningOf(data, name) }),
+      );
+      return head;
+    }),
+  );
+}
+
+function filterRow(table) {
+  const { data } = table.state;
+  let timer;
+  const change = (name, value) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      value ? table.filters.set(name, value) : table.filters.delete(name);
+      refill(table);
+    }, 120);
+  };
+  return element(
+    "tr",
+    { class: "filters" },
+    ...table.columns.map(({ name, title }) => {
+      if (!name) return element("td");
+      const label = `filter ${title}`;
+      const choices = choicesOf(data, name);
+      const field = choices
+        ? element("select", { "aria-label": label, onchange: (event) => change(name, event.target.value) }, element("option", { value: "" }, "all"), ...choices.map((choice) => element("option", { value: `=${choice}` }, choice)))
+        : element("input", { type: "search", "aria-label": label, placeholder: name === "sample" ? "=" : isNumeric(data, name) ? "≥" : "has …", oninput: (event) => change(name, event.target.value.trim()) });
+      return element("td", { "data-field": name }, field);
+    }),
+  );
+}
+
+// The values to choose among, where they are few.
+function choicesOf(data, name) {
+  if (name === "sample" || isNumeric(data, name)) return null;
+  const { kind, texts } = data.columns[name];
+  const all = kind === "truth" ? ["yes", "no"] : name === "status" ? texts.map((text) => data.statuses[text].title) : kind === "text" ? texts : data.classes;
+  return all.length <= 40 ? all : null;
+}
+
+function passes(data, name, wanted) {
+  if (name === "sample") return (i) => i === Number(wanted);
+  if (isNumeric(data, name)) {
+    const least = Number(wanted);
+    return Number.isNaN(least) ? () => true : (i) => data.columns[name].values[i] >= least;
+  }
+  if (wanted.startsWith("=") && choicesOf(data, name)) return (i) => shown(data, name, i) === wanted.slice(1);
+  const part = wanted.toLowerCase();
+  return (i) => shown(data, name, i).toLowerCase().includes(part);
+}
+
+function refill(table, toTop = true) {
+  const { data, selected } = table.state;
+  const tests = [...table.filters].map(([name, wanted]) => passes(data, name, wanted));
+  const all = selected ?? Array.from({ length: data.n }, (_, i) => i);
+  const rows = tests.length ? all.filter((i) => tests.every((test) => test(i))) : [...all];
+  const values = table.sort === "sample" ? null : data.columns[table.sort].values;
+  const sign = table.down ? -1 : 1;
+  const key = values ? (i) => (Number.isNaN(values[i]) ? sign * Infinity : values[i]) : (i) => i;
+  table.rows = rows.sort((a, b) => sign * (key(a) - key(b)) || a - b);
+  table.first = -1;
+  table.grid.setAttribute("aria-rowcount", rows.length + 2);
+  table.grid.querySelectorAll("thead th").forEach((head) => head.setAttribute("aria-sort", head.dataset.field !== table.sort ? "none" : table.down ? "descending" : "ascending"));
+  table.place.dataset.rows = rows.length;
+  if (toTop) table.place.scrollTop = 0;
+  drawRows(table);
+}
+
+function drawRows(table) {
+  const { place, rows, body, columns, state } = table;
+  const first = Math.max(0, Math.floor(place.scrollTop / ROW) - SPARE);
+  const last = Math.min(rows.length, first + Math.ceil((place.clientHeight || 520) / ROW) + 2 * SPARE);
+  if (first === table.first && last === table.last) return;
+  Object.assign(table, { first, last });
+  const space = (count) => element("tr", { class: "space", "aria-hidden": "true" }, element("td", { colspan: columns.length, style: `height: ${count * ROW}px` }));
+  const made = rows.slice(first, last).map((sample, at) => tableRow(table, sample, first + at));
+  if (!rows.length) made.push(element("tr", {}, element("td", { colspan: columns.length, class: "nothing" }, "No sample is left: change the filters or the selection.")));
+  body.replaceChildren(...(first ? [space(first)] : []), ...made, ...(last < rows.length ? [space(rows.length - last)] : []));
+}
+
+function tableRow({ state, columns }, sample, at) {
+  const { data } = state;
+  return element(
+    "tr",
+    { "data-sample": sample, "aria-rowindex": at + 3 },
+    ...columns.map(({ name }) => {
+      if (!name) return element("td", { class: "seen" }, picture(data, sample));
+      if (name === "sample") return element("td", { class: "number", "data-field": name }, button(String(sample), () => state.open(sample), { class: "link", "aria-label": `open sample ${sample}` }));
+      const text = shown(data, name, sample);
+      return element("td", { "data-field": name, class: isNumeric(data, name) ? "number" : "", title: text.length > 16 ? text : null }, text);
+    }),
+  );
 }

@@ -1,0 +1,283 @@
+"""The first screen in words: one sentence of verdict, the caveats of this run, and what to do next."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from likewise.report.payload import Run
+
+SECONDS_PER_LABEL = 5
+MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
+FEW_FLAGS = 5  # say nothing of groups
+DUPLICATE, SURE_DUPLICATE = 0.99, 0.999
+
+
+class Caveat(NamedTuple):
+    """A sentence that limits what the numbers say, and what can be done about it."""
+
+    first: str
+    more: str
+
+
+class Verdict(NamedTuple):
+    """What the page says first."""
+
+    headline: str
+    detail: str
+    caveats: list[Caveat]
+    worst: str  # what the samples beside the map are, where no labels are reviewed
+
+
+class Step(NamedTuple):
+    """One thing to do, with the number that speaks for it."""
+
+    value: str
+    title: str
+    text: str
+    action: str = ""
+    opens: str = ""  # a selection of the page
+    part: str = ""  # or a part of it
+
+
+def verdict(run: Run) -> Verdict:
+    """Return the verdict of a run."""
+    caveats = [_caveat(line) for line in run.manifest["caveats"]]
+    if "label_issue" in run.columns:
+        headline, detail, reasons = _label_verdict(run)
+        return Verdict(headline, detail, [_caveat(line) for line in reasons] + caveats, "")
+    if "error" in run.columns:
+        error = run.columns["error"]
+        headline = (
+            f"Half of {run.n:,} predictions are within {np.median(error):.3g} of their label; the farthest is off "
+            f"by {error.max():.3g}."
+        )
+        detail = "The largest errors come first: a wrong label, or a case that is not learned."
+        return Verdict(headline, detail, caveats, "Largest errors")
+    alone = int((run.columns["status"] == "isolated").sum()) if "status" in run.columns else 0
+    headline = (
+        f"{alone:,} of {run.n:,} samples {_plural(alone, 'is', 'are')} unlike all others."
+        if alone
+        else f"None of {run.n:,} samples stands alone."
+    )
+    detail = "The most novel come first: rare cases, broken inputs, or another data set."
+    return Verdict(headline, detail, caveats, "Most novel samples")
+
+
+def steps(run: Run) -> list[Step]:
+    """Return what to do next, the most urgent first; what counts nothing is left out."""
+    return list(_steps(run))
+
+
+def standing_group(run: Run) -> str:
+    """Return which group most of the flagged labels are in, in words; empty where they are spread out.
+
+    A group is a class of labels, a pair of label and look, or a value of a column of the user's own. It stands out
+    with 30 % of the flagged and at least twice its share of all samples.
+    """
+    flagged = run.columns["label_issue"]
+    total = int(flagged.sum())
+    if total < FEW_FLAGS:
+        return ""
+    best, text = 0.0, ""
+    for values, words in _groupings(run):
+        names, codes = np.unique(values, return_inverse=True)
+        among, of_all = np.bincount(codes[flagged], minlength=len(names)), np.bincount(codes)
+        for group in np.flatnonzero(among >= MANY_OF_A_GROUP * total):
+            lift = among[group] / total * run.n / of_all[group]
+            gain = among[group] * np.log(lift)
+            if lift >= 2 and gain > best:
+                best, text = gain, f"{among[group]:,} of them {words(names[group])}."
+    return text
+
+
+def duplicate_pairs(run: Run) -> tuple[int, float]:
+    """Return how many pairs of neighbors the network treats the same, and from which similarity on."""
+    n, k = run.indices.shape
+    rows = np.repeat(np.arange(n), k)
+    low, high = np.minimum(rows, run.indices.ravel()), np.maximum(rows, run.indices.ravel())
+    counts = {}
+    for level in (DUPLICATE, SURE_DUPLICATE):
+        near = run.similarities.ravel() >= level
+        counts[level] = len(np.unique(low[near].astype(np.int64) * n + high[near]))
+    level = DUPLICATE if counts[DUPLICATE] <= n / 5 else SURE_DUPLICATE
+    return counts[level], level
+
+
+def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
+    count, told = int(run.columns["label_issue"].sum()), run.manifest.get("wrong_labels") or {}
+    labels = _plural(run.n, "label", "labels")
+    reason = told.get("reason", "")
+    distinct = bool(told.get("distinct"))
+    if count and distinct:
+        headline = f"{count:,} of {run.n:,} {labels} {_plural(count, 'looks', 'look')} wrong."
+    elif count:
+        headline = f"{count:,} of {run.n:,} {labels} {_plural(count, 'is', 'are')} worth a look."
+    elif reason:
+        headline = f"How many of {run.n:,} {labels} are wrong cannot be told from one network."
+    else:
+        headline = f"None of {run.n:,} {labels} stands out as wrong."
+    if reason:
+        start = "How many are wrong cannot be told from one network. " if count else ""
+        detail = f"{start}Review the most suspicious: that few are flagged does not mean that few are wrong."
+        return headline, f"{detail} {standing_group(run)}".strip(), [reason]
+    return headline, f"{_expected(told, count)} {standing_group(run)}".strip(), []
+
+
+def _caveat(text: str) -> Caveat:
+    first, point, more = text.partition(". ")
+    return Caveat(first + point.rstrip(), more)
+
+
+def _expected(told: dict[str, Any], count: int) -> str:
+    if not told.get("errors"):
+        return ""
+    low, likely, high = told["errors"]
+    if not told["distinct"]:
+        start = "They do not form a group of their own: wrong, rare or ambiguous. " if count else ""
+        return f"{start}At most about {high:,} labels are wrong."
+    precision = told["precision"]
+    flags = f" Of those that look wrong about {precision[1]:.0%} should be." if count and precision else ""
+    return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}).{flags}"
+
+
+def _groupings(run: Run) -> Iterator[tuple[np.ndarray, Any]]:
+    classes = run.manifest["classes"]
+    label, look = run.columns["label"].astype(int), run.columns["suggested_label"].astype(int)
+    pairs = label * len(classes) + look
+
+    def named(pair: int) -> str:
+        return f"are labeled {classes[pair // len(classes)]} and look like {classes[pair % len(classes)]}"
+
+    yield pairs, named
+    yield label, lambda value: f"are labeled {classes[value]}"
+    yield look, lambda value: f"look like {classes[value]}"
+    for name in run.own_columns:
+        values = run.columns[name]
+        if values.dtype == object:
+            yield values.astype(str), lambda value, name=name: f"have {name} {value}"
+
+
+def _steps(run: Run) -> Iterator[Step]:
+    if "label_issue" in run.columns:
+        yield from _label_steps(run)
+    yield from _marked_steps(run)
+    if "suggested_label" in run.columns:
+        yield from _mixed_step(run)
+    if "shift" in run.columns and "prediction" in run.columns:
+        yield from _shift_step(run)
+    if "status" in run.columns:
+        alone = int((run.columns["status"] == "isolated").sum())
+        if alone:
+            yield Step(
+                f"{alone:,}",
+                _plural(alone, "sample to label or collect next", "samples to label or collect next"),
+                "Hardly any sample is similar to them: predictions there rest on little. Check that they belong, then "
+                "label or collect more of their kind.",
+                "Show them",
+                opens="status:isolated",
+            )
+    pairs, level = duplicate_pairs(run)
+    if pairs:
+        yield Step(
+            f"{pairs:,}",
+            _plural(pairs, "near-duplicate pair", "near-duplicate pairs"),
+            f"Similarity {level} or more. Drop copies, and keep them on one side of a split.",
+            "Compare them",
+            part="duplicates-part",
+        )
+    fit = run.manifest.get("fit")
+    if fit and fit["verdict"] != "fit":
+        yield _fit_step(fit)
+
+
+def _label_steps(run: Run) -> Iterator[Step]:
+    count = int(run.columns["label_issue"].sum())
+    if count:
+        minutes = max(1, round(count * SECONDS_PER_LABEL / 60))
+        yield Step(
+            f"{count:,}",
+            _plural(count, "label to review", "labels to review"),
+            f"About {minutes:,} {_plural(minutes, 'minute', 'minutes')}, one key a label. Download the decisions, "
+            "write corrected data with likewise apply, train again.",
+            "Start",
+            part="review-part",
+        )
+    if run.manifest.get("spot_check"):
+        yield Step(
+            "30",
+            "labels to spot-check",
+            "Drawn from all of the ranking: tells how many labels are wrong, with an interval that trusts no network.",
+            "Spot check",
+            part="review-part",
+        )
+
+
+def _marked_steps(run: Run) -> Iterator[Step]:
+    """Yield how columns of the user's own, true or false, meet the labels that look wrong."""
+    for name in run.own_columns:
+        mine = run.columns[name]
+        count = int(mine.sum()) if mine.dtype == bool else 0
+        if not count or "label_issue" not in run.columns:
+            continue
+        order = np.argsort(-run.columns["label_suspicion"], kind="stable")
+        hit, top = int((mine & run.columns["label_issue"]).sum()), int(mine[order[:count]].sum())
+        yield Step(
+            f"{hit:,} of {count:,}",
+            f"{name.replace('_', ' ')} found",
+            f"So many that you marked {name!r} look wrong; of the {count:,} most suspicious samples {top:,} are.",
+            "Show them",
+            opens=name,
+        )
+
+
+def _mixed_step(run: Run) -> Iterator[Step]:
+    label, look = run.columns["label"].astype(int), run.columns["suggested_label"].astype(int)
+    classes = run.manifest["classes"]
+    low, high = np.minimum(label, look), np.maximum(label, look)
+    differ = label != look
+    if not differ.any():
+        return
+    pairs, counts = np.unique(low[differ] * len(classes) + high[differ], return_counts=True)
+    a, b = divmod(int(pairs[counts.argmax()]), len(classes))
+    count = int(counts.max())
+    yield Step(
+        f"{classes[a]} · {classes[b]}",
+        "mix most",
+        f"{count:,} {_plural(count, 'sample', 'samples')} of one {_plural(count, 'looks', 'look')} like the other. "
+        "More pixels, more context, a clearer definition, or one class.",
+        "See pairs",
+        part="classes-part",
+    )
+
+
+def _shift_step(run: Run) -> Iterator[Step]:
+    limit = 0.5 if run.manifest["classes"] else 1.0
+    far = int((run.columns["shift"] > limit).sum())
+    if far:
+        yield Step(
+            f"{far:,}",
+            _plural(far, "prediction to check", "predictions to check"),
+            "Similar samples are predicted differently. Do not act on these without a second look.",
+            "Show them",
+            opens=f"shift:{limit}",
+        )
+
+
+def _fit_step(fit: dict[str, Any]) -> Step:
+    text = {
+        "underfit": "Neighbors' labels tell nearly as much as the network: train longer, or a larger one.",
+        "overfit": "The network reproduces labels that no neighbor backs: expect a drop on new data. Review labels "
+        "first, then stop earlier, augment, or collect more.",
+    }[fit["verdict"]]
+    return Step(
+        f"{fit['learned']:.0%} · {fit['supported']:.0%}",
+        "of labels fitted · backed by neighbors",
+        f"{text} (If these are the samples it was trained on.)",
+        "What it means",
+        part="word-supported",
+    )
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many

@@ -1,0 +1,108 @@
+"""What the page calls each column, with one line that explains it: the words of a colleague, not of a kernel."""
+
+from typing import NamedTuple
+
+
+class Word(NamedTuple):
+    """A column, or another term, as the page shows it."""
+
+    title: str
+    meaning: str
+    page: str = "Columns"  # of the documentation
+
+
+WORDS = {
+    "sample": Word("number", "Position in the data set, counted from 0."),
+    "name": Word("name", "File or name of the sample."),
+    "label": Word("label", "The label that came with the data."),
+    "prediction": Word("prediction", "What the network says."),
+    "error": Word("error", "Distance of the prediction from the label."),
+    "density": Word(
+        "common ground",
+        "Mean similarity to all samples (N_S / N): large for ordinary samples, small for rare ones.",
+    ),
+    "local_density": Word(
+        "close company",
+        "How many samples are close to it: similarities to the fourth power, summed. Near 1, it is alone.",
+    ),
+    "hard_neighbors": Word("similar samples", "How many samples are at least as similar as the slider says."),
+    "novelty": Word(
+        "novelty", "1 − mean similarity to the ten most similar samples: large for what is unlike the rest."
+    ),
+    "uncertainty": Word(
+        "looseness", "How little the other samples hold its prediction in place. Compare within a run only."
+    ),
+    "shift": Word(
+        "prediction gap",
+        "How far its prediction is from the predictions of similar samples: 0 the same, 1 another class.",
+    ),
+    "agreement": Word(
+        "neighbors agree", "Share of the neighbors' votes for the class that the network predicts."
+    ),
+    "status": Word(
+        "neighborhood",
+        "Typical: similar samples share its label. Neighbors disagree: they carry another. Few neighbors: "
+        "nothing to judge by.",
+    ),
+    "label_suspicion": Word(
+        "suspicion",
+        "How strongly similar samples and the network contradict the label, from 0 to 1. It ranks; it is no "
+        "probability.",
+        "Find wrong labels",
+    ),
+    "suggested_label": Word(
+        "looks like", "The label that similar samples and the network support instead.", "Find wrong labels"
+    ),
+    "label_issue": Word(
+        "looks wrong",
+        "Similar samples carry another label, and it is more likely wrong than right.",
+        "Find wrong labels",
+    ),
+    "chance_wrong": Word(
+        "chance wrong",
+        "Estimated probability that the label is wrong; too high where classes overlap.",
+        "Find wrong labels",
+    ),
+    "margin": Word(
+        "training margin",
+        "How clearly the network preferred the label, on average over training; negative: it mostly did not.",
+        "Watch a training run",
+    ),
+    "similarity": Word(
+        "similar",
+        "Two samples are similar to this network if a training step on one moves the other's output alike. 1: "
+        "treated the same; 0: nothing in common beyond what all samples share.",
+        "Similarity",
+    ),
+    "learned": Word(
+        "fits its labels", "Share of the labels that the network itself predicts.", "Which statistic"
+    ),
+    "supported": Word(
+        "backed by neighbors",
+        "Share of the labels that the most similar samples predict without the sample itself. Much less than "
+        "the network fits: expect a drop on new data.",
+        "Which statistic",
+    ),
+    "duplicate": Word(
+        "near-duplicates",
+        "Pairs that the network treats the same. Look before you drop one: honest samples of an easy class "
+        "can be this similar.",
+        "Find duplicates and leakage",
+    ),
+    "spot_check": Word(
+        "spot check",
+        "Labels drawn at random from all of the ranking: what you decide about them estimates how many labels "
+        "are wrong, with a 95 % interval.",
+        "Method",
+    ),
+    "map": Word(
+        "map",
+        "Near points are treated alike by the network. Distances between groups, and directions, mean little.",
+        "Columns",
+    ),
+}
+STATUSES = {
+    "ordinary": Word("typical", "similar samples share its label"),
+    "contested": Word("neighbors disagree", "similar samples carry another label"),
+    "isolated": Word("few neighbors", "too few similar samples to judge by"),
+}

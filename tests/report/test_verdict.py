@@ -1,0 +1,81 @@
+"""The first screen in words: right numbers, nothing promised that one network cannot tell."""
+
+import numpy as np
+from synthetic import synthetic_run
+
+from likewise.report.verdict import duplicate_pairs, standing_group, steps, verdict
+
+UNKNOWN = {
+    "errors": None,
+    "precision": None,
+    "distinct": False,
+    "reason": "Wrong ones may be memorized. Reheat it.",
+}
+
+
+def run_with(told=None, **columns):
+    run = synthetic_run(200, pictures=0)
+    manifest = {**run.manifest, **({} if told is None else {"wrong_labels": told})}
+    return run._replace(manifest=manifest, columns={**run.columns, **columns})
+
+
+def words(run):
+    said = verdict(run)
+    return " ".join([said.headline, said.detail, *(part for caveat in said.caveats for part in caveat)])
+
+
+def test_where_one_network_cannot_tell_the_report_says_so_and_what_to_do():
+    for flagged in (np.zeros(200, bool), np.ones(200, bool)):
+        text = words(run_with(UNKNOWN, label_issue=flagged))
+        assert "cannot be told from one network" in text
+        assert "Reheat it" in text
+        assert "None of" not in text and "seem to be wrong" not in text
+
+
+def test_where_it_can_tell_the_numbers_are_there():
+    told = {"errors": [3, 5, 9], "precision": [0.5, 0.8, 0.9], "distinct": True, "reason": ""}
+    text = words(run_with(told))
+    assert "10 of 200 labels look wrong" in text and "about 5 labels seem to be wrong (3 to 9)" in text
+    assert "about 80% should be" in text
+    text = words(run_with({**told, "distinct": False}))
+    assert "worth a look" in text and "At most about 9" in text and "80%" not in text
+    assert "None of 200 labels stands out" in words(run_with(told, label_issue=np.zeros(200, bool)))
+
+
+def test_the_group_that_stands_out_is_named():
+    label, flagged = np.arange(200) % 10, np.zeros(200, bool)
+    flagged[label == 3] = True
+    flagged[:4] = True
+    look = np.where(flagged, 5, label)
+    run = run_with(label=label, suggested_label=look, label_issue=flagged)
+    assert standing_group(run) == "20 of them are labeled class D and look like class F."
+    assert "labeled class D and look like class F" in words(run)
+    spread = np.arange(200) % 11 == 0
+    spread_look = np.where(spread, (label + 1 + np.arange(200) % 7) % 10, label)
+    run = run_with(label=label, suggested_label=spread_look, label_issue=spread)
+    assert standing_group(run) == ""
+    camera = np.where(spread, "old", "new").astype(object)
+    run = run_with(label=label, suggested_label=spread_look, label_issue=spread, camera=camera)
+    assert standing_group(run) == f"{spread.sum()} of them have camera old."
+
+
+def test_steps_count_what_they_open_and_leave_out_what_is_not_there():
+    run = run_with()
+    found = {step.title: step for step in steps(run)}
+    assert found["labels to review"].value == "10"
+    assert found["predictions to check"].value == str((run.columns["shift"] > 0.5).sum())
+    assert not any("label or collect" in title for title in found)
+    alone = np.where(np.arange(200) < 7, "isolated", "ordinary").astype(object)
+    found = {step.title: step for step in steps(run_with(status=alone))}
+    assert found["samples to label or collect next"].value == "7"
+
+
+def test_duplicate_pairs_are_counted_once():
+    run = synthetic_run(100, k=3, pictures=0)
+    indices = np.array([[(i + 1) % 100, (i + 2) % 100, (i - 1) % 100] for i in range(100)])
+    similarities = np.zeros((100, 3))
+    similarities[10, 0] = similarities[11, 2] = 0.995  # one pair, seen from both sides
+    similarities[50, 0] = 0.9999
+    assert duplicate_pairs(run._replace(indices=indices, similarities=similarities)) == (2, 0.99)
+    similarities[:] = 0.995
+    assert duplicate_pairs(run._replace(indices=indices, similarities=similarities)) == (0, 0.999)
