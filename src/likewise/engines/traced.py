@@ -184,7 +184,7 @@ class TracedEngine(Engine):
 
     def largest_part(self, samples: Samples) -> int:
         """Return the number of entries of the largest dense part of one sample."""
-        chunk = self._compute_gradients(samples[:1])
+        chunk = self._compute_gradients(repeat_samples(samples[:1], 2))  # as `_chunks` does
         outer = self._outer_products(chunk)
         sizes = (size for name, size in self._numel.items() if name not in outer)
         return chunk.d * max(sizes, default=1)
