@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from records import FOLDER, add, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,7 +40,6 @@ import likewise as lw
 from likewise.data import batches
 from likewise.gram import GramMatrix
 from likewise.index.layers import LayerSettings, make_projector
-from records import FOLDER, add, lines
 
 VOCABULARY = 256  # bytes
 PAD = 0
@@ -247,7 +247,11 @@ def domains() -> dict[str, list[bytes]]:
             licenses.append(path.read_text(encoding="utf-8", errors="ignore"))
     for path in sorted(Path("/usr/share").glob("man/man*/*.gz")):
         manuals.append(gzip.decompress(path.read_bytes()).decode("utf-8", errors="ignore"))
-    locale = [p.read_text(encoding="utf-8", errors="ignore") for p in packages.rglob("*.json") if p.stat().st_size < 10**5]
+    locale = [
+        p.read_text(encoding="utf-8", errors="ignore")
+        for p in packages.rglob("*.json")
+        if p.stat().st_size < 10**5
+    ]
     html = [
         p.read_text(encoding="utf-8", errors="ignore")
         for pattern in ("*.js", "*.css", "*.html")
@@ -282,7 +286,8 @@ def load_texts(path: Path) -> tuple[list[bytes], np.ndarray, list[str]]:
     ends = stored["lengths"].cumsum()
     whole = stored["bytes"].tobytes()
     texts = [
-        whole[end - length : end] for end, length in zip(ends.tolist(), stored["lengths"].tolist(), strict=True)
+        whole[end - length : end]
+        for end, length in zip(ends.tolist(), stored["lengths"].tolist(), strict=True)
     ]
     return texts, stored["domain"], [str(name) for name in stored["names"]]
 
@@ -443,7 +448,12 @@ def quality(given: argparse.Namespace) -> None:
 
 
 def select_and_train(
-    texts: list[bytes], domain: np.ndarray, names: list[str], target: str, seed: int, given: argparse.Namespace
+    texts: list[bytes],
+    domain: np.ndarray,
+    names: list[str],
+    target: str,
+    seed: int,
+    given: argparse.Namespace,
 ) -> dict[str, Any]:
     device, draw = torch.device(given.device), np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -515,37 +525,38 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 def copies(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    texts, domain, names = load_texts(given.texts)
-    device = torch.device(given.device)
+    texts = load_texts(given.texts)[0]
     for seed in given.seeds:
-        draw = random.Random(seed)
-        torch.manual_seed(seed)
-        order = draw.sample(range(len(texts)), min(len(texts), given.pool + 400))
-        originals = [i for i in order if len(texts[i].split()) >= 16][: given.copies]
-        pool = [texts[i] for i in order if i not in set(originals)][: given.pool]
-        kinds = {"trimmed": trim, "half of the words": drop_words, "shuffled": shuffle_words}
-        planted = {kind: [make(texts[i], draw) for i in originals] for kind, make in kinds.items()}
-        everything = as_tokens([*pool, *(text for made in planted.values() for text in made)], given.length)
-        queries = as_tokens([texts[i] for i in originals], given.length)
-        model = gpt(given.width, given.layers, given.length).to(device)
-        train(model, rows_of(everything, slice(0, len(pool))), given.steps, 1e-3, seed)
-        rankers: dict[str, Ranker] = {
-            "ours": lambda: gradient_similarity([(model, None, 1.0)], queries, everything),
-            "rds+": lambda: hidden_similarity(model, queries, everything),
-            "bm25": lambda: bm25(
-                [texts[i] for i in originals],
-                [*pool, *(text for made in planted.values() for text in made)],
-            ),
-        }
-        found: dict[str, Any] = {}
-        for name, rank in rankers.items():
-            nearest = rank().topk(10, dim=1).indices
-            found[name] = {}
-            for place, kind in enumerate(kinds):
-                own = len(pool) + place * len(originals) + torch.arange(len(originals))
-                found[name][kind] = float((nearest == own[:, None]).any(1).double().mean())
-        setting = {"what": "copies", "pool": len(pool), "originals": len(originals), "seed": seed}
-        add(given.out, setting, **found)
+        setting = {"what": "copies", "pool": given.pool, "originals": given.copies, "seed": seed}
+        add(given.out, setting, **find_copies(texts, seed, given))
+
+
+def find_copies(texts: list[bytes], seed: int, given: argparse.Namespace) -> dict[str, Any]:
+    draw, device = random.Random(seed), torch.device(given.device)
+    torch.manual_seed(seed)
+    order = draw.sample(range(len(texts)), len(texts))
+    originals = [i for i in order if len(texts[i].split()) >= 16][: given.copies]
+    apart = set(originals)
+    pool = [texts[i] for i in order if i not in apart][: given.pool]
+    kinds = {"trimmed": trim, "half of the words": drop_words, "shuffled": shuffle_words}
+    planted = [make(texts[i], draw) for make in kinds.values() for i in originals]
+    asked, every = [texts[i] for i in originals], [*pool, *planted]
+    everything, queries = as_tokens(every, given.length), as_tokens(asked, given.length)
+    model = gpt(given.width, given.layers, given.length).to(device)
+    train(model, rows_of(everything, slice(0, len(pool))), given.steps, 1e-3, seed)
+    rankers: dict[str, Ranker] = {
+        "ours": lambda: gradient_similarity([(model, None, 1.0)], queries, everything),
+        "rds+": lambda: hidden_similarity(model, queries, everything),
+        "bm25": lambda: bm25(asked, every),
+    }
+    found: dict[str, Any] = {}
+    for name, rank in rankers.items():
+        nearest = rank().topk(10, dim=1).indices
+        found[name] = {}
+        for place, kind in enumerate(kinds):
+            own = len(pool) + place * len(originals) + torch.arange(len(originals))
+            found[name][kind] = float((nearest == own[:, None]).any(1).double().mean())
+    return found
 
 
 def trim(text: bytes, draw: random.Random) -> bytes:
@@ -582,7 +593,10 @@ def summary(given: argparse.Namespace) -> None:
         for group, rows in grouped(what, lines(given.out)):
             print(what, group, f"{len(rows)} seeds")
             for name in rows[0]:
-                print(f"  {name:20}", *(interval([row[name][key] for row in rows], key) for key in rows[0][name]))
+                print(
+                    f"  {name:20}",
+                    *(interval([row[name][key] for row in rows], key) for key in rows[0][name]),
+                )
 
 
 def grouped(what: str, every: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -597,7 +611,11 @@ def interval(values: list[float], name: str) -> str:
     mean = statistics.mean(values)
     if len(values) < 2:
         return f"{name} {mean:.3f}"
-    half = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78}.get(len(values), 2.3) * statistics.stdev(values) / len(values) ** 0.5
+    half = (
+        {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78}.get(len(values), 2.3)
+        * statistics.stdev(values)
+        / len(values) ** 0.5
+    )
     return f"{name} {mean:.3f} ± {half:.3f}"
 
 
@@ -612,11 +630,15 @@ def main() -> None:
     arguments.add_argument("--tiny", action="store_true", help="speed: small shapes")
     arguments.add_argument("--length", type=int, default=None, help="tokens of a text")
     arguments.add_argument("--batch", type=int, default=16, help="speed: texts of a batch")
-    arguments.add_argument("--plain-batch", type=int, default=None, help="speed: of the plain step, if smaller")
+    arguments.add_argument(
+        "--plain-batch", type=int, default=None, help="speed: of the plain step, if smaller"
+    )
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--memory", type=float, default=64, help="speed: max_memory in GiB")
     arguments.add_argument("--projections", nargs="+", default=["two-sided", "signs"])
-    arguments.add_argument("--width", type=int, default=None, help="of a sketch (speed), of the GPT (quality)")
+    arguments.add_argument(
+        "--width", type=int, default=None, help="of a sketch (speed), of the GPT (quality)"
+    )
     arguments.add_argument("--layers", type=int, default=4)
     arguments.add_argument("--texts", type=Path, default=Path("out/language-texts.npz"))
     arguments.add_argument("--per-domain", type=int, default=6000)
@@ -631,9 +653,9 @@ def main() -> None:
     is_speed = given.what == "speed"
     given.length = given.length or (1024 if is_speed and not given.tiny else 128)
     given.width = given.width or (1024 if is_speed else 192)
-    {"speed": speed, "prepare": prepare, "quality": quality, "copies": copies, "summary": summary}[given.what](
-        given
-    )
+    {"speed": speed, "prepare": prepare, "quality": quality, "copies": copies, "summary": summary}[
+        given.what
+    ](given)
 
 
 if __name__ == "__main__":

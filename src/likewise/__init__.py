@@ -36,8 +36,10 @@ from likewise.index import (
     build_index,
     diversity,
     merge_indexes,
+    pooled_states,
     score_targets,
     select,
+    select_by_states,
 )
 from likewise.kernels import (
     CORRELATION,
@@ -176,6 +178,7 @@ __all__ = [
     "novelty",
     "one_output",
     "perceptual",
+    "pooled_states",
     "positive_neighbors",
     "predicted_class",
     "predicted_move",
@@ -186,6 +189,7 @@ __all__ = [
     "reliability",
     "score_targets",
     "select",
+    "select_by_states",
     "sequence_log_likelihood",
     "similarity",
     "similarity_histogram",

@@ -126,3 +126,48 @@ def test_an_index_of_texts_with_token_labels_in_batches_of_several_lengths(tmp_p
     sketches = index.sketches(index.rows)
     assert (sketches @ sketches.T - cosines).square().mean().sqrt() < 0.05
     assert index.nearest(loader, k=1).indices[:, 0].tolist() == list(range(30))
+
+
+def test_hidden_states_are_averaged_by_position_without_padding():
+    pytest.importorskip("transformers")
+    from transformers import GPT2LMHeadModel
+
+    from texts import gpt2_config, sentences, word_tokenizer
+
+    tokenizer = word_tokenizer()
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(gpt2_config(tokenizer)).train()
+    rows = tokenizer(sentences(12))["input_ids"]
+    data = lw.batches([{"input_ids": row} for row in rows], 5, pad_id=tokenizer.pad_token_id)
+    found = lw.pooled_states(model, data)
+    expected = []
+    for row in rows:
+        with torch.no_grad():
+            states = model.eval().transformer(torch.tensor([row])).last_hidden_state[0]
+        total = sum((i + 1) * state for i, state in enumerate(states))
+        expected.append(torch.nn.functional.normalize(total, dim=0))
+    expected = torch.stack(expected)
+    assert (found - expected).abs().max() < 1e-5
+    model.train()
+    chosen = lw.select_by_states(model, data, data.take([3, 8]), count=4, by="each")
+    assert chosen[:2].tolist() == [3, 8] and model.training
+    by_mean = lw.select_by_states(model, data, data.take([3, 8]), share=0.25, by="mean")
+    scores = (expected[[3, 8]] @ expected.T).mean(0)
+    assert set(by_mean.tolist()) == set(scores.topk(3).indices.tolist())  # those of 3 and 8 are equal
+    with pytest.raises(TypeError, match="no model of transformers"):
+        lw.pooled_states(torch.nn.Embedding(3, 2), torch.zeros(2, 2).long())
+
+
+def test_an_index_of_a_model_that_expands_positions_over_the_batch(tmp_path):
+    """GPT-NeoX takes another branch for a batch of one, by which the size of gradients was measured."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    config = transformers.GPTNeoXConfig(vocab_size=19, max_position_embeddings=16, **sizes)
+    tokens = torch.randint(0, 19, (9, 6))
+    index = lw.build_index(
+        transformers.GPTNeoXForCausalLM(config).eval(),
+        tokens,
+        tmp_path / "index",
+        readout=lw.sequence_log_likelihood(),
+    )
+    assert index.nearest(tokens, k=1).indices[:, 0].tolist() == list(range(9))

@@ -231,7 +231,9 @@ def test_texts_are_selected_by_several_checkpoints(folders, offline, tmp_path, c
     (tmp_path / "target.jsonl").write_text(line + "\n")
     chosen = tmp_path / "chosen.jsonl"
     words = ["select", *indexes, "--target", str(tmp_path / "target.jsonl"), "--count", "3"]
-    assert exit_code([*words, "--out", str(chosen)]) == 0
+    assert exit_code([*words, "--out", str(chosen), "--baseline", "rds"]) == 0
+    beside = [json.loads(line) for line in (tmp_path / "chosen.rds.jsonl").read_text().splitlines()]
+    assert beside[0]["row"] == 7 and len(beside) == 3
     rows = [json.loads(line) for line in chosen.read_text().splitlines()]
     assert rows[0]["row"] == 7 and rows[0]["score"] == pytest.approx(1, abs=1e-3)
     models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (folders / "causal", other)]

@@ -182,6 +182,10 @@ def select(
     exclude_duplicates: Annotated[
         float | None, typer.Option(min=-1, max=1, help="Leave out rows so similar to one chosen before: .99.")
     ] = None,
+    baseline: Annotated[
+        Literal["none", "rds"],
+        typer.Option(help="rds: also choose by hidden states (RDS+), into OUT with .rds before its suffix."),
+    ] = "none",
     model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
     weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
@@ -199,7 +203,7 @@ def select(
     from likewise.data import batches
     from likewise.index import score_targets
     from likewise.index import select as select_rows
-    from likewise.index.selection import write_selection
+    from likewise.index.selection import write_rows, write_selection
 
     if len(folders) > 1 and (model is not None or weights is not None):
         raise ValueError("--model and --weights are of one index: of several, each knows its own.")
@@ -219,11 +223,35 @@ def select(
     )
     scores = score_targets(indexes, targets, by="mean" if by == "mean" else "max")
     write_selection(out, found, chosen, scores, read.names)
-    print_result(
-        form,
-        {"index": [str(folder) for folder in folders], "out": str(out), "rows": chosen.tolist()},
-        f"{len(chosen):,} of {len(found):,} rows, the most similar to the targets ({targets.n:,}) first: {out}",
-    )
+    facts: dict[str, Any] = {
+        "index": [str(folder) for folder in folders],
+        "out": str(out),
+        "rows": chosen.tolist(),
+    }
+    told = [
+        f"{len(chosen):,} of {len(found):,} rows, the most similar to the targets ({targets.n:,}) first: {out}"
+    ]
+    if baseline == "rds":
+        rows = _select_by_states(found, settings, targets, len(chosen), by)
+        beside = out.with_suffix(f".rds{out.suffix}")
+        write_rows(beside, found, rows)
+        shared = len(set(rows.tolist()) & set(chosen.tolist()))
+        facts |= {"baseline": rows.tolist(), "baseline_out": str(beside), "shared": shared}
+        told.append(f"by hidden states (RDS+): {beside}; {shared:,} rows are chosen by both")
+    print_result(form, facts, *told)
+
+
+def _select_by_states(index: "Index", settings: Settings, targets: Any, count: int, by: Any) -> Any:
+    """Return the rows that hidden states choose, from the data set that the index was built from."""
+    from likewise.data import batches
+    from likewise.index import select_by_states
+
+    net, read = open_inputs(settings)
+    pool = batches(read.dataset, labels=read.labels)
+    index.attach(pool)
+    places = index.rows.tolist()
+    chosen = select_by_states(net, pool.take(places), targets, count=count, by=by)
+    return index.rows[chosen]
 
 
 def merge(

@@ -9,12 +9,16 @@ parts       puts parts and indexes together
 exact       exact similarities of candidates
 query       Index: nearest, novelty, reliability, explain, add, remove, merge
 selection   rows chosen for targets; diversity
+states      hidden states of texts, and rows chosen by them: the baseline
+layers      gradients layer by layer: two-sided projections, unit layers
+optimizer   the moments of Adam, and the steps that it makes
 build       build_index and merge_indexes
 """
 
 from likewise.index.build import build_index, merge_indexes
 from likewise.index.query import Index, IndexNeighbors, Novelty
 from likewise.index.selection import TargetScores, diversity, score_targets, select
+from likewise.index.states import pooled_states, select_by_states
 
 __all__ = [
     "Index",
@@ -24,6 +28,8 @@ __all__ = [
     "build_index",
     "diversity",
     "merge_indexes",
+    "pooled_states",
     "score_targets",
     "select",
+    "select_by_states",
 ]

@@ -14,6 +14,7 @@ from likewise.data import batches
 from likewise.files import write_text
 from likewise.gram import Reducer, Strip
 from likewise.index.query import Index
+from likewise.index.states import choose_in_turn, count_of_share
 
 CANDIDATES = 4  # times as many rows as wanted, of which a diverse selection chooses
 BLOCK = 4096  # rows whose sketches are decoded together
@@ -212,6 +213,25 @@ def write_selection(
     write_text(path, "\n".join(lines) + "\n")
 
 
+def write_rows(path: Path, index: Index, chosen: Tensor) -> None:
+    """Write rows as JSON lines: rank, row, name and label.
+
+    Args:
+        path: The file.
+        index: What was chosen from.
+        chosen: (count,) row numbers, best first.
+
+    """
+    samples = [index.sample(row) for row in chosen.tolist()]
+    lines = [
+        json.dumps(
+            {"rank": rank, "row": one.row, "name": one.name, "label": one.label_name}, ensure_ascii=False
+        )
+        for rank, one in enumerate(samples, 1)
+    ]
+    write_text(path, "\n".join(lines) + "\n")
+
+
 class _Columns(Reducer):
     """Of every column the best row, its similarity, and the sum over rows; nothing of the rows."""
 
@@ -237,7 +257,7 @@ class _Columns(Reducer):
 def _count(n: int, share: float, count: int | None) -> int:
     if count is not None:
         return check_integer("count", count, 1, n, f"rows, of which the index has {n:,}")
-    return min(n, max(1, math.ceil(n * check_number("share", share, 0, 1) - 1e-9)))
+    return count_of_share(n, check_number("share", share, 0, 1))
 
 
 def _choose_in_turn(several: "_Checkpoints", targets: Any, wanted: int) -> Tensor:
@@ -247,9 +267,9 @@ def _choose_in_turn(several: "_Checkpoints", targets: Any, wanted: int) -> Tenso
     while True:
         nearest = _Nearest(k)
         several.visit(given, nearest)
-        chosen = _take_turns(torch.cat(nearest.places).tolist(), wanted)
+        chosen = choose_in_turn(torch.cat(nearest.places), wanted)
         if len(chosen) == wanted or k == m:
-            return torch.tensor(chosen, dtype=torch.int64)
+            return chosen
         k = min(m, 4 * k)
 
 
@@ -344,21 +364,6 @@ def _strip(where: range, similarity: Tensor) -> Strip:
     return Strip(
         rows=where, square=False, use_centered=True, plain=lambda: similarity, centered=lambda: similarity
     )
-
-
-def _take_turns(rankings: list[list[int]], wanted: int) -> list[int]:
-    """Return what is chosen until `wanted` are, or one whose turn it is has no row left."""
-    chosen: dict[int, None] = {}
-    waiting = [iter(ranking) for ranking in rankings]
-    while len(chosen) < wanted:
-        for ranking in waiting:
-            row = next((row for row in ranking if row not in chosen), None)
-            if row is None:
-                return list(chosen)
-            chosen[row] = None
-            if len(chosen) == wanted:
-                break
-    return list(chosen)
 
 
 def _without_duplicates(index: Index, order: Tensor, threshold: float, wanted: int) -> Tensor:
