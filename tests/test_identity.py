@@ -205,3 +205,15 @@ def test_a_finished_run_of_other_versions_is_refused_and_can_be_read(run):
         lw.analyze(model, (x, y), out=out, readout=doubled())
     with pytest.warns(UserWarning, match="report.html is damaged"):  # it shows another manifest
         assert len(lw.Analysis(out).table) == 24
+
+
+def test_a_readout_is_the_same_after_torch_has_wrapped_its_own_functions():
+    code = """
+import likewise as lw
+from likewise.identity import fingerprint_code
+before = fingerprint_code(lw.projected_outputs(4))
+import torch._dynamo
+print(before == fingerprint_code(lw.projected_outputs(4)))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "True"

@@ -339,7 +339,7 @@ class _Walk:
         code = function.__code__
         if code.co_filename.startswith(LIBRARIES):
             self._note(f"{function.__module__} {function.__qualname__}")
-            if function.__closure__ is None:
+            if function.__closure__ is None or _wraps_library(function):
                 return
         elif id(code) not in self._seen:
             self._seen[id(code)] = code
@@ -376,6 +376,15 @@ def _names(code: types.CodeType) -> list[str]:
     """Return the names that a function and those inside it refer to."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return list(dict.fromkeys([*code.co_names, *(name for part in inner for name in _names(part))]))
+
+
+def _wraps_library(function: types.FunctionType) -> bool:
+    """Whether a library's function is another one of the same name, wrapped: torch does so once dynamo is imported."""
+    inner = inspect.unwrap(function)
+    if inner is function or not isinstance(inner, types.FunctionType):
+        return False
+    is_same = (inner.__module__, inner.__qualname__) == (function.__module__, function.__qualname__)
+    return is_same and inner.__code__.co_filename.startswith(LIBRARIES)
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -32,3 +32,12 @@ def test_a_run_keeps_no_index_if_told_not_to(tmp_path):
     x, y = torch.randn(40, 4), torch.randint(3, (40,))
     lw.analyze(nn.Linear(4, 3), (x, y), out=tmp_path / "run", sketch=64, index=False)
     assert not (tmp_path / "run" / "index").exists()
+
+
+def test_the_index_of_a_run_with_projected_outputs_is_asked_without_naming_them(tmp_path):
+    torch.manual_seed(0)
+    net, x = torch.nn.Linear(6, 20), torch.randn(60, 6)
+    lw.analyze(net, (x, torch.arange(60) % 20), out=tmp_path / "run", sketch=64)
+    index = lw.Index(tmp_path / "run" / "index", model=net)
+    assert index.manifest["readout"]["arguments"] == {"r": 4, "seed": 0}
+    assert index.nearest(x[:3], k=1).indices.flatten().tolist() == [0, 1, 2]

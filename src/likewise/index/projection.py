@@ -211,9 +211,8 @@ def describe_network(net: Network) -> dict[str, Any]:
 def _describe_readout(readout: Readout) -> dict[str, Any]:
     arguments: dict[str, Any] | None = None
     if dataclasses.is_dataclass(readout) and not isinstance(readout, type):
-        values = {
-            field.name: getattr(readout, field.name) for field in dataclasses.fields(readout) if field.init
-        }
+        fields = [field for field in dataclasses.fields(readout) if field.init and field.compare]  # no caches
+        values = {field.name: getattr(readout, field.name) for field in fields}
         plain = all(value is None or isinstance(value, bool | int | float | str) for value in values.values())
         arguments = values if plain else None
     name = getattr(readout, "__name__", type(readout).__name__)
