@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-exports docs matrix wheel check format screenshot
+.PHONY: demo test test-slow test-exports docs matrix wheel check format screenshot screenshot-serve
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -54,6 +54,10 @@ format: .venv/test.stamp
 screenshot: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/likewise demo --out out/demo
 	$(BIN)/python tests/report/screenshot.py out/demo/report.html docs/images/report.png
+
+# The pictures of the live page.
+screenshot-serve: .venv/test.stamp .venv/browser.stamp
+	PYTHONPATH=tests/report:tests/serve $(BIN)/python tests/serve/screenshot.py out/serve docs/images
 
 .venv/demo.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -42,6 +42,8 @@ LEVELS = {
     "index": 8.5,
     "runs": 9,
     "integrations": 9,
+    "components": 9,  # scripts and styles that pages and notebooks share
+    "serve": 10,
     "cli": 11,
     "__main__": 12,
 }

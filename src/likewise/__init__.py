@@ -20,6 +20,7 @@ Where things are; a module imports only from those above it:
     index                               sketches of a data set on disk, to ask about new inputs later
     runs                                `analyze`: statistics as columns of a table; settings, exports, comparison
     integrations                        callbacks for trainers
+    components, serve                   the live page of a run or an index: `likewise serve`
     cli                                 the commands; their options are declared in runs.settings
 
 `figures` draws what any of them returns. CONTRIBUTING.md says which file to edit for what.

@@ -34,6 +34,7 @@ COMMANDS = (
     "compare",
     "export",
     "apply",
+    "serve",
     "verify",
     "doctor",
     "reproduce",

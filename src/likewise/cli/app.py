@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyze, decisions, demo, doctor, index, inspect, labels, reproduce
+from likewise.cli import analyze, decisions, demo, doctor, index, inspect, labels, reproduce, serve
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
@@ -63,6 +63,7 @@ for command in (
     inspect.compare,
     inspect.export,
     decisions.apply,
+    serve.serve,
     inspect.verify,
     doctor.doctor,
 ):

@@ -142,7 +142,7 @@ def ask(
     Example: `likewise ask index new.png more/*.png --open`
     """
     be_quiet(quiet)
-    found, settings = _open_index(folder, model, weights, data, device, exact)
+    found, settings = open_index(folder, model, weights, data, device, exact)
     answers = _answer(found, settings, new, k, exact)
     if opened:
         from likewise.index.page import write_page
@@ -207,7 +207,7 @@ def select(
 
     if len(folders) > 1 and (model is not None or weights is not None):
         raise ValueError("--model and --weights are of one index: of several, each knows its own.")
-    several = [_open_index(folder, model, weights, None, device, False) for folder in folders]
+    several = [open_index(folder, model, weights, None, device, False) for folder in folders]
     found, settings = several[0]
     indexes = [index for index, _ in several]
     read = _read_new(settings, target)
@@ -291,9 +291,10 @@ def merge(
     merge_run(folders, out, {"model": model, "weights": weights, "data": data, "device": device}, form)
 
 
-def _open_index(
+def open_index(
     folder: Path, model: str | None, weights: str | None, data: str | None, device: str, exact: bool
 ) -> "tuple[Index, Settings]":
+    """Return an index with its model, and the settings that it was built with; what is not None replaces these."""
     from likewise.index import Index
     from likewise.index.store import SETTINGS
 

@@ -9,7 +9,16 @@ data and weights never run code: no pickle is read.
 
 from likewise.loading.dataset import Read
 from likewise.loading.imports import import_object
-from likewise.loading.load import data, model, new_inputs
+from likewise.loading.load import data, model, new_inputs, pasted_input
 from likewise.loading.pretrained import PretrainedFolder, is_pretrained
 
-__all__ = ["PretrainedFolder", "Read", "data", "import_object", "is_pretrained", "model", "new_inputs"]
+__all__ = [
+    "PretrainedFolder",
+    "Read",
+    "data",
+    "import_object",
+    "is_pretrained",
+    "model",
+    "new_inputs",
+    "pasted_input",
+]

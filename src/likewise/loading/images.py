@@ -1,7 +1,8 @@
 """A folder of images, or of one folder of images a class."""
 
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -40,7 +41,21 @@ def read_folder(folder: Path, options: Options) -> Read:
     return read_images(files, names, options)._replace(labels=labels, classes=found.classes)
 
 
-def read_images(files: list[Path], names: tuple[str, ...], options: Options) -> Read:
+class ImageBytes(NamedTuple):
+    """An image file in memory: as much of a Path as reading an image needs."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+    def stat(self) -> os.stat_result:
+        """Return its size, where a file's is."""
+        return os.stat_result((0, 0, 0, 0, 0, 0, len(self.content), 0, 0, 0))
+
+
+def read_images(files: "Sequence[Path | ImageBytes]", names: tuple[str, ...], options: Options) -> Read:
     """Return the images of files, as those of a folder are read."""
     prepare = options.prepare
     if prepare is None and options.image_size is None:
@@ -134,7 +149,7 @@ def _kept(n: int, limit: int | None, spread: bool) -> list[int]:
     return [i * n // count for i in range(count)] if spread else list(range(count))
 
 
-def _refuse_sizes(files: list[Path]) -> None:
+def _refuse_sizes(files: Sequence[Path | ImageBytes]) -> None:
     """Raise an error if two images differ in size; reads the head of each file."""
     first = _size(files[0])
     for file in files[1:]:
@@ -146,7 +161,7 @@ def _refuse_sizes(files: list[Path]) -> None:
             )
 
 
-def _size(file: Path) -> tuple[int, int]:
+def _size(file: Path | ImageBytes) -> tuple[int, int]:
     try:
         with _opened(file) as image:
             return image.size
@@ -155,13 +170,14 @@ def _size(file: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(file: Path) -> "Iterator[Image]":
+def _opened(file: Path | ImageBytes) -> "Iterator[Image]":
     """Yield an image whose header is read; of Pillow's own limit of pixels only the header is free."""
     pillow = library("PIL.Image", "pillow")
     with _pixel_limit:
         before, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
         try:
-            image = pillow.open(file, formats=FORMATS)
+            source = io.BytesIO(file.content) if isinstance(file, ImageBytes) else file
+            image = pillow.open(source, formats=FORMATS)
         finally:
             pillow.MAX_IMAGE_PIXELS = before
     with image:
@@ -171,7 +187,7 @@ def _opened(file: Path) -> "Iterator[Image]":
 class _Opened(NamedTuple):
     """Images of files as a person sees them."""
 
-    files: list[Path]
+    files: Sequence[Path | ImageBytes]
     mode: str
     size: int | None
     max_memory: int
@@ -193,7 +209,7 @@ class _Opened(NamedTuple):
         bilinear = library("PIL.Image", "pillow").Resampling.BILINEAR
         return image if self.size is None else image.resize((self.size, self.size), bilinear)
 
-    def _refuse_huge(self, file: Path, stored: "Image") -> None:
+    def _refuse_huge(self, file: Path | ImageBytes, stored: "Image") -> None:
         """Raise an error if the pixels that the header declares take too much, decoded and converted."""
         (width, height), channels = stored.size, 1 if self.mode == "L" else 3
         bytes_per_pixel = (1 if stored.mode in ("1", "L", "P") else 4) + (1 if self.mode == "L" else 4)
@@ -203,7 +219,7 @@ class _Opened(NamedTuple):
         refuse_expansion(file, f"An image of {width:,} x {height:,} pixels", needed, self.max_memory)
 
 
-def _broken(file: Path, error: Exception) -> ValueError:
+def _broken(file: Path | ImageBytes, error: Exception) -> ValueError:
     return ValueError(
         f"{file} cannot be read as an image ({type(error).__name__}: {error}): repair or remove it."
     )

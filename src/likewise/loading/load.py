@@ -9,7 +9,7 @@ from torch import nn
 
 from likewise.loading.arrays import read_arrays
 from likewise.loading.dataset import Options, Preparation, Prepared, Read
-from likewise.loading.images import SUFFIXES, read_folder, read_images
+from likewise.loading.images import SUFFIXES, ImageBytes, read_folder, read_images
 from likewise.loading.imports import build_object, import_object, is_import, library
 from likewise.loading.paths import existing, listed
 from likewise.loading.pretrained import PretrainedFolder, is_pretrained
@@ -115,6 +115,51 @@ def new_inputs(words: Sequence[str], read_input: Callable[[], str], **settings: 
             f"where the index has a text column. Found {listed(list(words), 4)}."
         )
     return _texts(list(words), options)
+
+
+def pasted_input(
+    *,
+    image: bytes | None = None,
+    text: str | None = None,
+    row: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Read:
+    """Return one new sample from memory, in the form of a data set that was read with these settings.
+
+    No path is ever read: a text is a text, whatever file has that name.
+
+    Args:
+        image: The bytes of an image file.
+        text: A text.
+        row: A row of a table, column -> value; texts that are numbers become numbers.
+        settings: As for `data`.
+
+    Raises:
+        ExpansionError: The image takes more than `max_memory` once it is decoded.
+        ValueError: It cannot be read.
+
+    """
+    options = _options(**{**settings, "limit": None})
+    if image is not None:
+        plain = options._replace(
+            label=None, text_column=None, columns=None, show_columns=None, tokenization=None
+        )
+        return read_images([ImageBytes("the image", image)], ("the image",), plain)
+    if text is not None:
+        return _texts([text], options)
+    pandas = library("pandas", "pandas")
+    frame = pandas.DataFrame([{str(name): _number_or_text(value) for name, value in (row or {}).items()}])
+    known = options.label is not None and options.label in frame.columns
+    return table_read(frame, options._replace(label=options.label if known else None), "the row")
+
+
+def _number_or_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _names_data(word: str, options: Options) -> bool:

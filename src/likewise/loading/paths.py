@@ -4,9 +4,11 @@ A few kilobytes can declare, or expand to, more than a machine has. Sizes are ta
 with a limit before anything is decompressed or allocated.
 """
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Protocol
 
 
 def existing(text: str) -> Path:
@@ -53,7 +55,7 @@ class ExpansionError(MemoryError):
         allowed: The bytes that it may take.
     """
 
-    def __init__(self, path: Path, what: str, needed: int, allowed: int) -> None:
+    def __init__(self, path: object, what: str, needed: int, allowed: int) -> None:
         super().__init__(
             f"{what} in {path} takes {_megabytes(needed)} MB once it is decompressed, and "
             f"{_megabytes(allowed)} MB are allowed: if you trust the file, allow max_memory={needed:_}."
@@ -61,7 +63,14 @@ class ExpansionError(MemoryError):
         self.path, self.enough, self.allowed = path, needed, allowed
 
 
-def refuse_expansion(path: Path, what: str, needed: int, max_memory: int) -> None:
+class Sized(Protocol):
+    """A file, or what stands for one: it tells its size."""
+
+    def stat(self) -> os.stat_result:
+        """Return what the system says of it."""
+
+
+def refuse_expansion(path: Sized, what: str, needed: int, max_memory: int) -> None:
     """Raise an error if content takes more than `max_memory` bytes and more than the file it is in."""
     if needed > max(max_memory, path.stat().st_size):
         raise ExpansionError(path, what, needed, max_memory)

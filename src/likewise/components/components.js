@@ -1,0 +1,312 @@
+// What the live page and the notebook widget share: pictures, the review queue, the map with a lasso.
+// Text is always set as text, never as HTML.
+
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value != null) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child != null));
+  return made;
+}
+
+// A sample as a person sees it.
+export function renderPicture(picture, name, size = "small") {
+  if (!picture) return element("span", { class: `lw-picture lw-none lw-${size}` }, name);
+  if (picture.kind === "image") return element("img", { class: `lw-picture lw-${size}`, src: picture.content, alt: name });
+  if (picture.kind === "text") return element("span", { class: `lw-picture lw-text lw-${size}` }, picture.content);
+  if (picture.kind === "signal") return renderSignal(picture.content, size);
+  const cells = Object.entries(picture.content).slice(0, size === "small" ? 4 : 40);
+  const rows = cells.map(([key, value]) => element("tr", {}, element("th", {}, key), element("td", {}, String(value))));
+  return element("span", { class: `lw-picture lw-row lw-${size}` }, element("table", {}, ...rows));
+}
+
+function renderSignal(values, size) {
+  const known = values.filter((v) => v != null);
+  const low = Math.min(...known);
+  const span = Math.max(...known) - low || 1;
+  const drawn = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  drawn.setAttribute("viewBox", "0 0 100 40");
+  drawn.setAttribute("class", `lw-picture lw-${size}`);
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+  line.setAttribute("points", values.map((v, i) => (v == null ? "" : `${(100 * i) / (values.length - 1 || 1)},${38 - (36 * (v - low)) / span}`)).join(" "));
+  line.setAttribute("fill", "none");
+  line.setAttribute("stroke", "currentColor");
+  drawn.append(line);
+  return drawn;
+}
+
+export function neighborTile(near, same) {
+  const error = near.error ? ` ± ${near.error.toFixed(2)}` : "";
+  return element(
+    "figure",
+    { class: `lw-tile${same == null ? "" : same ? " lw-same" : " lw-other"}` },
+    renderPicture(near.picture, near.name),
+    element("figcaption", {}, element("strong", {}, near.label_name || near.name), element("span", { class: "lw-quiet" }, `${near.similarity.toFixed(2)}${error}`)),
+  );
+}
+
+// --- the review queue ------------------------------------------------------------------------------------------------
+
+const KEYS = { __proto__: null, l: "relabel", r: "right", w: "wrong", d: "drop", u: "unsure" };
+const VERDICTS = { right: "label is right", relabel: "relabel as suggested", wrong: "wrong, none fits", drop: "drop sample", unsure: "unsure" };
+const PAGE = 10;
+
+// A share in percent; one that is not certain is never rounded to all or nothing.
+const chance = (share) => (share > 0.99 ? "> 99 %" : share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`);
+
+// source: { classes, total, flagged, decisions: {sample: {verdict, label}}, load(start, count), decide(sample, decision or null), everywhere }
+export function mountReview(root, source) {
+  const entries = [];
+  const past = [];
+  const decisions = { ...source.decisions };
+  let at = 0;
+  let note = "";
+  const current = () => entries[at];
+
+  async function fill(place) {
+    while (entries.length <= place && entries.length < source.total) {
+      const more = await source.load(entries.length, PAGE);
+      if (!more.length) return;
+      entries.push(...more);
+    }
+  }
+
+  async function go(place) {
+    at = Math.max(0, Math.min(source.total - 1, place));
+    await fill(at);
+    draw();
+    fill(Math.min(source.total - 1, at + 3)); // the next ones, while this one is looked at
+  }
+
+  async function decide(verdict, label) {
+    const entry = current();
+    if (!entry) return;
+    const decision = verdict === "relabel" ? { verdict, label: label ?? entry.suggested_label } : { verdict };
+    past.push({ sample: entry.sample, before: decisions[entry.sample] ?? null, at });
+    await save(entry.sample, decision);
+    await go(at + 1);
+  }
+
+  async function undo() {
+    const last = past.pop();
+    if (!last) return;
+    await save(last.sample, last.before);
+    await go(last.at);
+  }
+
+  async function save(sample, decision) {
+    if (decision) decisions[sample] = decision;
+    else delete decisions[sample];
+    try {
+      await source.decide(sample, decision);
+      note = "";
+    } catch (error) {
+      note = `Not saved: ${error.message}`;
+    }
+  }
+
+  function draw() {
+    root.replaceChildren(...(source.total ? parts() : [element("p", {}, "There is nothing to review.")]));
+  }
+
+  function parts() {
+    const entry = current();
+    if (!entry) return [element("p", {}, "Loading …")];
+    const mine = decisions[entry.sample];
+    const decided = Object.keys(decisions).length;
+    const said = mine && (mine.verdict === "relabel" ? `relabeled ${source.classes?.[mine.label] ?? mine.label}` : VERDICTS[mine.verdict]);
+    const button = (key) =>
+      element(
+        "button",
+        { type: "button", class: `lw-button${mine?.verdict === KEYS[key] ? " lw-chosen" : ""}`, "data-verdict": KEYS[key], onclick: () => decide(KEYS[key]) },
+        KEYS[key] === "relabel" && entry.suggested_label_name ? `it is ${entry.suggested_label_name}` : VERDICTS[KEYS[key]],
+        element("kbd", {}, key),
+      );
+    const question = entry.suggested_label_name
+      ? element("p", { class: "lw-question" }, "Labeled ", element("strong", {}, entry.label_name), ", looks like ", element("strong", { class: "lw-accent" }, entry.suggested_label_name))
+      : element("p", { class: "lw-question" }, entry.label_name ?? entry.name);
+    const facts = [entry.name, entry.label_suspicion != null && `suspicion ${entry.label_suspicion.toFixed(2)}`, entry.chance_wrong != null && `${chance(entry.chance_wrong)} likely wrong`, said && `you said: ${said}`];
+    return [
+      element(
+        "div",
+        { class: "lw-bar" },
+        element("span", { class: "lw-quiet", "data-decided": decided }, `${at < source.flagged ? `${at + 1} of ${source.flagged.toLocaleString("en")} that look wrong` : `${at + 1} of ${source.total.toLocaleString("en")}, not flagged`} · ${decided} decided`),
+        element("progress", { max: Math.max(1, source.flagged), value: Math.min(decided, source.flagged), "aria-label": "decided" }),
+      ),
+      element(
+        "div",
+        { class: "lw-card", "data-sample": entry.sample },
+        element("div", { class: "lw-shown" }, renderPicture(entry.picture, entry.name, "large")),
+        element(
+          "div",
+          {},
+          question,
+          element("p", { class: "lw-quiet" }, facts.filter(Boolean).join(" · ")),
+          element("div", { class: "lw-buttons" }, ...Object.keys(KEYS).map(button)),
+          picker(),
+          element("p", { class: "lw-head" }, "The samples that the network treats most like it"),
+          element("div", { class: "lw-tiles" }, ...entry.neighbors.map((near) => neighborTile(near, near.label === entry.label))),
+        ),
+      ),
+      element(
+        "div",
+        { class: "lw-bar" },
+        element("button", { type: "button", class: "lw-button", onclick: () => go(at - 1) }, "previous", element("kbd", {}, "←")),
+        element("button", { type: "button", class: "lw-button", onclick: () => go(at + 1) }, "next", element("kbd", {}, "→")),
+        element("button", { type: "button", class: "lw-button", id: "lw-undo", disabled: !past.length, onclick: undo }, "undo", element("kbd", {}, "z")),
+        element("span", { class: "lw-accent", role: "status" }, note),
+      ),
+    ];
+  }
+
+  function picker() {
+    if (!source.classes) return null;
+    const list = element("datalist", { id: "lw-classes" }, ...source.classes.map((name) => element("option", { value: name })));
+    const choose = (event) => {
+      const number = source.classes.indexOf(event.target.value);
+      if (number >= 0) decide("relabel", number);
+    };
+    return element("label", { class: "lw-quiet" }, "or type its class ", element("input", { type: "text", class: "lw-field", list: "lw-classes", size: 16, onchange: choose }), list);
+  }
+
+  const listener = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || !root.isConnected || root.offsetParent === null) return;
+    if (event.target.closest?.("input, select, textarea")) return;
+    const acts = { ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), z: undo };
+    const act = acts[event.key] ?? (KEYS[event.key] && (() => decide(KEYS[event.key])));
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  };
+  root.tabIndex = 0;
+  (source.everywhere ? document : root).addEventListener("keydown", listener);
+  draw();
+  const first = async () => {
+    let place = 0;
+    await fill(0);
+    while (place < source.flagged - 1) {
+      await fill(place);
+      if (!entries[place] || !decisions[entries[place].sample]) break;
+      place += 1;
+    }
+    await go(place);
+  };
+  first();
+  return {
+    stop: () => (source.everywhere ? document : root).removeEventListener("keydown", listener),
+    update(changed) {
+      for (const sample of Object.keys(decisions)) if (!changed[sample]) delete decisions[sample];
+      Object.assign(decisions, changed);
+      draw();
+    },
+  };
+}
+
+// --- the map ---------------------------------------------------------------------------------------------------------
+
+// Okabe and Ito's colors, which color-blind readers can tell apart.
+export const COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d1f", "#7f7f7f", "#b8a800", "#6a3d9a"];
+
+// source: { x, y: numbers, groups: class numbers or null, names: of the classes, select(samples) }
+export function mountMap(root, source) {
+  const canvas = element("canvas", { class: "lw-map", tabindex: "0", role: "img", "aria-label": "Map of all samples: near points are treated alike. Drag to circle some." });
+  const told = element("p", { class: "lw-quiet", role: "status" }, "Drag to circle samples; double-click to let go.");
+  const legend = element("div", { class: "lw-legend" });
+  root.append(canvas, legend, told);
+  const n = source.x.length;
+  const bounds = [extent(source.x), extent(source.y)];
+  let chosen = null;
+  let path = [];
+  const places = () => {
+    const { width, height } = canvas;
+    const margin = 12 * devicePixelRatio;
+    const scale = (value, [low, high], size) => margin + ((value - low) / (high - low || 1)) * (size - 2 * margin);
+    return { px: (i) => scale(source.x[i], bounds[0], width), py: (i) => height - scale(source.y[i], bounds[1], height) };
+  };
+
+  function draw() {
+    canvas.width = Math.max(1, Math.round(canvas.clientWidth * devicePixelRatio));
+    canvas.height = Math.max(1, Math.round(canvas.clientHeight * devicePixelRatio));
+    const pen = canvas.getContext("2d");
+    const { px, py } = places();
+    const size = (n > 20000 ? 1.6 : n > 3000 ? 2.4 : 4.5) * devicePixelRatio;
+    for (const faded of [true, false]) {
+      pen.globalAlpha = faded ? 0.15 : n > 20000 ? 0.6 : 0.85;
+      for (let i = 0; i < n; i++) {
+        if ((chosen !== null && !chosen.has(i)) !== faded) continue;
+        pen.fillStyle = COLORS[(source.groups ? source.groups[i] : 0) % COLORS.length];
+        pen.fillRect(px(i) - size / 2, py(i) - size / 2, size, size);
+      }
+    }
+    if (path.length > 1) {
+      pen.globalAlpha = 1;
+      pen.strokeStyle = getComputedStyle(canvas).color;
+      pen.lineWidth = 1.5 * devicePixelRatio;
+      pen.beginPath();
+      path.forEach(([x, y], i) => (i ? pen.lineTo(x, y) : pen.moveTo(x, y)));
+      pen.closePath();
+      pen.stroke();
+    }
+  }
+
+  function select(samples) {
+    chosen = samples && new Set(samples);
+    told.textContent = samples ? `${samples.length.toLocaleString("en")} samples circled.` : "Drag to circle samples; double-click to let go.";
+    draw();
+    source.select(samples ?? []);
+  }
+
+  const where = (event) => [event.offsetX * devicePixelRatio, event.offsetY * devicePixelRatio];
+  canvas.addEventListener("pointerdown", (event) => {
+    path = [where(event)];
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!path.length) return;
+    path.push(where(event));
+    if (path.length % 3 === 0) draw();
+  });
+  canvas.addEventListener("pointerup", () => {
+    const lasso = path;
+    path = [];
+    if (lasso.length < 4) return draw();
+    const { px, py } = places();
+    const found = [];
+    for (let i = 0; i < n; i++) if (isInside(px(i), py(i), lasso)) found.push(i);
+    select(found.length ? found : null);
+  });
+  canvas.addEventListener("dblclick", () => select(null));
+  canvas.addEventListener("keydown", (event) => event.key === "Escape" && select(null));
+  if (source.names && source.names.length <= 20) {
+    legend.append(...source.names.map((name, i) => element("span", {}, element("i", { "data-color": i % COLORS.length }), name)));
+    legend.querySelectorAll("i").forEach((mark) => (mark.style.background = COLORS[Number(mark.dataset.color)]));
+  }
+  const observer = new ResizeObserver(draw);
+  observer.observe(canvas);
+  draw();
+  return { stop: () => observer.disconnect(), select };
+}
+
+function extent(values) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
+}
+
+export function isInside(x, y, polygon) {
+  let inside = false;
+  for (let i = 0, j = polygon.length - 1; i < polygon.length; j = i++) {
+    const [xi, yi] = polygon[i];
+    const [xj, yj] = polygon[j];
+    if (yi > y !== yj > y && x < ((xj - xi) * (y - yi)) / (yj - yi) + xi) inside = !inside;
+  }
+  return inside;
+}

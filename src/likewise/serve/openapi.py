@@ -1,0 +1,212 @@
+"""What the routes accept and return, as an OpenAPI document."""
+
+from importlib.metadata import version
+from typing import Any
+
+NUMBER = {"type": "number"}
+MAYBE_NUMBER = {"type": ["number", "null"]}
+TEXT = {"type": "string"}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document; paths are those of the routes, after the token."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "likewise serve",
+            "version": version("likewise"),
+            "description": "A run or an index as a live page on this machine. Every path but this one comes after the "
+            "token that the command printed.",
+        },
+        "servers": [{"url": "/{token}", "variables": {"token": {"default": "TOKEN"}}}],
+        "paths": {
+            "/": {"get": _operation("The page.", {"text/html": TEXT})},
+            "/report": {"get": _operation("The report of the run.", {"text/html": TEXT}, 404)},
+            "/static/{name}": {
+                "get": _operation(
+                    "Scripts and styles of the page.", {"text/javascript": TEXT}, 404, _path("name", TEXT)
+                )
+            },
+            "/about": {"get": _operation("What is served, and which new inputs are taken.", _json(_ABOUT))},
+            "/ask": {
+                "post": {
+                    **_operation(
+                        "What the prediction of a new input rests on: neighbors, novelty, what speaks against it.",
+                        _json(_ANSWER),
+                        *(400, 404, 408, 413, 415, 422, 503),
+                        _query("k", "How many neighbors.", 8, 1, 50),
+                    ),
+                    "requestBody": {
+                        "required": True,
+                        "description": "An image file as it is; a text; or JSON with one of text and row.",
+                        "content": {
+                            "image/*": {"schema": {"type": "string", "format": "binary"}},
+                            "text/plain": {"schema": TEXT},
+                            "application/json": {
+                                "schema": {
+                                    "type": "object",
+                                    "properties": {"text": TEXT, "row": {"type": "object"}},
+                                }
+                            },
+                        },
+                    },
+                }
+            },
+            "/suspects": {
+                "get": _operation(
+                    "Samples in the order of review, flagged labels first.",
+                    _json(_SUSPECTS),
+                    *(400, 404),
+                    _query("start", "The place of the first.", 0, 0, None),
+                    _query("count", "How many.", 10, 1, 100),
+                )
+            },
+            "/samples/{sample}": {
+                "get": _operation(
+                    "A sample with its neighbors.",
+                    _json({"type": "object"}),
+                    404,
+                    _path("sample", {"type": "integer"}),
+                )
+            },
+            "/decisions": {
+                "get": _operation("The decisions in the run folder.", _json(_DECISIONS), 404),
+                "post": {
+                    **_operation(
+                        "Add, change or (verdict null) take back decisions; they are saved in the run folder.",
+                        _json({"type": "object", "properties": {"decisions": {"type": "integer"}}}),
+                        *(400, 404, 408, 413, 415, 422, 503),
+                    ),
+                    "requestBody": {
+                        "required": True,
+                        "content": {"application/json": {"schema": _DECISIONS}},
+                    },
+                },
+            },
+        },
+        "components": {"schemas": {"Error": _ERROR}},
+    }
+
+
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": TEXT}}
+_PICTURE = {
+    "type": ["object", "null"],
+    "properties": {"kind": {"enum": ["image", "text", "row", "signal"]}, "content": {}},
+}
+_NEIGHBOR = {
+    "type": "object",
+    "required": ["row", "name", "label_name", "similarity", "error"],
+    "properties": {
+        "row": {"type": "integer"},
+        "name": TEXT,
+        "label": {},
+        "label_name": TEXT,
+        "similarity": NUMBER,
+        "error": {**NUMBER, "description": "Standard error of the similarity."},
+        "picture": _PICTURE,
+    },
+}
+_ANSWER = {
+    "type": "object",
+    "required": ["prediction", "trusted", "reasons", "novelty", "neighbors"],
+    "properties": {
+        "prediction": {},
+        "prediction_name": TEXT,
+        "confidence": MAYBE_NUMBER,
+        "trusted": {"type": "boolean"},
+        "reasons": {"type": "array", "items": TEXT},
+        "agreement": MAYBE_NUMBER,
+        "shift": MAYBE_NUMBER,
+        "novelty": MAYBE_NUMBER,
+        "novelty_percentile": MAYBE_NUMBER,
+        "novelty_error": MAYBE_NUMBER,
+        "novelty_comparison": TEXT,
+        "picture": _PICTURE,
+        "neighbors": {"type": "array", "items": _NEIGHBOR},
+    },
+}
+_ABOUT = {
+    "type": "object",
+    "required": ["model", "samples", "classes", "input", "columns", "run", "flagged", "report"],
+    "properties": {
+        "model": TEXT,
+        "samples": {"type": "integer"},
+        "classes": {"type": ["array", "null"], "items": TEXT},
+        "input": {"enum": ["image", "text", "row", None]},
+        "columns": {"type": ["array", "null"], "items": TEXT},
+        "run": {"type": ["string", "null"]},
+        "flagged": {"type": ["integer", "null"]},
+        "report": {"type": "boolean"},
+    },
+}
+_SUSPECTS = {
+    "type": "object",
+    "required": ["total", "flagged", "start", "samples"],
+    "properties": {
+        "total": {"type": "integer"},
+        "flagged": {"type": "integer"},
+        "start": {"type": "integer"},
+        "samples": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_DECISIONS = {
+    "type": "object",
+    "required": ["run", "decisions"],
+    "properties": {
+        "run": TEXT,
+        "decisions": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["sample", "verdict"],
+                "properties": {
+                    "sample": {"type": "integer"},
+                    "verdict": {"enum": ["wrong", "right", "unsure", "relabel", "drop", None]},
+                    "label": {"type": ["integer", "string"]},
+                },
+            },
+        },
+    },
+}
+_REASONS = {
+    400: "The request cannot be read.",
+    404: "There is no such thing.",
+    408: "The request came too slowly.",
+    413: "It is too large.",
+    415: "It is of no known type.",
+    422: "It was read, and cannot be used; the error says why.",
+    503: "Too many wait; try again.",
+}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": schema}
+
+
+def _operation(summary: str, content: dict[str, Any], *more: int | dict[str, Any]) -> dict[str, Any]:
+    """Return an operation; numbers are errors that it may answer with, dicts are parameters."""
+    responses: dict[str, Any] = {
+        "200": {
+            "description": summary,
+            "content": {kind: {"schema": schema} for kind, schema in content.items()},
+        }
+    }
+    for status in (number for number in more if isinstance(number, int)):
+        schema = {"$ref": "#/components/schemas/Error"}
+        responses[str(status)] = {
+            "description": _REASONS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+    found: dict[str, Any] = {"summary": summary, "responses": responses}
+    parameters = [part for part in more if isinstance(part, dict)]
+    return {**found, "parameters": parameters} if parameters else found
+
+
+def _query(name: str, description: str, default: int, least: int, most: int | None) -> dict[str, Any]:
+    schema = {"type": "integer", "default": default, "minimum": least}
+    schema |= {} if most is None else {"maximum": most}
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+def _path(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": schema}

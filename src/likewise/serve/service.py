@@ -1,0 +1,157 @@
+"""What is served, without HTTP: answers about new inputs, the review queue, decisions in the run folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from likewise.data import batches
+from likewise.index import Index
+from likewise.locks import lock_folder
+from likewise.runs.decisions import Decision, decisions_as_dict, write_decisions
+from likewise.runs.result import Analysis
+from likewise.runs.review import ReviewQueue, describe_picture
+from likewise.serve.inputs import InputReader, NewInput
+from likewise.thumbnails import Picture
+
+DECISIONS = "decisions.json"
+SECONDS_FOR_LOCK = 10
+
+
+class Question:
+    """A new input with the number of neighbors that are asked for."""
+
+    def __init__(self, new: NewInput, k: int) -> None:
+        self.new, self.k = new, k
+
+
+class Service:
+    """A run, an index, or both, to be asked.
+
+    Args:
+        index: To answer about new inputs; opened with its model. None where there is none.
+        run: Whose samples are reviewed. None where only an index is served.
+        reader: Reads new inputs; None where how cannot be told.
+
+    """
+
+    def __init__(self, index: Index | None, run: Analysis | None, reader: InputReader | None) -> None:
+        if index is None and run is None:
+            raise ValueError("There is nothing to serve: give a run or an index.")
+        self.index, self.run, self.reader = index, run, reader
+        self.queue = None if run is None else ReviewQueue(run, self._stored_picture)
+        if run is not None:
+            self.decisions()  # a file that cannot be read is said at the start
+
+    def about(self) -> dict[str, Any]:
+        """Return what is served and which new inputs are taken."""
+        index, run, reader = self.index, self.run, self.reader
+        if run is not None:
+            model, samples = run.manifest["about"]["model"], len(run.table)
+        else:
+            assert index is not None
+            model, samples = index.manifest["model_name"], len(index)
+        return {
+            "model": model,
+            "samples": samples,
+            "classes": self.classes,
+            "input": None if index is None or reader is None else reader.kind,
+            "columns": None if index is None or reader is None else reader.columns,
+            "run": None if run is None else run.manifest["data"],
+            "flagged": None if self.queue is None else self.queue.flagged,
+            "report": run is not None,
+        }
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes."""
+        if self.run is not None:
+            return self.run.manifest.get("classes")
+        return None if self.index is None else self.index.classes
+
+    def explain(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
+        """Return prediction, neighbors, novelty and what speaks against it, for each new input."""
+        assert self.index is not None
+        most = max(question.k for question in questions)
+        found = self.index.explain(batches([question.new.value for question in questions]), most)
+        answers = []
+        for question, explanation in zip(questions, found, strict=True):
+            answer = explanation.as_dict()
+            answer["novelty_comparison"] = explanation.novelty_comparison
+            answer["picture"] = describe_picture(question.new.picture)
+            pictures = [describe_picture(near.sample.picture) for near in explanation.neighbors]
+            answer["neighbors"] = [
+                {**near, "picture": shown} for near, shown in zip(answer["neighbors"], pictures, strict=True)
+            ][: question.k]
+            answers.append(answer)
+        return answers
+
+    def decisions(self) -> dict[str, Any]:
+        """Return the decisions in the run folder, as the report's review downloads them."""
+        return decisions_as_dict(self._read_decisions(), self._run.manifest)
+
+    def decide(self, changes: Any) -> dict[str, Any]:
+        """Change decisions in the run folder, and return how many there are.
+
+        Args:
+            changes: As a file of decisions; a verdict that is None takes a decision back.
+
+        Raises:
+            ValueError: They are about another data set, or name samples or classes that the run does not have.
+
+        """
+        run = self._run
+        entries = changes.get("decisions") if isinstance(changes, Mapping) else None
+        if not isinstance(entries, list):
+            raise ValueError('Expected {"run": ..., "decisions": [{"sample": ..., "verdict": ...}]}.')
+        withdrawn = [e for e in entries if isinstance(e, Mapping) and "verdict" in e and e["verdict"] is None]
+        made = {**changes, "decisions": [e for e in entries if e not in withdrawn]}
+        reader = run.decision_reader
+        new = {decision.sample: decision for decision in reader.parse(made, "The request")}
+        gone = {d.sample for d in reader.parse({**made, "decisions": _as_unsure(withdrawn)}, "The request")}
+        with lock_folder(run.folder, SECONDS_FOR_LOCK):
+            known = {d.sample: d for d in self._read_decisions() if d.sample not in gone} | new
+            kept = [known[sample] for sample in sorted(known)]
+            write_decisions(run.folder / DECISIONS, kept, run.manifest)
+        return {"decisions": len(kept)}
+
+    def warm_up(self) -> None:
+        """Trace the model by a question about a stored sample, so that the first visitor does not wait for it."""
+        if self.index is None or self.reader is None:
+            return
+        seen = self.index.sample(int(self.index.rows[0])).picture
+        if seen is None or seen.kind != self.reader.kind:
+            return
+        raw: Any = seen.content
+        if seen.kind == "text":
+            raw = seen.content.decode("utf-8")
+        elif seen.kind == "row":
+            row = json.loads(seen.content)
+            raw = {name: row[name] for name in self.reader.columns or row if name in row}
+        self.explain([Question(self.reader.read(raw), 1)])
+
+    @property
+    def report(self) -> Path | None:
+        """The report of the run."""
+        return None if self.run is None else self.run.folder / "report.html"
+
+    @property
+    def _run(self) -> Analysis:
+        if self.run is None:
+            raise LookupError("An index alone is served: there is no run to review.")
+        return self.run
+
+    def _read_decisions(self) -> list[Decision]:
+        path = self._run.folder / DECISIONS
+        return self._run.decision_reader.read(path) if path.exists() else []
+
+    def _stored_picture(self, sample: int) -> Picture | None:
+        """Return what the index of the run keeps of a sample that the run itself has no picture of."""
+        if self.index is None or self.run is None or len(self.index) != len(self.run.table):
+            return None
+        return self.index.sample(sample).picture
+
+
+def _as_unsure(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return decisions that are taken back as ones that can be checked."""
+    return [{**entry, "verdict": "unsure"} for entry in entries]

@@ -1,0 +1,131 @@
+"""The live page in a real Chromium, served by a real process."""
+
+import json
+import shutil
+
+import pytest
+from browser import REPORT_VIOLATIONS, chromium
+from serve_process import Server
+
+import likewise as lw
+
+pytestmark = pytest.mark.browser
+DROP = """
+async ([address, name]) => {
+  const bytes = Uint8Array.from(atob(address), (c) => c.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], name, { type: "image/png" }));
+  const options = { dataTransfer: transfer, bubbles: true, cancelable: true };
+  document.getElementById("drop").dispatchEvent(new DragEvent("drop", options));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def live(place, tmp_path):
+    """A run of its own, served."""
+    shutil.copytree(place, tmp_path / "own")
+    server = Server(tmp_path / "own", "run")
+    server.folder = tmp_path / "own" / "run"
+    yield server
+    server.stop()
+
+
+def opened(browser, address, **context):
+    page = browser.new_context(**context).new_page()
+    page.add_init_script(REPORT_VIOLATIONS)
+    heard = {"errors": [], "requests": []}
+    page.on("console", lambda m: heard["errors"].append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: heard["errors"].append(str(error)))
+    page.on("request", lambda request: heard["requests"].append(request.url))
+    page.goto(address)
+    page.wait_for_selector("body[data-ready=yes]", timeout=30_000)
+    return page, heard
+
+
+def test_an_image_is_dropped_and_the_answer_read(browser, served, place):
+    import base64
+
+    page, heard = opened(browser, served.address)
+    content = base64.b64encode((place / "images" / "bee" / "001.png").read_bytes()).decode()
+    page.evaluate(DROP, [content, "01.png"])
+    page.wait_for_selector("#answer[data-state=answered]")
+    assert page.inner_text("#prediction") == "bee"
+    assert page.locator("#neighbors .lw-tile").count() == 12
+    assert page.locator("#neighbors img").first.evaluate("i => i.complete && i.naturalWidth > 0")
+    page.evaluate(DROP, [base64.b64encode(b"no image").decode(), "x.png"])
+    page.wait_for_selector("#answer[data-state=failed]")
+    assert "cannot be read as an image" in page.inner_text("#answer")
+    assert [e for e in heard["errors"] if "422" not in e] == []
+    own = served.address.rsplit("/", 2)[0]
+    assert all(url.startswith((own, "data:", "blob:")) for url in heard["requests"])
+
+
+def test_keys_decide_at_once_and_decisions_are_in_the_run_folder(browser, live):
+    page, heard = opened(browser, live.address + "#review")
+    page.wait_for_selector(".lw-card")
+    saved = live.folder / "decisions.json"
+    samples = []
+    for key in "lrw":
+        samples.append(int(page.get_attribute(".lw-card", "data-sample")))
+        with page.expect_response("**/decisions"):
+            page.keyboard.press(key)
+        page.wait_for_selector(f".lw-card:not([data-sample='{samples[-1]}'])")
+    found = {d["sample"]: d for d in json.loads(saved.read_text())["decisions"]}
+    assert [found[s]["verdict"] for s in samples] == ["relabel", "right", "wrong"]
+    run = lw.Analysis(live.folder)
+    assert found[samples[0]]["label"] == run.table["suggested_label"][samples[0]]
+    with page.expect_response("**/decisions"):
+        page.keyboard.press("z")
+    page.wait_for_selector(f".lw-card[data-sample='{samples[2]}']")
+    assert len(json.loads(saved.read_text())["decisions"]) == 2
+    page.reload()
+    page.wait_for_selector(f".lw-card[data-sample='{samples[2]}']")  # the first that is undecided
+    page.fill(".lw-field", "cow")
+    with page.expect_response("**/decisions"):
+        page.dispatch_event(".lw-field", "change")
+    assert {d["sample"]: d.get("label_name") for d in json.loads(saved.read_text())["decisions"]}[
+        samples[2]
+    ] == "cow"
+    assert heard["errors"] == []
+
+
+def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):
+    page, _ = opened(browser, live.address + "#review")
+    page.wait_for_selector(".lw-card")
+    first = int(page.get_attribute(".lw-card", "data-sample"))
+    with page.expect_response("**/decisions"):
+        page.keyboard.press("r")
+    page.click("nav [data-part=report]")
+    frame = page.frame_locator("#report iframe")
+    frame.locator("body[data-ready=yes]").wait_for(timeout=30_000)
+    run = lw.Analysis(live.folder)
+    other = int(run.table["label_suspicion"].drop(first)[run.table["label_issue"]].idxmax())
+    key = json.dumps(f"likewise:{run.manifest['data']}")
+    write = f"""() => {{
+      const kept = JSON.parse(localStorage.getItem({key}));
+      kept[{other}] = {{ verdict: "wrong" }};
+      localStorage.setItem({key}, JSON.stringify(kept));
+      return kept;
+    }}"""
+    with page.expect_response("**/decisions"):
+        kept = frame.locator("body").evaluate(write)
+    assert kept[str(first)] == {"verdict": "right"}
+    found = json.loads((live.folder / "decisions.json").read_text())["decisions"]
+    assert {d["sample"]: d["verdict"] for d in found} == {first: "right", other: "wrong"}
+
+
+def test_a_phone_shows_the_buttons_without_scrolling(browser, served):
+    page, heard = opened(browser, served.address + "#review", viewport={"width": 390, "height": 844})
+    page.wait_for_selector(".lw-card")
+    for verdict in ("relabel", "right", "wrong", "drop", "unsure"):
+        box = page.locator(f"[data-verdict={verdict}]").bounding_box()
+        assert 0 <= box["x"] and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844, verdict
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert heard["errors"] == []
