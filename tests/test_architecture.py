@@ -32,6 +32,7 @@ LEVELS = {
     "data": 2,
     "model": 2,  # knows the readouts
     "report": 2,  # knows only its folder
+    "components": 2,  # scripts and styles that the live page and notebooks share
     "identity": 3,  # of models, data and readouts
     "engines": 3,
     "losses": 4,
@@ -42,7 +43,6 @@ LEVELS = {
     "index": 8.5,
     "runs": 9,
     "integrations": 9,
-    "components": 9,  # scripts and styles that pages and notebooks share
     "serve": 10,
     "cli": 11,
     "__main__": 12,

@@ -27,7 +27,7 @@ Wrong = Literal["drop", "suggested", "keep"]
 
 def apply_decisions(
     run: Analysis | str | Path,
-    decisions: str | Path | Mapping[int, Any],
+    decisions: str | Path | Mapping[int, Any] | Sequence[Decision],
     to: str | Path | None = None,
     out: str | Path | None = None,
     *,
@@ -41,7 +41,7 @@ def apply_decisions(
         run: The run that was decided on, or its folder.
         decisions: The file that the report's review downloads, or an export of Label Studio or Argilla; or a dict,
             sample number -> verdict ("right", "wrong", "unsure", "drop") or the class that it should have, by number
-            or, if no verdict is called so, by name.
+            or, if no verdict is called so, by name; or `decisions` of the widget that `Analysis.show` returns.
         to: In which form the data are written; nothing is if None. "labels.csv" (the samples that stay with their
             labels by name), "table" (the table that was analyzed, in its own format), "parquet" (that table, or the
             labels of other data), "folder" (copies of the images, one folder for each class), "hf-dataset" (a
@@ -75,15 +75,20 @@ def apply_decisions(
         raise ValueError(
             f"The run in {found.folder} has no labels that are classes: there is nothing to correct."
         )
-    given = (
-        _from_mapping(found, decisions)
-        if isinstance(decisions, Mapping)
-        else read_decisions(found, decisions)
-    )
+    given = _given(found, decisions)
     corrections = _correct(found, given, wrong)
     if to is not None:
         corrections.write(to, out, data=data, force=force)
     return corrections
+
+
+def _given(run: Analysis, decisions: Any) -> list[Decision]:
+    """Return decisions, whatever form they were given in."""
+    if isinstance(decisions, Mapping):
+        return _from_mapping(run, decisions)
+    if isinstance(decisions, str | Path):
+        return read_decisions(run, decisions)
+    return run.decision_reader.check(decisions, "decisions")
 
 
 def read_decisions(run: Analysis, path: str | Path) -> list[Decision]:

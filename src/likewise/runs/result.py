@@ -17,6 +17,9 @@ from likewise.thumbnails import Picture
 if TYPE_CHECKING:
     import pandas
 
+    from likewise.runs.notebook import ReviewWidget
+    from likewise.runs.review import StaticReview
+
 
 class Summary(NamedTuple):
     """A run in a few numbers."""
@@ -193,6 +196,20 @@ class Analysis:
     def decision_reader(self) -> DecisionReader:
         """Reads decisions about the samples of this run."""
         return DecisionReader(self.manifest, len(self.table))
+
+    def show(self) -> "ReviewWidget | StaticReview":
+        """Return the map with a lasso and the review queue, for a notebook.
+
+        `.selected` are the samples that are circled, `.decisions` what was decided, for `likewise.apply_decisions`.
+        Without anywidget (`pip install "likewise[notebook]"`) the map and the worst samples are shown as they are.
+        """
+        from likewise.runs.review import StaticReview
+
+        try:
+            from likewise.runs.notebook import ReviewWidget
+        except ImportError:
+            return StaticReview(self)
+        return ReviewWidget(self)
 
     def report(self) -> Path:
         """Rewrite report.html, and return where it is."""

@@ -1,16 +1,34 @@
 """The samples of a run as a reviewer sees them one by one: plain values for a page, the most suspicious first."""
 
+import html
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from likewise.index.explanation import picture_text
-from likewise.runs.result import Analysis
 from likewise.thumbnails import Picture, escape_controls
 
+if TYPE_CHECKING:
+    from likewise.runs.result import Analysis
+
 NEIGHBORS = 8
+SHOWN = 12
+MOST_POINTS = 3000
+# Okabe and Ito's colors, which color-blind readers can tell apart.
+COLORS = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#8c6d1f",
+    "#7f7f7f",
+    "#b8a800",
+    "#6a3d9a",
+)
 
 
 class ReviewQueue:
@@ -22,7 +40,7 @@ class ReviewQueue:
 
     """
 
-    def __init__(self, run: Analysis, find_picture: Callable[[int], Picture | None] | None = None) -> None:
+    def __init__(self, run: "Analysis", find_picture: Callable[[int], Picture | None] | None = None) -> None:
         self.run, self._find_picture = run, find_picture
         table = run.table
         score = table.get("label_suspicion", table["novelty"]).to_numpy()
@@ -84,3 +102,60 @@ def describe_picture(picture: Picture | None) -> dict[str, Any] | None:
     if picture.kind in ("image", "text"):
         return {"kind": picture.kind, "content": picture_text(picture)}
     return {"kind": picture.kind, "content": json.loads(picture.content)}
+
+
+class StaticReview:
+    """The map and the most suspicious samples of a run as plain HTML, where widgets cannot run."""
+
+    def __init__(self, run: "Analysis") -> None:
+        self.run = run
+
+    def _repr_html_(self) -> str:
+        return static_html(self.run)
+
+
+def static_html(run: "Analysis") -> str:
+    """Return the map and the most suspicious samples as HTML without scripts; everything of the user's is escaped."""
+    tiles = "".join(_tile(entry) for entry in ReviewQueue(run).entries(0, min(SHOWN, len(run.table))))
+    return (
+        '<div style="font:14px/1.4 system-ui,sans-serif">'
+        f'{_static_map(run)}<div style="display:flex;flex-wrap:wrap;gap:10px;margin-top:10px">{tiles}</div></div>'
+    )
+
+
+def _tile(entry: dict[str, Any]) -> str:
+    picture, name = entry["picture"], html.escape(entry["name"])
+    if picture is None:
+        shown = name
+    elif picture["kind"] == "image":
+        source = html.escape(picture["content"], quote=True)
+        shown = f'<img src="{source}" alt="{name}" width="84" height="84" style="image-rendering:pixelated">'
+    else:
+        shown = html.escape(str(picture["content"])[:200])
+    told = html.escape(entry.get("label_name", ""))
+    if entry["flagged"]:
+        told += f", looks like <b>{html.escape(entry['suggested_label_name'])}</b>"
+    return f'<figure style="margin:0;width:110px;overflow:hidden">{shown}<figcaption>{told}</figcaption></figure>'
+
+
+def _static_map(run: "Analysis") -> str:
+    table = run.table
+    step = -(-len(table) // MOST_POINTS)
+    some = table.iloc[::step]
+    x, y = (_scaled(some[name].to_numpy()) for name in ("map_x", "map_y"))
+    group = next((name for name in ("label", "prediction") if name in some), None)
+    numbers = np.zeros(len(some), dtype=int)
+    if group is not None and some[group].dtype.kind in "iu":
+        numbers = some[group].to_numpy()
+    points = "".join(
+        f'<circle cx="{a:.1f}" cy="{100 - b:.1f}" r=".6" fill="{COLORS[int(i) % len(COLORS)]}"/>'
+        for a, b, i in zip(x, y, numbers, strict=True)
+    )
+    return (
+        f'<svg viewBox="-2 -2 104 104" width="360" role="img" aria-label="Map of the samples">{points}</svg>'
+    )
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    low, high = values.min(), values.max()
+    return 100 * (values - low) / (high - low if high > low else 1)
