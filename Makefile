@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-exports docs matrix wheel check format screenshot screenshot-serve
+.PHONY: demo test test-slow test-exports docs matrix wheel check format screenshots screenshot-serve
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -50,10 +50,10 @@ format: .venv/test.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The picture in the README, from the demo's own report.
-screenshot: .venv/test.stamp .venv/browser.stamp
+# The pictures of the report in the README and the documentation, from the demo's own: desktop, phone, light, dark.
+screenshots: .venv/test.stamp .venv/browser.stamp
 	$(BIN)/likewise demo --out out/demo
-	$(BIN)/python tests/report/screenshot.py out/demo/report.html docs/images/report.png
+	$(BIN)/python tests/report/screenshots.py out/demo/report.html docs/images
 
 # The pictures of the live page.
 screenshot-serve: .venv/test.stamp .venv/browser.stamp
