@@ -31,6 +31,7 @@ def synthetic_run(n, k=10, pictures=1500, seed=0):
         "local_density": 1 + 50 * generator.random(n) ** 3,
         "uncertainty": generator.random(n),
         "hard_neighbors": generator.integers(1, 50, size=n),
+        "duplicates": np.zeros(n, dtype=int),
         "novelty": generator.random(n),
         "shift": generator.random(n) ** 3,
         "agreement": generator.random(n),

@@ -331,6 +331,11 @@ def test_near_duplicates_are_listed_also_across_splits(page, run):
         for j, s in zip(run.neighbor_matrix[i], run.similarity_matrix[i], strict=True)
         if np.round((min(s, 1) + 1) * 5000) / 5000 - 1 >= 0.99 - 1e-9
     }
+    listed = run.duplicates
+    assert int(page.get_attribute("#duplicates", "data-count")) == len(listed) >= 5
+    assert page.locator("#duplicates .pair").first.get_attribute("data-pair") == (
+        f"{listed['first'][0]}:{listed['second'][0]}"
+    )
     page.select_option("#duplicates-level", "0.99")
     assert int(page.get_attribute("#duplicates", "data-count")) == len(pairs)
     assert {(200 + i, 300 + i) for i in range(5)} <= pairs

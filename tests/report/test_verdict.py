@@ -3,7 +3,7 @@
 import numpy as np
 from synthetic import synthetic_run
 
-from likewise.report.verdict import duplicate_pairs, standing_group, steps, verdict
+from likewise.report.verdict import standing_group, steps, verdict
 
 UNKNOWN = {
     "errors": None,
@@ -68,14 +68,6 @@ def test_steps_count_what_they_open_and_leave_out_what_is_not_there():
     alone = np.where(np.arange(200) < 7, "isolated", "ordinary").astype(object)
     found = {step.title: step for step in steps(run_with(status=alone))}
     assert found["samples to label or collect next"].value == "7"
-
-
-def test_duplicate_pairs_are_counted_once():
-    run = synthetic_run(100, k=3, pictures=0)
-    indices = np.array([[(i + 1) % 100, (i + 2) % 100, (i - 1) % 100] for i in range(100)])
-    similarities = np.zeros((100, 3))
-    similarities[10, 0] = similarities[11, 2] = 0.995  # one pair, seen from both sides
-    similarities[50, 0] = 0.9999
-    assert duplicate_pairs(run._replace(indices=indices, similarities=similarities)) == (2, 0.99)
-    similarities[:] = 0.995
-    assert duplicate_pairs(run._replace(indices=indices, similarities=similarities)) == (0, 0.999)
+    pairs = {name: np.arange(3) for name in ("first", "second", "similarity", "input_similarity")}
+    found = {step.title: step for step in steps(run._replace(duplicates=pairs))}
+    assert found["near-duplicate pairs"].value == "3"

@@ -69,6 +69,10 @@ def compare(
         Path, typer.Argument(help="The run after: same data, another checkpoint.", show_default=False)
     ],
     k: Annotated[int, typer.Option("-k", help="How many samples to list.")] = 10,
+    across_settings: Annotated[
+        bool,
+        typer.Option("--across-settings", help="Also compare runs of other outputs (readout) or parameters."),
+    ] = False,
     form: Form = Format.text,
 ) -> None:
     """Compare two runs on the same data: whose neighbors changed, whose density fell.
@@ -78,7 +82,7 @@ def compare(
     from likewise.runs.compare import compare_runs
     from likewise.runs.result import Analysis
 
-    found = compare_runs(Analysis(run_a), Analysis(run_b))
+    found = compare_runs(Analysis(run_a), Analysis(run_b), across_settings=across_settings)
     summary = found.summary._asdict()
     changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
     fell = _listed(found.changes, "density_rank_change", k, ascending=True)

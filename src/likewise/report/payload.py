@@ -30,6 +30,7 @@ class Run(NamedTuple):
     counts: np.ndarray  # (n, bins)
     pictures: dict[int, Picture]
     directions: np.ndarray | None = None  # (n, 2) leading directions of the kernel, for another map
+    duplicates: dict[str, np.ndarray] | None = None  # first, second, similarity, input_similarity of pairs
 
     @property
     def n(self) -> int:
@@ -75,6 +76,7 @@ def read_run(folder: Path) -> Run:
         counts=counts.flatten().to_numpy().reshape(n, -1),
         pictures={row["sample"]: Picture(row["kind"], row["content"]) for row in pictures},
         directions=coordinates[:, :2],
+        duplicates=_read_duplicates(folder),
     )
 
 
@@ -100,6 +102,7 @@ def pack_payload(run: Run) -> bytes:
             if name != "sample"
         },
         "directions": _directions(run, blob),
+        "duplicates": _duplicates(run, blob),
         "neighbors": blob.array(run.indices.astype("u4")),
         "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 5000).astype("u2")),
         "counts": blob.array(run.counts.astype("u2" if run.n < 2**16 else "u4")),
@@ -114,6 +117,21 @@ def pack_payload(run: Run) -> bytes:
     start = np.array([len(text)], dtype="<u4").tobytes()
     whole = start + text + b"\0" * (-(len(text) + 4) % 8) + blob.joined()
     return gzip.compress(whole, 9, mtime=0)
+
+
+def _read_duplicates(folder: Path) -> dict[str, np.ndarray]:
+    table = _read_table(folder / "duplicates.parquet")
+    return {name: table[name].to_numpy() for name in ("first", "second", "similarity", "input_similarity")}
+
+
+def _duplicates(run: Run, blob: "_Blob") -> dict[str, Any] | None:
+    if run.duplicates is None:
+        return None
+    pairs = run.duplicates
+    numbers = {name: blob.array(pairs[name].astype("u4")) for name in ("first", "second")}
+    return numbers | {
+        name: blob.array(pairs[name].astype("f4")) for name in ("similarity", "input_similarity")
+    }
 
 
 def _directions(run: Run, blob: "_Blob") -> list[dict[str, Any]] | None:

@@ -10,7 +10,6 @@ from likewise.report.payload import Run
 SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
 FEW_FLAGS = 5  # say nothing of groups
-DUPLICATE, SURE_DUPLICATE = 0.99, 0.999
 
 
 class Caveat(NamedTuple):
@@ -91,19 +90,6 @@ def standing_group(run: Run) -> str:
     return text
 
 
-def duplicate_pairs(run: Run) -> tuple[int, float]:
-    """Return how many pairs of neighbors the network treats the same, and from which similarity on."""
-    n, k = run.indices.shape
-    rows = np.repeat(np.arange(n), k)
-    low, high = np.minimum(rows, run.indices.ravel()), np.maximum(rows, run.indices.ravel())
-    counts = {}
-    for level in (DUPLICATE, SURE_DUPLICATE):
-        near = run.similarities.ravel() >= level
-        counts[level] = len(np.unique(low[near].astype(np.int64) * n + high[near]))
-    level = DUPLICATE if counts[DUPLICATE] <= n / 5 else SURE_DUPLICATE
-    return counts[level], level
-
-
 def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
     count, told = int(run.columns["label_issue"].sum()), run.manifest.get("wrong_labels") or {}
     labels = _plural(run.n, "label", "labels")
@@ -177,12 +163,12 @@ def _steps(run: Run) -> Iterator[Step]:
                 "Show them",
                 opens="status:isolated",
             )
-    pairs, level = duplicate_pairs(run)
+    pairs = 0 if run.duplicates is None else len(run.duplicates["first"])
     if pairs:
         yield Step(
             f"{pairs:,}",
             _plural(pairs, "near-duplicate pair", "near-duplicate pairs"),
-            f"Similarity {level} or more. Drop copies, and keep them on one side of a split.",
+            "Far closer than is usual in their class. Drop copies, and keep them on one side of a split.",
             "Compare them",
             part="duplicates-part",
         )

@@ -26,6 +26,9 @@ WORDS = {
         "How many samples are close to it: similarities to the fourth power, summed. Near 1, it is alone.",
     ),
     "hard_neighbors": Word("similar samples", "How many samples are at least as similar as the slider says."),
+    "duplicates": Word(
+        "copies", "In how many pairs of near-duplicates it is.", "Find duplicates and leakage"
+    ),
     "novelty": Word(
         "novelty", "1 − mean similarity to the ten most similar samples: large for what is unlike the rest."
     ),
@@ -85,8 +88,8 @@ WORDS = {
     ),
     "duplicate": Word(
         "near-duplicates",
-        "Pairs that the network treats the same. Look before you drop one: honest samples of an easy class "
-        "can be this similar.",
+        "Pairs that are far more similar than is usual in their class, by the network or by their inputs. Look "
+        "before you drop one.",
         "Find duplicates and leakage",
     ),
     "spot_check": Word(

@@ -30,8 +30,18 @@ class Comparison(NamedTuple):
     changes: "pandas.DataFrame"  # kept_neighbors, density_before, density_after, density_rank_change
 
 
-def compare_runs(before: Analysis, after: Analysis) -> Comparison:
-    """Return what changed from one run to another on the same samples."""
+def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = False) -> Comparison:
+    """Return what changed from one run to another on the same samples.
+
+    Args:
+        before: A run.
+        after: Another one, on the same data.
+        across_settings: Compare also runs of other outputs (readout) or parameters; what differs is then not the
+            network's doing alone.
+
+    Raises:
+        ValueError: The runs are of different data, or compared other outputs or parameters.
+    """
     import pandas
 
     if before.manifest["data"] != after.manifest["data"]:
@@ -39,6 +49,7 @@ def compare_runs(before: Analysis, after: Analysis) -> Comparison:
             f"{before.folder} and {after.folder} are of different data ({len(before.table):,} and "
             f"{len(after.table):,} samples): compare two models, or checkpoints, on the same samples."
         )
+    _refuse_other_settings(before, after, across_settings)
     first, second = before.table, after.table
     ranks = [table["density"].rank(pct=True) for table in (first, second)]
     kept = _kept(before.neighbor_matrix, after.neighbor_matrix)
@@ -68,6 +79,22 @@ def compare_runs(before: Analysis, after: Analysis) -> Comparison:
         predictions_changed=int((first["prediction"] != second["prediction"]).sum()) if predicted else None,
     )
     return Comparison(summary, changes)
+
+
+def _refuse_other_settings(before: Analysis, after: Analysis, across_settings: bool) -> None:
+    for name in ("readout", "parameters"):
+        found = [run.manifest["options"][name] for run in (before, after)]
+        if found[0] != found[1] and not across_settings:
+            shown = [", ".join(value) if isinstance(value, list) else str(value) for value in found]
+            raise ValueError(
+                f"{before.folder} and {after.folder} compared other things: {name} {_cut(shown[0])} and "
+                f"{_cut(shown[1])}. Differences would not be the network's alone: run both with the same --{name}, or "
+                "ask for it with --across-settings (across_settings=True)."
+            )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _kept(first: np.ndarray, second: np.ndarray) -> np.ndarray:

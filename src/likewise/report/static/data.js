@@ -42,6 +42,7 @@ function unpack(buffer) {
     neighbors: array(header.neighbors),
     similarities: array(header.similarities),
     counts: array(header.counts),
+    duplicates: header.duplicates && Object.fromEntries(Object.entries(header.duplicates).map(([name, where]) => [name, array(where)])),
     directions: header.directions && header.directions.map(array),
     pictures: readPictures(array(samples), kinds, array(ends), new Uint8Array(buffer, start + content.at, content.bytes)),
   };

@@ -1,4 +1,4 @@
-// Pairs that the network treats the same, among the neighbors that the run kept.
+// Near-duplicates as likewise.duplicates found them; or all neighbors from some similarity on, to look further.
 
 const PAIRS_AT_ONCE = 18;
 const LEVELS = [0.9, 0.95, 0.98, 0.99, 0.995, 0.999];
@@ -9,9 +9,10 @@ function makeDuplicates(state) {
   const told = document.getElementById("duplicates-what");
   const level = document.getElementById("duplicates-level");
   const across = document.getElementById("duplicates-across");
-  const all = nearPairs(data, LEVELS[0]);
-  const many = all.filter(({ similarity: s }) => s >= 0.99).length > data.n / 5;
-  level.append(...LEVELS.map((value) => element("option", { value, selected: value === (many ? 0.999 : 0.99) }, `≥ ${value}`)));
+  const near = nearPairs(data, LEVELS[0]);
+  const found = data.duplicates && Array.from(data.duplicates.first, (i, at) => ({ i, j: data.duplicates.second[at], similarity: data.duplicates.similarity[at], inputs: data.duplicates.input_similarity[at] }));
+  if (found) level.append(element("option", { value: "found" }, "closer than usual"));
+  level.append(...LEVELS.map((value) => element("option", { value }, `neighbors ≥ ${value}`)));
   across.append(element("option", { value: "" }, "any pair"), ...acrossColumns(data).map((name) => element("option", { value: name }, `different ${titleOf(data, name)}`)));
   let count = 0;
   let pairs = [];
@@ -23,7 +24,8 @@ function makeDuplicates(state) {
   };
   const fill = () => {
     const column = data.columns[across.value];
-    pairs = all.filter(({ i, j, similarity: s }) => s >= Number(level.value) - 1e-9 && (!column || column.values[i] !== column.values[j]));
+    const all = level.value === "found" ? found : near.filter(({ similarity: s }) => s >= Number(level.value) - 1e-9);
+    pairs = column ? all.filter(({ i, j }) => column.values[i] !== column.values[j]) : all;
     count = 0;
     place.replaceChildren();
     place.dataset.count = pairs.length;
@@ -52,14 +54,14 @@ function nearPairs(data, least) {
 // Columns in which two copies should not differ: the label, and splits or sources of one's own.
 const acrossColumns = (data) => [...["label"].filter((name) => data.columns[name] && isClass(data, name)), ...data.ownColumns.filter((name) => data.columns[name].kind === "text" && data.columns[name].texts.length <= 40)];
 
-function pairCard(state, { i, j, similarity: s }) {
+function pairCard(state, { i, j, similarity: s, inputs }) {
   const { data } = state;
   const differs = acrossColumns(data).filter((name) => data.columns[name].values[i] !== data.columns[name].values[j]);
   return element(
     "div",
     { class: "pair", "data-pair": `${i}:${j}` },
     tile(state, i),
-    element("div", { class: "alike" }, element("strong", {}, s.toFixed(3)), ...differs.map((name) => element("span", { class: "tag" }, `${shown(data, name, i)} / ${shown(data, name, j)}`))),
+    element("div", { class: "alike" }, element("strong", { title: "similarity to the network" }, s.toFixed(3)), inputs >= -1 ? element("span", { title: "similarity of the inputs" }, `inputs ${inputs.toFixed(2)}`) : null, ...differs.map((name) => element("span", { class: "tag" }, `${shown(data, name, i)} / ${shown(data, name, j)}`))),
     tile(state, j),
   );
 }
