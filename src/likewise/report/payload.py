@@ -119,7 +119,9 @@ def pack_payload(run: Run) -> bytes:
     return gzip.compress(whole, 9, mtime=0)
 
 
-def _read_duplicates(folder: Path) -> dict[str, np.ndarray]:
+def _read_duplicates(folder: Path) -> dict[str, np.ndarray] | None:
+    if not (folder / "duplicates.parquet").exists():  # a run from before they were looked for
+        return None
     table = _read_table(folder / "duplicates.parquet")
     return {name: table[name].to_numpy() for name in ("first", "second", "similarity", "input_similarity")}
 
