@@ -287,3 +287,80 @@ def test_half_precision_moves_similarities_by_a_thousandth():
     found = project(LayerProjector(GramMatrix(low, data), 1024, 0, LayerSettings("two-sided")), data).double()
     errors = (found @ found.T - exact @ exact.T).abs()
     assert errors.mean() < 1e-3 and errors.max() < 5e-3
+
+
+@pytest.mark.parametrize("projection", ["signs", "two-sided"])
+def test_texts_of_one_length_go_together_and_keep_their_order(projection):
+    from likewise.index.projection import split_by_length
+
+    lengths = tuple(2 + 5 * i % 14 for i in range(48))
+    model, data = causal_model(), {**texts(0, lengths), "labels": texts(0, lengths)["input_ids"]}
+    samples = lw.batches(data).samples(range(48))
+    places, parts = split_by_length(samples)
+    assert len(parts) == 3 and sorted(torch.cat(places).tolist()) == list(range(48))
+    tokens = sum(part.inputs["input_ids"].numel() for part in parts)
+    assert tokens < 0.8 * samples.inputs["input_ids"].numel()
+    for where, part in zip(places, parts, strict=True):
+        assert part.inputs["input_ids"].shape == part.labels.shape == part.inputs["attention_mask"].shape
+        assert part.inputs["attention_mask"].sum() == samples.inputs["attention_mask"][where].sum()
+    one = projector(model, data, LayerSettings(projection))
+    with one.gram.net.evaluation_mode():
+        whole = torch.cat([one._project(samples[i : i + 1], None).sketches for i in range(48)])
+        assert (one.project_query(samples).sketches - whole).abs().max() < 1e-9
+    left = {name: value.flip(1) for name, value in data.items()}  # padded on the left: nothing is cut
+    assert len(split_by_length(lw.batches(left).samples(range(48)))[1]) == 1
+
+
+OTHERS = [("qwen3", "signs"), ("gemma", "two-sided"), ("mamba", "two-sided"), ("t5", "signs")]
+TURNED = [(name, "two-sided" if projection == "signs" else "signs") for name, projection in OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("name", "projection"), [*OTHERS, *(pytest.param(*case, marks=pytest.mark.slow) for case in TURNED)]
+)
+def test_projections_of_other_models_are_those_of_gradients_of_single_texts(name, projection):
+    """Every setting at once, in float64, with ragged padding and prompts that do not count."""
+    import test_readouts as cases
+
+    model = cases.language_model(name).eval()
+    data, wanted = cases.texts(name, model), dict(model.named_parameters())
+    rows = []
+    for i in range(len(cases.LENGTHS)):
+        tokens = cases.token_likelihoods(name, model, data, i)
+        value = tokens.sum() / (data["labels"][i] != -100).sum()
+        parts = torch.autograd.grad(value, list(wanted.values()), materialize_grads=True)
+        rows.append(dict(zip(wanted, parts, strict=True)))
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        k: {
+            "exp_avg": 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype),
+            "exp_avg_sq": torch.rand(p.shape, generator=generator, dtype=p.dtype),
+            "step": 5,
+        }
+        for k, p in wanted.items()
+    }
+    net = lw.Network(model, lw.sequence_log_likelihood())
+    moments = read_moments(state, net)
+    one = projector(model, data, LayerSettings(projection, "layer", moments))
+    found = project(one, data)
+    for row, sketch in zip(rows, found, strict=True):
+        steps = {k: moments.update(k, g.reshape(1, -1))[0] for k, g in row.items()}
+        unit = {k: step / step.norm() for k, step in steps.items()}
+        if projection == "two-sided":
+            total = 0
+            for k, step in unit.items():
+                left, right = one._maps[k]
+                total = total + left.mT @ step.reshape(left.shape[1], right.shape[1]) @ right
+            expected = nn.functional.normalize(total.flatten(), dim=0)
+        else:
+            expected = sign_sketch(one, torch.cat([unit[k] for k in one._numels]))
+        assert (sketch - expected).abs().max() < 1e-9
+
+
+def sign_sketch(one, vector):
+    """Return the sums of a vector's entries in their buckets, with the signs of entries and of runs, one by one."""
+    signs, runs = one._sketch._maps[:2]
+    buckets, total = one._sketch.buckets, torch.zeros(len(runs), one._sketch.buckets, dtype=torch.float64)
+    for i, value in enumerate(vector * signs[: len(vector)]):
+        total[:, i % buckets] += runs[:, i // buckets] * value
+    return nn.functional.normalize(total.flatten(), dim=0)

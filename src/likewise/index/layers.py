@@ -164,11 +164,11 @@ class LayerProjector(Projector):
                 "The rows of this index are preconditioned by the state of an optimizer, which it does not hold: rows "
                 "cannot be added; build another index of them, and merge both."
             )
-        return self._project(samples, self._settings.moments)
+        return self._by_length(samples, lambda part: self._project(part, self._settings.moments))
 
     def project_query(self, samples: Samples) -> Projected:
         """Return the sketches of plain gradients."""
-        return self._project(samples, None)
+        return self._by_length(samples, lambda part: self._project(part, None))
 
     def mean_sketch(self, data: Any, places: list[int]) -> Tensor:
         """Return the mean sketch of some rows, (width,), in float64."""

@@ -8,8 +8,9 @@ import dataclasses
 import hashlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, reads_text
 
 MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
+LONGER = 1.25  # texts of a batch are at most so many times as long as the shortest,
+FEWEST = 16  # unless there are fewer than this
+SHORTEST = 2  # tokens: with one position a layer's gradient would come in another form
 
 
 class Projected(NamedTuple):
@@ -87,8 +91,20 @@ class Projector:
     def project(self, samples: Samples, where: range) -> Projected:
         """Return the sketches of the samples at these places; call it inside `net.evaluation_mode`."""
         del where
+        return self._by_length(samples, self._project_batch)
+
+    def _project_batch(self, samples: Samples) -> Projected:
         sketched = self._sketch(self.gram.engine, samples)
         return Projected(whiten_sketches(sketched).cpu(), sketched.ranks.cpu() == 0)
+
+    def _by_length(self, samples: Samples, project: Callable[[Samples], Projected]) -> Projected:
+        """Return the sketches of texts, those of about one length at a time without padding, in their order."""
+        if not reads_text(self.gram.net.readout):
+            return project(samples)
+        places, parts = split_by_length(samples)
+        found = Projected(*map(torch.cat, zip(*map(project, parts), strict=True)))
+        order = torch.cat(places).argsort()
+        return Projected(found.sketches[order], found.dead[order])
 
     def project_all(self, data: Batches) -> Projected:
         """Return the sketches of a few samples, checked as every pass is."""
@@ -105,6 +121,43 @@ class Projector:
     def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
         """Return the mean sketch of some samples, (width,), in float64."""
         return self.project_all(data.take(places)).sketches.double().mean(0)
+
+
+def split_by_length(samples: Samples) -> tuple[list[Tensor], list[Samples]]:
+    """Return the places of texts of about one length, and these texts without the padding that all of them have.
+
+    Only what is padded on the right is cut, and encoder-decoder models are left alone. At least 16 texts go together:
+    smaller batches cost more than padding.
+    """
+    inputs, n = samples.inputs, len(samples)
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    whole = [torch.arange(n)], [samples]
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or "decoder_input_ids" in inputs:
+        return whole
+    known = (mask != 0).cpu()
+    ends = (known * torch.arange(1, mask.shape[1] + 1)).amax(1).clamp(min=SHORTEST)
+    order = ends.argsort(stable=True)
+    starts, lengths = [0], ends[order].tolist()
+    for place in range(1, n):
+        is_longer = lengths[place] > LONGER * lengths[starts[-1]]
+        if is_longer and place - starts[-1] >= FEWEST and n - place >= FEWEST:
+            starts.append(place)
+    groups = [order[a:b] for a, b in pairwise([*starts, n])]
+    if len(groups) == 1 and lengths[-1] >= mask.shape[1]:
+        return whole
+    return groups, [_trim(samples[group], int(ends[group].max()), mask.shape) for group in groups]
+
+
+def _trim(samples: Samples, length: int, shape: Sequence[int]) -> Samples:
+    """Return texts cut to a length, of all tensors with an entry for each token."""
+
+    def cut(value: Any) -> Any:
+        has_tokens = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == shape[1]
+        return value[:, :length] if has_tokens else value
+
+    return Samples(
+        {name: cut(value) for name, value in samples.inputs.items()}, cut(samples.labels), samples.ids
+    )
 
 
 class KnownSketches(Projector):
