@@ -272,7 +272,8 @@ def query(given: argparse.Namespace) -> dict[str, Any]:
 
 def full_strip(m: int) -> int:
     """Return the rows of a strip that fills its share of the memory."""
-    return min(pairs.TALLEST, 2**28 // 8 // (8 * m))
+    share = max(2**25 - pairs.ROW_BYTES * m, 2**23)
+    return max(1, min(pairs.TALLEST, share // (8 * m)))
 
 
 def _random_network() -> lw.Network:

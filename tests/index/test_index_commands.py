@@ -46,6 +46,13 @@ def indexes(made, tmp_path_factory):
     return folder
 
 
+def test_a_width_that_is_rounded_is_told(made, tmp_path, capsys):
+    given = ["index", *words(made, "table"), "--out", str(tmp_path / "index")]
+    assert exit_code([*given, "--width", "100"]) == 0
+    width = lw.Index(tmp_path / "index").width
+    assert width != 100 and f"{width} numbers a sample in place of 100" in capsys.readouterr().err
+
+
 def answers(capsys, *given):
     assert exit_code(["ask", *map(str, given), "--json", "--quiet"]) == 0
     return json.loads(capsys.readouterr().out)["answers"]

@@ -182,6 +182,8 @@ def test_commands_compute_parts_one_of_them_killed_and_merge_them(tmp_path, caps
         exit_code(["merge", str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "merged")]) == 0
     )
     assert exit_code([*words, "--out", str(tmp_path / "whole")]) == 0
-    assert contents(lw.Analysis(tmp_path / "merged")) == contents(lw.Analysis(tmp_path / "whole"))
+    whole = lw.Analysis(tmp_path / "whole")
+    assert contents(lw.Analysis(tmp_path / "merged")) == contents(whole)
+    assert any("--weights" in caveat for caveat in whole.manifest["caveats"])  # the network was not trained
     assert exit_code([*words, "--part", "3/2", "--out", str(tmp_path / "3")]) == 2
     assert "from 1 to 2" in capsys.readouterr().err

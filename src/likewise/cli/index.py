@@ -106,7 +106,7 @@ def index(
             settings=settings.text(),
         )
     if own_rank() == 0:
-        _tell_index(form, found)
+        _tell_index(form, found, width)
 
 
 def ask(
@@ -382,11 +382,16 @@ def _tell_answer(answer: "Answer") -> list[str]:
     return [": ".join(said), "; ".join([*agreement, novelty]), table(rows)]
 
 
-def _tell_index(form: Format, found: "Index") -> None:
+def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
     size = found.bytes
     rows = sum(shard["stop"] - shard["start"] for shard in found.manifest["shards"])
     each = (size["all"] - size["pictures"]) / rows
     facts = {"index": str(found.path), "rows": rows, "part": found.manifest["part"], "bytes": size}
+    if asked not in (None, found.width):
+        print_message(
+            f"note: {found.width} numbers a sample in place of {asked}: the width is rounded to whole sketches, 4 for "
+            "each output, with a prime number of sums where they are sums."
+        )
     print_result(
         form,
         facts,

@@ -24,6 +24,7 @@ from likewise.statistics.reliability import NEIGHBORS, ClosenessReducer
 
 REFERENCE = 1024  # rows whose novelty, each left out in turn, is what new inputs are compared with
 TALLEST = 512  # rows of a strip
+ROW_BYTES = 16  # lengths, scales, means and labels
 
 
 class Directions(NamedTuple):
@@ -56,16 +57,49 @@ class Columns:
             found.append(mask.nonzero()[:, 0] if len(here) else None)
         return found
 
-    @cached_property
+    @property
     def ids(self) -> Tensor:
         """The number of every row that is not removed, (m,)."""
+        return self.numbers(torch.arange(self.m))
+
+    def numbers(self, places: Tensor) -> Tensor:
+        """Return the numbers of the rows at these places among those that are not removed."""
+        return places if self._all_kept is None else self._all_kept[places]
+
+    def places(self, numbers: Tensor) -> Tensor:
+        """Return the places of the rows with these numbers.
+
+        Raises:
+            IndexError: A row is not there, or was removed.
+
+        """
+        if self._all_kept is None:
+            places = numbers.clamp(0, self.m - 1)
+        else:
+            places = torch.searchsorted(self._all_kept, numbers).clamp(max=self.m - 1)
+        missing = numbers[self.numbers(places) != numbers]
+        if len(missing):
+            ends = self.numbers(torch.tensor([0, self.m - 1])).tolist()
+            raise IndexError(
+                f"The index has no row {int(missing[0])}: it has {self.m:,}, from {ends[0]} to {ends[1]}, without "
+                "those that were removed."
+            )
+        return places
+
+    @cached_property
+    def _all_kept(self) -> Tensor | None:
+        """The numbers of all rows; None where they are the places, so that a million take no memory."""
+        stops = [0, *(shard.stop for shard in self._shards)]
+        whole = all(shard.start == stop for shard, stop in zip(self._shards, stops, strict=False))
+        if whole and all(kept is None for kept in self.kept):
+            return None
         parts = [torch.arange(shard.start, shard.stop) for shard in self._shards]
         return torch.cat([p if k is None else p[k] for p, k in zip(parts, self.kept, strict=True)])
 
-    @property
+    @cached_property
     def m(self) -> int:
         """How many rows there are."""
-        return len(self.ids)
+        return sum(self._count(number) for number in range(len(self._shards)))
 
     @cached_property
     def mean(self) -> Tensor:
@@ -80,6 +114,12 @@ class Columns:
     def lengths(self) -> Tensor:
         """The distance of every row from the mean, (m,); 0 where only rounding is left."""
         return self._summary["lengths"]
+
+    @cached_property
+    def scales(self) -> Tensor:
+        """1 / lengths, (m,), on the device; 0 where only rounding is left."""
+        lengths = self.lengths.to(self.device, torch.float32, copy=True)
+        return lengths.reciprocal_().nan_to_num_(posinf=0)
 
     @property
     def means(self) -> Tensor:
@@ -178,7 +218,9 @@ class IndexPairs:
     def visit(self, *reducers: Reducer) -> list[tuple[Tensor, ...]]:
         """Return what each reducer keeps of every row, joined over strips."""
         n, m = self.shape
-        height = max(1, min(TALLEST, self._max_memory // 8 // (8 * m)))
+        share = self._max_memory // 8
+        share = max(share - ROW_BYTES * m, share // 4)  # what is kept of every row takes memory too
+        height = max(1, min(TALLEST, share // (8 * m)))
         results = [
             reduce_strip(self._strip(range(start, min(start + height, n))), reducers)
             for start in range(0, n, height)
@@ -225,8 +267,7 @@ class IndexPairs:
                     inside = (kept >= block.start) & (kept < block.stop)
                     here[:, inside.to(here.device)] = product[:, (kept[inside] - block.start).to(here.device)]
             here.add_(shifts[:, shard.source, None].to(here))
-        lengths = columns.lengths.to(found)
-        return found.mul_(torch.where(lengths > 0, 1 / torch.where(lengths > 0, lengths, 1), 0))
+        return found.mul_(columns.scales)
 
 
 class _SampledStrip(Strip):

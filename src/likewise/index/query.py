@@ -242,7 +242,7 @@ class Index:
         if exact:
             return self._rerank(new, sketches, places, similarities, k, centered)
         errors = self._standard_errors(sketches, places, centered)
-        return IndexNeighbors(self._columns.ids[places], similarities, errors.to(similarities))
+        return IndexNeighbors(self._columns.numbers(places), similarities, errors.to(similarities))
 
     def novelty(self, x: Any, k: int = NEIGHBORS) -> Novelty:
         """Return how unlike all rows inputs are: 1 − the mean plain similarity to the k most similar rows.
@@ -455,15 +455,7 @@ class Index:
 
     def _places(self, rows: Sequence[int] | Tensor) -> Tensor:
         """Return the places of rows among those that are not removed."""
-        wanted, ids = torch.as_tensor(rows, dtype=torch.int64), self._columns.ids
-        places = torch.searchsorted(ids, wanted).clamp(max=len(ids) - 1)
-        missing = wanted[ids[places] != wanted]
-        if len(missing):
-            raise IndexError(
-                f"The index has no row {int(missing[0])}: it has {len(ids):,}, from {int(ids[0])} to {int(ids[-1])}, "
-                "without those that were removed."
-            )
-        return places
+        return self._columns.places(torch.as_tensor(rows, dtype=torch.int64))
 
     def _check_network(self, model: nn.Module | Network, readout: Readout | None) -> Network:
         state = self.manifest
@@ -593,14 +585,14 @@ class Index:
         for start in range(0, new.n, TOGETHER):
             here = slice(start, start + TOGETHER)
             some = new.take(range(start, min(start + TOGETHER, new.n)))
-            exact = self._exact_similarities(gram, some, self._columns.ids[places[here]], mean)
+            exact = self._exact_similarities(gram, some, self._columns.numbers(places[here]), mean)
             errors = self._standard_errors(sketches[here], places[here], centered)
             deviations = (exact - similarities[here]).abs() / errors.clamp(min=1e-3)
-            self._refuse_other_samples(self._columns.ids[places[here]], deviations)
+            self._refuse_other_samples(self._columns.numbers(places[here]), deviations)
             found.append(exact)
         best = torch.cat(found).sort(dim=1, descending=True, stable=True)
         kept = best.values[:, :k].to(similarities)
-        rows = self._columns.ids[places].gather(1, best.indices[:, :k])
+        rows = self._columns.numbers(places).gather(1, best.indices[:, :k])
         return IndexNeighbors(rows, kept, torch.zeros_like(kept))
 
     def _exact_similarities(

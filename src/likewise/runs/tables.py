@@ -140,7 +140,9 @@ def _caveats(targets: Targets, n: int) -> list[str]:
         found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
     if targets.classes is not None and targets.chances is not None:
         odd = accuracy_warning(targets.chances, targets.classes)
-        found += [] if odd is None else [f"{odd} (likewise analyze --classes gives their order.)"]
+        if odd is not None:
+            advice = "--weights loads trained weights, --classes gives the order of classes"
+            found.append(f"{odd} (likewise analyze: {advice}.)")
     if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
         found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
     if targets.chances is not None and are_chances(targets.outputs):
