@@ -35,8 +35,7 @@ def main(report: str, folder: str) -> None:
                 page.wait_for_timeout(200)
             shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
             shot = shot.resize((width, shot.height * width // shot.width), Image.Resampling.LANCZOS)
-            colors = shot.quantize(256, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
-            colors.save(Path(folder) / name, optimize=True)
+            shot.save(Path(folder) / name, optimize=True)
             page.context.close()
 
 

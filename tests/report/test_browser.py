@@ -287,6 +287,9 @@ def test_spot_check_estimates_are_those_of_python(page, run):
     assert page.get_attribute("#estimate", "data-seen") == "14"
     page.keyboard.press("z")
     assert page.get_attribute("#estimate", "data-seen") == "13"
+    page.click("[data-mode=worst]")
+    page.click(".step [data-review=spot]")
+    assert page.get_attribute("#estimate", "data-seen") == "13"
 
 
 def test_the_formula_of_the_page_is_that_of_python(page):
@@ -547,7 +550,10 @@ def test_a_record_of_training_is_told(browser, tmp_path):
     found = lw.analyze(model, (x, y), out=tmp_path / "run", watch=watch)
     page, heard = opened(browser, found.folder / "report.html")
     against = int((found.table["margin"] < 0).sum())
-    assert f"contradicted {against} label" in page.inner_text("#training-what")
+    assert f"{against} labels that training mostly contradicted" in page.inner_text("#training-what")
+    hard = int((found.table["training_confidence"] < 0.25).sum())
+    assert f"{hard} with a confidence below 0.25" in page.inner_text("#training-what")
+    assert found.table["training_confidence"].to_numpy() == pytest.approx(watch.confidence.numpy())
     assert page.get_attribute("#training", "data-visible") == "60"
     check_quiet(page, heard)
 

@@ -80,8 +80,15 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def pack_payload(run: Run) -> bytes:
-    """Return everything that the page's scripts read."""
+def pack_payload(run: Run, originals: str | None = None) -> bytes:
+    """Return everything that the page's scripts read.
+
+    Args:
+        run: What the page shows.
+        originals: Where on its own origin a served page finds a sample in full, with {sample} for its number; None
+            enlarges what is kept in the run.
+
+    """
     blob = _Blob()
     manifest = run.manifest
     header: dict[str, Any] = {
@@ -95,6 +102,7 @@ def pack_payload(run: Run) -> bytes:
         "words": {name: word._asdict() for name, word in WORDS.items()},
         "statuses": {name: word._asdict() for name, word in STATUSES.items()},
         "spotCheck": manifest.get("spot_check"),
+        "originals": originals,
         "ownColumns": run.own_columns,
         "columns": {
             name: blob.column(values, name in RANKED)

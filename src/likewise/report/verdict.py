@@ -37,6 +37,7 @@ class Step(NamedTuple):
     action: str = ""
     opens: str = ""  # a selection of the page
     part: str = ""  # or a part of it
+    review: str = ""  # what the review then shows: "worst" or "spot"
 
 
 def verdict(run: Run) -> Verdict:
@@ -196,6 +197,7 @@ def _label_steps(run: Run) -> Iterator[Step]:
             "Drawn from all of the ranking: tells how many labels are wrong, with an interval that trusts no network.",
             "Spot check",
             part="review-part",
+            review="spot",
         )
 
 

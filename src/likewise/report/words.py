@@ -71,6 +71,21 @@ WORDS = {
         "How clearly the network preferred the label, on average over training; negative: it mostly did not.",
         "Watch a training run",
     ),
+    "training_confidence": Word(
+        "training confidence",
+        "Mean probability of the label over training: near 0, the network never believed it.",
+        "Watch a training run",
+    ),
+    "training_variability": Word(
+        "training variability",
+        "How much that probability moved over training: large for ambiguous samples.",
+        "Watch a training run",
+    ),
+    "forgetting": Word(
+        "times forgotten",
+        "How often training went from right to wrong on it. Never learned counts as 0.",
+        "Watch a training run",
+    ),
     "similarity": Word(
         "similar",
         "Two samples are similar to this network if a training step on one moves the other's output alike. 1: "
@@ -83,7 +98,8 @@ WORDS = {
     "supported": Word(
         "backed by neighbors",
         "Share of the labels that the most similar samples predict without the sample itself. Much less than "
-        "the network fits: expect a drop on new data.",
+        "the network fits: expect a drop on new data. The votes by which labels are judged weigh all samples, so their "
+        "share differs a little.",
         "Which statistic",
     ),
     "duplicate": Word(

@@ -36,6 +36,7 @@ from likewise.statistics.reliability import (
 from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty_from_sums
 from likewise.votes import EXPONENT, VotesReducer
+from likewise.watch import Watch
 
 Arrays = dict[str, np.ndarray]
 BINS = 40  # of similarity, from -1 to 1
@@ -190,8 +191,10 @@ class Results:
         margins: Tensor | None = None,
         after: OpinionAfter | None = None,
         validated: CrossValidated | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.found, self.targets = found, targets
+        self.watch = watch  # the record of the training run
         self.validated = validated  # what networks that have not seen the samples say
         self.after = after  # what reheated copies of the network say
         self.margins = margins  # (n,) from the record of the training run, NaN where never seen
@@ -292,6 +295,11 @@ def _duplicates(r: Results) -> Any:
     return np.bincount(ends, minlength=len(r.targets.outputs))
 
 
+def _of_training(field: str) -> Callable[[Results], Any]:
+    """Return a property of the record of training; none where there is no record."""
+    return lambda r: None if r.watch is None else getattr(r.watch, field)
+
+
 COLUMNS: dict[str, Callable[[Results], Any]] = {
     "label": _label,
     "prediction": _prediction,
@@ -310,6 +318,9 @@ COLUMNS: dict[str, Callable[[Results], Any]] = {
     "label_issue": _of_labels("flagged"),
     "chance_wrong": _of_labels("chance_wrong"),
     "margin": lambda r: r.margins,
+    "training_confidence": _of_training("confidence"),
+    "training_variability": _of_training("variability"),
+    "forgetting": _of_training("forgetting"),
     "map_x": lambda r: r.found["layout"][:, 0],
     "map_y": lambda r: r.found["layout"][:, 1],
 }

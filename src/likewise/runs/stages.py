@@ -139,7 +139,7 @@ def run_stages(
         found |= folder.stage(f"layout-{options['layout']}", lambda: _layout(found, options["layout"]))
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
     announce("writing tables and pictures")
-    results = Results(found, targets, margins, after, validated)
+    results = Results(found, targets, margins, after, validated, watch)
     on_first_rank(lambda: write_tables(folder, gram.data, results, shown, added), "the tables")
 
 

@@ -96,13 +96,13 @@ def _why_unknown(won: float, learned: float | None) -> str:
         return ""
     if learned >= MEMORIZED:
         return (
-            f"The network reproduces {learned:.0%} of the labels, neighbors support {won:.0%}, and no group of labels "
-            "stands out: wrong ones may be memorized, and look right then."
+            f"The network reproduces {learned:.0%} of the labels, the votes of similar samples {won:.0%}, and no group "
+            "of labels stands out: wrong ones may be memorized, and look right then."
         )
     if won < WEAK:
         return (
-            f"Neighbors support only {won:.0%} of the labels: this network does not tell the classes apart well enough "
-            "to know wrong labels from hard samples."
+            f"The votes of similar samples are for only {won:.0%} of the labels: this network does not separate "
+            "the classes well enough to know wrong labels from hard samples."
         )
     return ""
 

@@ -24,7 +24,7 @@ function makeMap(state) {
   };
   const paint = () => {
     const { groups, palette, chips, names } = coloring(data, color.value, scatter.x, scatter.y);
-    scatter.setColors(groups, palette, names);
+    scatter.setColors(groups, palette, names ?? classNames(data, scatter.x, scatter.y));
     document.getElementById("legend").replaceChildren(...chips.map((chip) => legendChip(state, color.value, chip)));
   };
   place();
@@ -68,7 +68,7 @@ function coloring(data, name, x, y) {
     groups[i] = Math.max(0, Math.min(STEPS - 1, Math.floor((Number.isFinite(share) ? share : 0) * STEPS)));
   }
   const palette = Array.from({ length: STEPS }, (_, step) => rampAt(step / (STEPS - 1)));
-  return { groups, palette, names: [], chips: [{ ramp: palette, low: rounded(low), high: rounded(high) }] };
+  return { groups, palette, names: null, chips: [{ ramp: palette, low: rounded(low), high: rounded(high) }] };
 }
 
 function classColoring(data, values, titles, x, y, isTruth) {
@@ -85,8 +85,16 @@ function classColoring(data, values, titles, x, y, isTruth) {
   const chips = sorted.slice(0, MOST_CHIPS).map(([value, samples]) => ({ title: titles?.[value] ?? String(value), color: palette[value % palette.length], samples }));
   if (sorted.length > MOST_CHIPS) chips.push({ more: sorted.length - MOST_CHIPS });
   const middle = (samples, of) => Float32Array.from(samples, (i) => of[i]).sort()[samples.length >> 1];
-  const names = isTruth || sorted.length < 2 ? [] : sorted.sort((a, b) => b[1].length - a[1].length).slice(0, 60).map(([value, samples]) => ({ text: titles?.[value] ?? String(value), x: middle(samples, x), y: middle(samples, y), color: palette[value % palette.length] }));
+  const names = isTruth ? null : sorted.length < 2 ? [] : sorted.sort((a, b) => b[1].length - a[1].length).slice(0, 60).map(([value, samples]) => ({ text: titles?.[value] ?? String(value), x: middle(samples, x), y: middle(samples, y), color: palette[value % palette.length] }));
   return { groups, palette, names, chips };
+}
+
+// Where the classes are, on a map that is colored by something else.
+function classNames(data, x, y) {
+  const group = groupColumn(data);
+  if (!group) return [];
+  const quiet = rgbOf(STATUS_COLORS[0]);
+  return classColoring(data, data.columns[group].values, data.classes, x, y, false).names.map((name) => ({ ...name, color: quiet }));
 }
 
 function legendChip(state, name, chip) {

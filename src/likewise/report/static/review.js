@@ -48,6 +48,7 @@ function makeReview(state) {
     say(text) { document.getElementById("said").textContent = text; },
   };
   document.addEventListener("keydown", (event) => onKey(review, event));
+  document.querySelectorAll("[data-review]").forEach((link) => link.addEventListener("click", () => review.switchTo(link.dataset.review)));
   makePicker(review);
   review.at = firstUndecided(review);
   drawReview(review);
@@ -132,6 +133,7 @@ function reviewParts(review, sample) {
       element("progress", { max: queue.length, value: decided, "aria-label": "Decided" }),
     ),
     mode === "spot" ? estimateBox(review) : null,
+    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then likewise apply RUN decisions.json writes the corrected data.") : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample]))),
     actions(review, sample),
     filmstrip(review),

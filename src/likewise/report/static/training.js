@@ -1,24 +1,27 @@
-// What the record of training says of each label: which were easy, which were never believed.
+// What the record of training says of each label: the map of data set cartography, by confidence and variability.
 
 function makeTraining(state) {
   const { data } = state;
   const place = document.getElementById("training");
   if (!place) return;
-  const { margin, label_suspicion: suspicion } = data.columns;
+  const { training_confidence: confidence, training_variability: variability, forgetting, margin, label_issue: flagged } = data.columns;
+  const known = (column) => Float32Array.from(column.values, (value) => (Number.isNaN(value) ? 0 : value));
   const scatter = makeScatter(place, data, {
-    label: "Training margin against suspicion. The table holds both columns.",
-    axes: { x: { title: titleOf(data, "margin") }, y: { title: titleOf(data, "label_suspicion"), min: -0.04, max: 1.04 } },
+    label: "Variability against confidence over training. The table holds both columns.",
+    axes: { x: { title: titleOf(data, "training_variability"), min: -0.02, max: 0.54 }, y: { title: titleOf(data, "training_confidence"), min: -0.04, max: 1.04 } },
     onCircle: (samples) => state.select(samples, "circled in the training story"),
     onOpen: (sample) => state.open(sample),
-    describe: (sample) => describePoint(data, sample, "margin"),
+    describe: (sample) => [...describePoint(data, sample, "training_confidence"), `forgotten ${counted(forgetting.values[sample], "time")}`],
   });
-  const known = Float32Array.from(margin.values, (value) => (Number.isNaN(value) ? 0 : value));
-  const flagged = data.columns.label_issue.values;
-  const paint = () => scatter.setColors(Uint8Array.from(flagged), [rgbOf(STATUS_COLORS[0]), rgbOf(STATUS_COLORS[1])], []);
-  scatter.setPlaces(known, suspicion.values);
+  const paint = () => scatter.setColors(Uint8Array.from(flagged.values), [rgbOf(STATUS_COLORS[0]), rgbOf(STATUS_COLORS[1])], []);
+  scatter.setPlaces(known(variability), known(confidence));
   paint();
   state.on("theme", paint);
   state.on("selection", () => scatter.setSelected(state.selected));
-  const against = known.reduce((sum, value) => sum + (value < 0), 0);
-  document.getElementById("training-what").textContent = `Training mostly contradicted ${counted(against, "label")}; right: easy to learn, top: suspicious. Orange: looks wrong.`;
+  const count = (test) => Array.from({ length: data.n }, (_, i) => i).filter(test);
+  const hard = count((i) => confidence.values[i] < 0.25);
+  const forgotten = count((i) => forgetting.values[i] >= 2);
+  const against = count((i) => margin.values[i] < 0);
+  const show = (samples, what) => button(`${samples.length.toLocaleString("en")} ${what}`, () => { state.select(samples, what); document.getElementById("samples-part").scrollIntoView(); }, { class: "link" });
+  document.getElementById("training-what").replaceChildren("Top: easy to learn. Right: ambiguous. Bottom: hardly ever believed, often a wrong label. Orange: looks wrong. ", show(against, "labels that training mostly contradicted"), " · ", show(hard, "with a confidence below 0.25"), " · ", show(forgotten, "forgotten twice or more"));
 }
