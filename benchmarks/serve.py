@@ -27,6 +27,8 @@ import numpy as np
 from PIL import Image
 from records import FOLDER, add
 
+from likewise.index.shards import rows_per_shard
+
 CASE = """
 import numpy as np
 import torch
@@ -54,6 +56,19 @@ def prepare(raw):
 """
 
 
+BUILD = """
+import case
+import likewise
+from likewise.runs.settings import Settings
+
+settings = Settings(model="case.py:model", data="case.py:data", prepare="case.py:prepare")
+images = case.Images()
+rows = [(case.prepare(images[i]), i % 10) for i in range(len(images))]
+likewise.build_index(
+    case.model(), rows, "part", show=images.__getitem__, shard_rows={shard}, settings=settings.text()
+)
+likewise.merge_indexes(["part"] * {copies}, "index")
+"""
 COPIES = 10  # of the same rows: the index takes a tenth of the time to build, and is as large
 
 
@@ -108,12 +123,10 @@ def main() -> None:
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "case.py").write_text(CASE.replace("ROWS", str(given.rows // COPIES)))
+        Path(folder, "build.py").write_text(BUILD.format(copies=COPIES, shard=rows_per_shard(given.rows)))
         environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
         words = [sys.executable, "-m", "likewise"]
-        build = [*words, "index", "case.py:model", "case.py:data", "--prepare", "case.py:prepare", "--quiet"]
-        subprocess.run([*build, "--out", "part"], cwd=folder, env=environment, check=True)
-        merge = [*words, "merge", *["part"] * COPIES, "--out", "index", "--quiet"]
-        subprocess.run(merge, cwd=folder, env=environment, check=True)
+        subprocess.run([sys.executable, "build.py"], cwd=folder, env=environment, check=True)
         serve = [*words, "serve", "index", "--quiet"]
         server = subprocess.Popen(serve, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
