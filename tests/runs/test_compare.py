@@ -1,10 +1,13 @@
 """Two runs are compared where they compared the same outputs by the same parameters."""
 
+import json
+
 import pytest
 import torch
 
 import likewise as lw
-from likewise.runs.compare import compare_runs
+from likewise.cli.app import exit_code
+from likewise.runs.compare import compare_runs, neighbors_side_by_side
 
 
 def test_runs_of_other_outputs_or_parameters_are_refused_unless_asked_for(tmp_path):
@@ -22,3 +25,45 @@ def test_runs_of_other_outputs_or_parameters_are_refused_unless_asked_for(tmp_pa
     with pytest.raises(ValueError, match=r"parameters 0\.weight.* and 2\.weight"):
         compare_runs(plain, last)
     assert compare_runs(plain, one, across_settings=True).summary.samples == 20
+
+
+def test_neighbors_are_shown_side_by_side(tmp_path, capsys):
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 5), torch.arange(30) % 3
+    nets = [
+        torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)) for _ in range(2)
+    ]
+    runs = [
+        lw.analyze(net, (x, y), out=tmp_path / str(i), neighbors=5, classes=["a", "b", "c"])
+        for i, net in enumerate(nets)
+    ]
+    near = neighbors_side_by_side(*runs, 7)
+    first, second = (set(run.neighbor_matrix[7]) for run in runs)
+    assert near["before_neighbor"].tolist() == runs[0].neighbor_matrix[7].tolist()
+    assert near["before_stays"].tolist() == [i in second for i in runs[0].neighbor_matrix[7]]
+    assert near["after_is_new"].tolist() == [i not in first for i in runs[1].neighbor_matrix[7]]
+    assert near["before_stays"].sum() == 5 - near["after_is_new"].sum()
+    assert near["after_label"].tolist() == [["a", "b", "c"][y[i]] for i in runs[1].neighbor_matrix[7]]
+    words = [
+        "compare",
+        str(tmp_path / "0"),
+        str(tmp_path / "1"),
+        "--sample",
+        "7",
+        "-k",
+        "3",
+        "--format",
+        "json",
+    ]
+    assert exit_code(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (
+        found["sample"] == 7
+        and [n["after_neighbor"] for n in found["neighbors"]] == near["after_neighbor"].tolist()[:3]
+    )
+    one = lw.analyze(
+        nets[0], (x, y), out=tmp_path / "one", neighbors=5, readout=lw.one_output(0), classes=["a", "b", "c"]
+    )
+    for extra, code in (([], 2), (["--anyway"], 0)):
+        assert exit_code(["compare", str(tmp_path / "0"), str(one.folder), *extra]) == code
+        assert exit_code(["compare", str(tmp_path / "0"), str(one.folder), "--sample", "7", *extra]) == code

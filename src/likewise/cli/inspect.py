@@ -68,10 +68,17 @@ def compare(
     run_b: Annotated[
         Path, typer.Argument(help="The run after: same data, another checkpoint.", show_default=False)
     ],
-    k: Annotated[int, typer.Option("-k", help="How many samples to list.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="How many samples, or neighbors of --sample, to list.")] = 10,
+    sample: Annotated[
+        str | None, typer.Option(help="Show the neighbors of this sample, by number or name, side by side.")
+    ] = None,
     across_settings: Annotated[
         bool,
-        typer.Option("--across-settings", help="Also compare runs of other outputs (readout) or parameters."),
+        typer.Option(
+            "--across-settings",
+            "--anyway",
+            help="Also compare runs of other outputs (readout) or parameters.",
+        ),
     ] = False,
     form: Form = Format.text,
 ) -> None:
@@ -79,10 +86,21 @@ def compare(
 
     Example: `likewise compare run-epoch-1 run-epoch-20`
     """
-    from likewise.runs.compare import compare_runs
+    from likewise.runs.compare import compare_runs, neighbors_side_by_side
     from likewise.runs.result import Analysis
 
-    found = compare_runs(Analysis(run_a), Analysis(run_b), across_settings=across_settings)
+    before, after = Analysis(run_a), Analysis(run_b)
+    if sample is not None:
+        near = neighbors_side_by_side(before, after, sample, k, across_settings=across_settings)
+        rows = [
+            {key: v.item() if hasattr(v, "item") else v for key, v in row.items()}
+            for _, row in near.iterrows()
+        ]
+        stay = int(near["before_stays"].sum())
+        said = f"{stay} of {len(near)} neighbors of sample {sample} stay"
+        print_result(form, {"sample": before.place(sample), "neighbors": rows}, said, table(rows))
+        return
+    found = compare_runs(before, after, across_settings=across_settings)
     summary = found.summary._asdict()
     changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
     fell = _listed(found.changes, "density_rank_change", k, ascending=True)

@@ -1,6 +1,6 @@
 """Two runs on the same data, two checkpoints say: what has the network come to see differently?"""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,11 +44,7 @@ def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = F
     """
     import pandas
 
-    if before.manifest["data"] != after.manifest["data"]:
-        raise ValueError(
-            f"{before.folder} and {after.folder} are of different data ({len(before.table):,} and "
-            f"{len(after.table):,} samples): compare two models, or checkpoints, on the same samples."
-        )
+    _refuse_other_data(before, after)
     _refuse_other_settings(before, after, across_settings)
     first, second = before.table, after.table
     ranks = [table["density"].rank(pct=True) for table in (first, second)]
@@ -89,12 +85,65 @@ def _refuse_other_settings(before: Analysis, after: Analysis, across_settings: b
             raise ValueError(
                 f"{before.folder} and {after.folder} compared other things: {name} {_cut(shown[0])} and "
                 f"{_cut(shown[1])}. Differences would not be the network's alone: run both with the same --{name}, or "
-                "ask for it with --across-settings (across_settings=True)."
+                "ask for it with --anyway, or --across-settings (across_settings=True)."
             )
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def neighbors_side_by_side(
+    before: Analysis,
+    after: Analysis,
+    sample: int | str,
+    k: int | None = None,
+    *,
+    across_settings: bool = False,
+) -> "pandas.DataFrame":
+    """Return the neighbors of a sample in two runs, best first: who left, who came, who stayed.
+
+    Args:
+        before: A run.
+        after: Another one, on the same data.
+        sample: By number or name.
+        k: How many neighbors; all that both runs keep if None.
+        across_settings: As of `compare_runs`.
+
+    Returns:
+        For each rank: neighbor, name and label where there are any, similarity and whether it `stays` (`before_...`);
+        neighbor, ... and whether it `is_new` (`after_...`).
+
+    """
+    import pandas
+
+    _refuse_other_data(before, after)
+    _refuse_other_settings(before, after, across_settings)
+    place = before.place(sample)
+    most = min(before.neighbor_matrix.shape[1], after.neighbor_matrix.shape[1])
+    k = most if k is None else min(k, most)
+    columns: dict[str, Any] = {}
+    sides = {"before": (before, after, "stays"), "after": (after, before, "is_new")}
+    for side, (run, other, flag) in sides.items():
+        near = run.neighbor_matrix[place, :k]
+        shared = np.isin(near, other.neighbor_matrix[place, :k])
+        columns[f"{side}_neighbor"] = near
+        if "name" in run.table:
+            columns[f"{side}_name"] = run.table["name"].to_numpy()[near]
+        classes = run.manifest.get("classes")
+        if "label" in run.table and classes is not None:
+            columns[f"{side}_label"] = np.array(classes, dtype=object)[run.table["label"].to_numpy()[near]]
+        columns[f"{side}_similarity"] = run.similarity_matrix[place, :k]
+        columns[f"{side}_{flag}"] = shared if flag == "stays" else ~shared
+    return pandas.DataFrame(columns).rename_axis("rank")
+
+
+def _refuse_other_data(before: Analysis, after: Analysis) -> None:
+    if before.manifest["data"] != after.manifest["data"]:
+        raise ValueError(
+            f"{before.folder} and {after.folder} are of different data ({len(before.table):,} and "
+            f"{len(after.table):,} samples): compare two models, or checkpoints, on the same samples."
+        )
 
 
 def _kept(first: np.ndarray, second: np.ndarray) -> np.ndarray:
