@@ -285,6 +285,7 @@ def measure(name: str, row: Row, a: argparse.Namespace) -> str:
         f"first {first / unit:.2f}), "
         f"epoch {unit:.3f} s, set-up {setup:.2f} s, chunks of {gram.engine.batch_size}, "
         f"peak {peak:.1f} of {row.gib:g} GiB, engine {gram.engine.name}"
+        + (f", not recorded: {problem}" if (problem := gram.engine.graphs.problem) and cuda else "")
     )
 
 

@@ -13,6 +13,7 @@ LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
     "model_state": -1,
     "padding": -1,  # of texts
+    "precision": -1,
     "linalg": 0,
     "kernels": 0,
     "fingerprint": 0,
@@ -96,7 +97,7 @@ def test_import_loads_nothing_heavy():
     code = """
 import sys, torch, numpy
 import likewise
-heavy = {"scipy", "sklearn", "matplotlib", "pandas", "transformers", "datasets", "tensorboard"}
+heavy = {"scipy", "sklearn", "matplotlib", "pandas", "pydantic", "transformers", "datasets", "tensorboard"}
 print(sorted(heavy & set(sys.modules)))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

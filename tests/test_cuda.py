@@ -257,3 +257,100 @@ def test_a_record_of_training_is_the_same_and_no_update_waits_for_the_gpu(monkey
     on_gpu.update(torch.zeros(1, 3).cuda(), torch.tensor([7]).cuda(), torch.tensor([0]).cuda())
     with pytest.raises(ValueError, match="labels must be from 0 to 2"):
         _ = on_gpu.margins
+
+
+class Reading(nn.Module):
+    """A network that reads a value off the GPU in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, x):
+        return self.layers(x) * (1.0 if x.abs().max().item() > 0 else 2.0)
+
+
+def convolutional():
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 4))
+
+
+def attention():
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(block, nn.Flatten(), nn.Linear(40, 4))
+
+
+RECORDED = {
+    "convolutional": (convolutional, (3, 8, 8)),
+    "attention": (attention, (5, 8)),
+    "reading": (Reading, (6,)),
+}
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """The replays of CUDA graphs."""
+    plays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (plays.append(1), replay(graph)))
+    return plays
+
+
+def passes(model, x, y, readout):
+    """Statistics by every operation of the engine, in chunks of 8 of which the last is smaller."""
+    gram = lw.GramMatrix(lw.Network(model, readout), lw.batches((x, y), size=8))
+    return {
+        "sums": lw.soft_neighbors(gram),
+        "product": gram @ torch.linspace(-1, 1, len(x), dtype=torch.float64),
+        "pairs": gram.dense(),
+        "self kernels": gram.self_kernel(),
+        "sketched": lw.nearest(gram, 3, sketch=64).similarities,
+        "few queries": lw.GramMatrix(gram.net, (x[:1], y[:1]), columns=(x, y)).dense(),
+    }
+
+
+@pytest.mark.parametrize("readout", [lw.label_against_rest, lw.projected_outputs(3)], ids=["one", "three"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_chunks_have_the_numbers_of_the_host(name, readout, replays, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    make, shape = RECORDED[name]
+    model, x, y = make().eval(), torch.randn(37, *shape), torch.arange(37) % 4
+    for _ in range(2):  # the second time with other weights in the same place
+        expected = passes(model.double().cpu(), x.double(), y, readout)
+        found = passes(model.float().cuda(), x, y, readout)
+        for key, value in expected.items():
+            apart = (found[key].cpu().double() - value.double()).abs().max()
+            assert apart < 2e-5 * (1 + value.abs().max()), key
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    assert bool(replays) == (name != "reading")
+
+
+def test_weights_may_change_between_passes_of_recorded_chunks(replays):
+    torch.manual_seed(0)
+    model, x, y = convolutional().eval().cuda(), torch.randn(32, 3, 8, 8), torch.arange(32) % 4
+    gram = lw.GramMatrix(model, lw.batches((x, y), size=8))
+    before = lw.soft_neighbors(gram)
+    model[0].weight.data = torch.randn_like(model[0].weight)  # elsewhere in memory
+    after = lw.soft_neighbors(gram)
+    assert replays and (before - after).abs().max() > 1e-3
+    assert torch.allclose(
+        after, lw.soft_neighbors(lw.GramMatrix(model, lw.batches((x, y), size=8))), atol=1e-4
+    )
+
+
+def test_samples_of_other_shapes_interrupt_recorded_chunks(replays):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    sizes = [8, 8, 8, 12, 12, 8, 8, 12, 8, 12, 12, 12]
+    images = [torch.randn(6, 1, side, side) for side in sizes]
+    rows = torch.cat([lw.GramMatrix(model, x).self_kernel().flatten(1) for x in images])
+    net = lw.Network(model.cuda(), lw.all_outputs)
+    gram = lw.GramMatrix(net, images[0])
+    with net.evaluation_mode():
+        found = [gram.engine.self_kernel(lw.batches(x, size=6)[0]).matrix.flatten(1) for x in images]
+    assert replays
+    assert (torch.cat(found).cpu() - rows).abs().max() < 1e-4 * rows.abs().max()

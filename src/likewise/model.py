@@ -8,7 +8,7 @@ its attributes, mode and every random generator are what they were (model_state.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -63,6 +63,7 @@ class _Evaluation:
     copies: dict[str, _Copy] = field(default_factory=dict)  # of parameters and buffers
     guarded: bool = False  # whether a call has shown which parameters forward writes to
     written: set[str] = field(default_factory=set)  # these
+    on_leaving: list[Callable[[], None]] = field(default_factory=list)  # called when the outermost one ends
 
 
 class Network:
@@ -320,8 +321,22 @@ class Network:
                 yield
             finally:
                 self._evaluation.depth -= 1
-                self._evaluation.copies.clear()
                 self._evaluation.parameters = self._evaluation.buffers = self._evaluation.placement = None
+                if not self._evaluation.depth:
+                    self._evaluation.copies.clear()
+                    callbacks, self._evaluation.on_leaving = self._evaluation.on_leaving, []
+                    for callback in callbacks:
+                        callback()
+
+    def call_on_leaving(self, callback: Callable[[], None]) -> None:
+        """Call a function when the evaluation ends that is under way: what it keeps is valid no longer."""
+        if not self._evaluation.depth:
+            raise RuntimeError("No evaluation is under way: call this inside `evaluation_mode`.")
+        self._evaluation.on_leaving.append(callback)
+
+    def copied_state(self) -> list[Tensor]:
+        """Return the copies of parameters and buffers that stand for them in the evaluation that is under way."""
+        return [copy.value for copy in self._evaluation.copies.values()]
 
     def _own_parameters(self) -> Parameters:
         """Return the model's own parameters by name."""

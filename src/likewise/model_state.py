@@ -51,6 +51,16 @@ def evaluation(model: nn.Module, torch_generators: bool = True) -> Iterator[None
         yield
 
 
+@contextmanager
+def fast_attention(device: torch.device) -> Iterator[None]:
+    """Allow attention kernels that can be differentiated once, as training uses them; no change on a CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
+
+
 class ParameterWriteError(Exception):
     """An operation was about to write to a parameter.
 

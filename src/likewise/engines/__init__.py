@@ -30,6 +30,7 @@ from likewise.engines.base import (
     VjpResult,
     ZeroGradientLog,
     ZeroGradientWarning,
+    whiten_rows,
 )
 from likewise.engines.dense import Activations, DenseEngine, Jacobians, jacobians_one_by_one, record_calls
 from likewise.engines.differentiable import (
@@ -77,4 +78,5 @@ __all__ = [
     "record_calls",
     "refuse_dependent_samples_once",
     "select_engine",
+    "whiten_rows",
 ]

@@ -11,7 +11,7 @@ the jvp S(x) u.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -230,6 +230,17 @@ class Engine(ABC):
     batch_size: int | None = None
     memory: MemoryUse = UNKNOWN_MEMORY
 
+    def feature_entries(self, samples: Samples) -> dict[str, int] | None:
+        """Return how many numbers the features of one sample have for each parameter, in order.
+
+        None if features of some parameters cannot be computed alone.
+        """
+        return None
+
+    def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
+        """Return J(x) of some parameters as `features` returns it; only if there are `feature_entries`."""
+        raise NotImplementedError
+
     @abstractmethod
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ, (n, d, d), in float64, and its ranks."""
@@ -267,6 +278,19 @@ class Engine(ABC):
         split = rows.split(list(numels.values()), dim=2)
         yield {name: DenseGradient(part) for name, part in zip(numels, split, strict=True)}
 
+    def map_parts(
+        self, samples: Samples, function: Callable[[GradientParts], tuple[Tensor, ...]], reads: object
+    ) -> tuple[Tensor, ...]:
+        """Return function(parts of J(x)), joined over consecutive samples.
+
+        Args:
+            samples: The batch.
+            function: Returns tensors with one entry for each sample.
+            reads: What it computes with beside the parts; the function is the same for the same object.
+
+        """
+        return join_tensors([function(parts) for parts in self.parts(samples)])
+
     def largest_part(self, samples: Samples) -> int:
         """Return the number of entries of the largest part of one sample."""
         return max(part[0].numel() for part in self.features(samples[:1], 0).tensors)
@@ -291,6 +315,11 @@ class Engine(ABC):
 
     def finish_checks(self) -> None:  # noqa: B027
         """Raise errors deferred so as not to synchronize with a GPU; call it at the end of a pass."""
+
+
+def join_tensors(results: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the tensors of consecutive chunks, concatenated; without a copy if there is only one chunk."""
+    return results[0] if len(results) == 1 else tuple(map(torch.cat, zip(*results, strict=True)))
 
 
 def concatenate_powers(parts: list[Power]) -> Power | None:
@@ -355,5 +384,6 @@ class FiniteChecks:
     def finish_checks(self) -> None:
         """Raise deferred errors."""
         pending, self._pending = self._pending, []
-        for ids, finite, dtype in pending:
-            _raise_not_finite(ids, finite, dtype)
+        if pending and not torch.cat([finite for _, finite, _ in pending]).all():  # waits for the device once
+            for ids, finite, dtype in pending:
+                _raise_not_finite(ids, finite, dtype)

@@ -27,6 +27,7 @@ from likewise.engines.factors import (
     squared_norms,
 )
 from likewise.linalg import product
+from likewise.precision import products_like_convolutions
 
 
 class ConvolutionOptions(NamedTuple):
@@ -141,8 +142,9 @@ class ConvolutionGradient(ParameterGradient):
             if d == 1:
                 return squared_norms(self._dense.flatten(0, 1)).view(k, n, 1, 1).sum(0)
             return torch.stack([gram_from_rows(part) for part in self._dense]).sum(0)
-        products = self.options.window_products(self.inputs, self.kernel.shape[2:], self.deltas.shape[3:])
-        return gram_from_positions(products, self.deltas.flatten(3).mT)
+        with products_like_convolutions(self.inputs.device):
+            products = self.options.window_products(self.inputs, self.kernel.shape[2:], self.deltas.shape[3:])
+            return gram_from_positions(products, self.deltas.flatten(3).mT)
 
     @property
     def _positions(self) -> int:
@@ -270,11 +272,11 @@ class ConvolutionGradient(ParameterGradient):
         images = met.unflatten(2, (g, -1)).flatten(0, 2)
         windows = self.options.windows(images, sides).unflatten(0, (n, met.shape[1], g))
         left = other.flatten(3).unflatten(2, (g, -1))
-        if self.options.transposed:
-            return (left @ windows).reshape(n, d, -1)
-        rows = (
-            left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]
-        )  # all outputs in one product: windows are read once
+        with products_like_convolutions(self.inputs.device):
+            if self.options.transposed:
+                return (left @ windows).reshape(n, d, -1)
+            # all outputs in one product: windows are read once
+            rows = left.transpose(1, 2).flatten(2, 3) @ windows[:, 0]
         return rows.unflatten(2, (d, -1)).transpose(1, 2).reshape(n, d, -1)
 
     def _from_shifts(self) -> Tensor:
@@ -295,8 +297,9 @@ class ConvolutionGradient(ParameterGradient):
         flat = F.pad(pixels.flatten(2), (0, max(0, t + max(steps) - prod(pixels.shape[2:]))))
         left = deltas.flatten(1, 2)
         products = flat.new_empty(len(steps), n, d * o, flat.shape[1])
-        for place, step in enumerate(steps):
-            torch.bmm(left, flat[:, :, step : step + t].mT, out=products[place])
+        with products_like_convolutions(self.inputs.device):
+            for place, step in enumerate(steps):
+                torch.bmm(left, flat[:, :, step : step + t].mT, out=products[place])
         return products.view(len(steps), n, d, -1)
 
 

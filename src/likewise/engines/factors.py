@@ -8,6 +8,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, final
@@ -521,6 +522,28 @@ def resize_outputs(
 
     values = {field.name: resize(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
     return replace(gradient, **values)  # type: ignore[type-var]
+
+
+def copy_gradient(gradient: ParameterGradient, known: dict[int, ParameterGradient]) -> ParameterGradient:
+    """Return a gradient of the same tensors and with what was computed of it; what is computed later is not shared.
+
+    Args:
+        gradient: The gradient.
+        known: Copies that were made already, by the id of what they are copies of.
+
+    """
+    if id(gradient) in known:
+        return known[id(gradient)]
+    copied = known[id(gradient)] = copy(gradient)
+    for name, value in vars(gradient).items():
+        if isinstance(value, ParameterGradient):
+            vars(copied)[name] = copy_gradient(value, known)
+        elif isinstance(value, dict):
+            vars(copied)[name] = {
+                key: copy_gradient(part, known) if isinstance(part, ParameterGradient) else part
+                for key, part in value.items()
+            }
+    return copied
 
 
 def describe_shapes(gradient: ParameterGradient) -> str:

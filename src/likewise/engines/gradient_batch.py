@@ -1,7 +1,8 @@
 """The gradients of a batch by parameter: one forward pass, and a backward for each output."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,13 +11,14 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.double_backward import Substitutes
-from likewise.engines.factors import Block, ParameterGradient, merge_small, sum_gradients
+from likewise.engines.factors import Block, ParameterGradient, copy_gradient, merge_small, sum_gradients
 from likewise.engines.membership import Even
 from likewise.engines.ragged import compute_gradients_by_rows
 from likewise.engines.rules import Call, chain, output_gradients, parameter_gradients
 from likewise.engines.tracer import PassRecorder, RowTrace, Trace
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network, Parameters
+from likewise.model_state import fast_attention
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,17 @@ class GradientBatch:
         outputs = None if self.outputs is None else self.outputs[where]
         gradients = {name: gradient.part(where) for name, gradient in self.by_parameter.items()}
         return GradientBatch(self.samples[where], self.d, gradients, None, outputs)
+
+    def copy(self) -> "GradientBatch":
+        """Return the same gradients; what is computed from the copy is kept there only."""
+        known: dict[int, ParameterGradient] = {}
+        copied = replace(
+            self, by_parameter={k: copy_gradient(v, known) for k, v in self.by_parameter.items()}
+        )
+        if "blocks" in self.__dict__:
+            blocks = [Block(names, copy_gradient(gradient, known)) for names, gradient in self.blocks]
+            copied.__dict__["blocks"] = blocks
+        return copied
 
     def weighted_sum(self, net: Network, weights: Tensor) -> Tensor:
         """Return Σₓ J(x)ᵀ w(x) for weights (n, d), (p,), in the model's precision."""
@@ -83,6 +96,7 @@ def compute_gradients(
     samples: Samples,
     live: Parameters | None = None,
     substitutes: Substitutes | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> GradientBatch:
     """Return the gradients of a batch from one forward pass and a backward for each output.
 
@@ -92,6 +106,7 @@ def compute_gradients(
         samples: The batch.
         live: The model's own parameters, for differentiable gradients; None for detached copies.
         substitutes: Replacements of functions whose higher derivatives are wrong.
+        names: Of the parameters whose gradients are needed; all of the network's if None.
 
     Raises:
         UntraceableError: The model takes another branch than the trace.
@@ -100,14 +115,19 @@ def compute_gradients(
     if isinstance(trace, RowTrace):
         by_rows = compute_gradients_by_rows(net, trace, samples, live, substitutes)
         returned = by_rows.returned if live else None
-        alike = {name: gradient.to(net.dtype) for name, gradient in by_rows.by_parameter.items()}
+        alike = {
+            name: gradient.to(net.dtype)
+            for name, gradient in by_rows.by_parameter.items()
+            if names is None or name in names
+        }
         return GradientBatch(samples, by_rows.outputs.shape[1], alike, returned, by_rows.outputs.detach())
     recorder = PassRecorder(net, trace, live, substitutes)
-    outputs = recorder.record_pass(net, samples)
+    with nullcontext() if live else fast_attention(next(iter(recorder.parameters.values())).device):
+        outputs = recorder.record_pass(net, samples)
     uses: dict[str, list[ParameterGradient]] = {}
     dtype = net.dtype  # of all gradients: a model may have layers of several types
     is_uniform = all(value.dtype == dtype for value in recorder.parameters.values())
-    steps = recorder.steps
+    steps = [step for step in recorder.steps if names is None or step.reaches(names)]
     bytes_per_output = sum(step.operation.outputs[i].nbytes for step in steps for i in step.edges)
     pending = output_gradients(outputs, steps, live is not None)
     for step in reversed(steps):
@@ -120,6 +140,7 @@ def compute_gradients(
                 chained = chain(step.operation, place, gradient, recorder.parameters, live is not None)
                 for name, part in chained.items():
                     uses.setdefault(name, []).insert(0, part if is_uniform else part.to(dtype))
-    ordered = {name: sum_gradients(uses[name]) for name in net.names if name in uses}
+    wanted = net.names if names is None else names
+    ordered = {name: sum_gradients(uses[name]) for name in wanted if name in uses}
     returned = recorder.returned if live else None
     return GradientBatch(samples, outputs.shape[1], ordered, returned, outputs.detach(), bytes_per_output)

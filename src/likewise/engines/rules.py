@@ -172,6 +172,42 @@ def _normalization(names: tuple[str, ...], reduced_dims: Callable[[int, Any], li
     return rule
 
 
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def _batch_norm(call: Call) -> ParameterGradients | None:
+    """A batch norm with fixed statistics: PyTorch's own backward, with the channels of each sample as channels."""
+    a = call.bind(*_BATCH_NORM)
+    x, mean, variance = a["input"], a.get("running_mean"), a.get("running_var")
+    inputs = call.samples(x)
+    if mean is None or variance is None or a.get("training"):
+        return _batch_norm_by_parts(call)
+    if call.live or inputs is None or call.batch_dimension(x) != 0 or inputs.shape[1] != 1:
+        return _batch_norm_by_parts(call)
+    deltas = call.deltas[0].squeeze(2)
+    n, d, c = deltas.shape[:3]
+    images = inputs.to(deltas.dtype).reshape(1, n * c, -1)
+    means, variances = (statistic.detach().to(deltas.dtype).repeat(n) for statistic in (mean, variance))
+    sums = [
+        torch.ops.aten.native_batch_norm_backward(
+            deltas[:, i].reshape(1, n * c, -1),
+            images,
+            None,
+            means,
+            variances,
+            None,
+            None,
+            False,
+            a.get("eps", 1e-5),
+            [False, True, True],
+        )
+        for i in range(d)
+    ]
+    weight, bias = (torch.stack([s[i].view(n, c) for s in sums], 1) for i in (1, 2))
+    places = {call.place(a.get("weight")): weight, call.place(a.get("bias")): bias}
+    return {place: DenseGradient(sum) for place, sum in places.items() if place is not None}
+
+
 def _dot(deltas: Tensor, hat: Tensor, dims: list[int]) -> Tensor:
     """Return deltas ∘ hat, (n, d, ...), summed over dimensions counted after the first two."""
     if deltas.shape[1] > 1 or not dims:
@@ -369,6 +405,7 @@ def _leading(dims: int, parameter: Tensor) -> list[int]:
     return list(range(dims - parameter.dim()))
 
 
+_batch_norm_by_parts = _normalization(_BATCH_NORM, _all_but_channel)
 RULES: dict[Any, Rule] = {
     F.linear: _linear,
     torch.addmm: _addmm,
@@ -381,10 +418,7 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.expand: _expand,
     torch.Tensor.expand_as: _expand,
     torch.broadcast_to: _expand,
-    F.batch_norm: _normalization(
-        ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-        _all_but_channel,
-    ),
+    F.batch_norm: _batch_norm,
     F.group_norm: _normalization(("input", "num_groups", "weight", "bias", "eps"), _all_but_channel),
     F.layer_norm: _normalization(("input", "normalized_shape", "weight", "bias", "eps"), _leading),
     F.rms_norm: _normalization(("input", "normalized_shape", "weight", "eps"), _leading),

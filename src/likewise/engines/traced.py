@@ -7,7 +7,8 @@ operation. A dense gradient is formed only where nothing cheaper gives the resul
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, final
+from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor
@@ -25,9 +26,11 @@ from likewise.engines.base import (
     VjpResult,
     check_finite,
     concatenate_powers,
+    join_tensors,
     whiten_outputs,
     whiten_rows,
 )
+from likewise.engines.chunks import Chunk, ChunkGraphs
 from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
@@ -35,14 +38,33 @@ from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
+    RowTrace,
     Trace,
     TraceFunction,
     UntraceableError,
     repeat_samples,
 )
-from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch, full_float32
+from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
+from likewise.precision import full_float32
+
+
+class _Directions:
+    """Directions of a jvp, split by parameter."""
+
+    def __init__(self, of: "weakref.ref[Tensor]", scale: Tensor, named: dict[str, Tensor]) -> None:
+        self.of, self.scale, self._named = of, scale, named
+
+    def join(self, names: tuple[str, ...]) -> Tensor:
+        """Return the directions of some parameters, (c, ...), concatenated once for all batches of a pass."""
+        if len(names) == 1:
+            return self._named[names[0]]
+        key = "\n".join(names)
+        if key not in self._named:
+            self._named[key] = torch.cat([self._named[name] for name in names], 1)
+        return self._named[key]
+
 
 SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated before they are added
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
@@ -76,12 +98,11 @@ class TracedEngine(Engine):
         self._finite_checks = FiniteChecks()
         self._traces = [trace]  # a model that branches on its data has several
         self._outer: frozenset[str] | None = None  # parameters whose gradients stay factored
-        self._directions: tuple[Any, Tensor, dict[str, Tensor]] | None = (
-            None  # of the last jvp, split by parameter
-        )
+        self._directions: _Directions | None = None  # of the last jvp
         self._numel, self._dtype = net.numels, net.dtype
         self._largest = max(self._numel.values())
         self._device = next(iter(net.parameters.values())).device
+        self.graphs = ChunkGraphs(net)
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
@@ -93,10 +114,10 @@ class TracedEngine(Engine):
         """Return S(x); the caller makes sure that they fit into memory."""
         parts, ranks = [], []
         for chunk in self._chunks(samples):
-            rows = self._rows(chunk, self._numel)
+            self_kernel = self._self_kernel(chunk, exponent) if exponent else None
+            rows = self._rows(chunk.gradients, self._numel)
             self._finite_checks.note(rows, chunk.samples)
-            if exponent:
-                self_kernel = self._self_kernel(chunk, exponent)
+            if self_kernel is not None:
                 rows = whiten_rows(rows, self_kernel, overwrite=True)
                 ranks.append(self_kernel.rank)
             parts.append(rows)
@@ -117,12 +138,45 @@ class TracedEngine(Engine):
             )
         )
 
-    def _features(self, chunk: GradientBatch, exponent: float) -> Features:
-        outer = self._outer_products(chunk)
+    def feature_entries(self, samples: Samples) -> dict[str, int]:
+        """Return how many numbers the features of one sample have for each parameter, in order."""
+        gradients = self._compute_gradients(repeat_samples(samples[:1], 2))
+        outer = self._outer_products(gradients)
+        return {
+            name: gradient.inputs.shape[2] + gradient.deltas[0].numel()
+            if (gradient := outer.get(name))
+            else size * gradients.d
+            for name, size in self._numel.items()
+        }
+
+    def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
+        """Return J(x) of some parameters: outer products of linear layers as factors, everything else dense."""
+        parts = []
+        for chunk in self._chunks(samples, names):
+            gradients = chunk.gradients
+            known = self._outer_products(gradients, names)
+            rows = self._rows(
+                gradients, {k: v for k, v in self._numel.items() if k in names and k not in known}
+            )
+            self._finite_checks.note(rows, chunk.samples)
+            tensors = [rows]
+            for gradient in known.values():
+                inputs, scale = _unit_inputs(gradient.inputs[:, 0].to(rows.dtype))
+                deltas = gradient.deltas[:, :, 0].to(rows.dtype) * scale[:, None, None]
+                for tensor in (inputs, deltas):
+                    self._finite_checks.note(tensor, chunk.samples)
+                tensors += [inputs, deltas]
+            parts.append(tuple(tensors))
+        tensors = list(join_tensors(parts))
+        return Features(tensors[0], tuple(zip(tensors[1::2], tensors[2::2], strict=True)), None)
+
+    def _features(self, chunk: Chunk, exponent: float) -> Features:
         gram: Tensor | None = None
         if exponent and chunk.d > 1:
             gram = self._self_gram(chunk)
-        rows = self._rows(chunk, {k: v for k, v in self._numel.items() if k not in outer})
+        gradients = chunk.gradients
+        outer = self._outer_products(gradients)
+        rows = self._rows(gradients, {k: v for k, v in self._numel.items() if k not in outer})
         if gram is not None or not exponent:
             self._finite_checks.note(rows, chunk.samples)
         else:  # one output: the squared norm of the rows and factors at hand
@@ -150,28 +204,38 @@ class TracedEngine(Engine):
             whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank, gram
         )
 
-    def parts(self, samples: Samples) -> Iterator[GradientParts]:
-        """Yield J(x) in parts; each dense part is computed when it is consumed."""
+    def map_parts(
+        self, samples: Samples, function: Callable[[GradientParts], tuple[Tensor, ...]], reads: object
+    ) -> tuple[Tensor, ...]:
+        """Return function(parts of J(x)), joined over consecutive samples."""
+        results = []
         for chunk in self._chunks(samples):
-            outer = self._outer_products(chunk)
-            factors_gram = GradientBatch(chunk.samples, chunk.d, dict(outer)).self_gram(self._device)
-            self._finite_checks.note(factors_gram, chunk.samples)
-            explicit = {name: size for name, size in self._numel.items() if name not in outer}
-            factors = tuple((p.inputs[:, 0], p.deltas[:, :, 0]) for p in outer.values())
-            dtype = torch.promote_types(self._dtype, torch.float32)
-            factors = tuple((a.to(dtype), delta.to(dtype)) for a, delta in factors)
-            yield GradientParts(
-                factors_gram, sum(explicit.values()), self._explicit(chunk, explicit), factors
+            results.append(
+                chunk.per_sample("parts", lambda gradients: function(self._parts(gradients)), reads)
             )
+            for tensor in results[-1]:
+                self._finite_checks.note(tensor, chunk.samples)
+        return join_tensors(results)
 
-    def _explicit(self, chunk: GradientBatch, numels: dict[str, int]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _parts(self, gradients: GradientBatch) -> GradientParts:
+        """Return J(x) in parts; each dense part is computed when it is consumed."""
+        outer = self._outer_products(gradients)
+        factors_gram = GradientBatch(gradients.samples, gradients.d, dict(outer)).self_gram(self._device)
+        explicit = {name: size for name, size in self._numel.items() if name not in outer}
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        factors = ((p.inputs[:, 0].to(dtype), p.deltas[:, :, 0].to(dtype)) for p in outer.values())
+        return GradientParts(
+            factors_gram, sum(explicit.values()), self._explicit(gradients, explicit), tuple(factors)
+        )
+
+    def _explicit(
+        self, gradients: GradientBatch, numels: dict[str, int]
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
         start, dtype = 0, torch.promote_types(self._dtype, torch.float32)
         for name, size in numels.items():
-            gradient = chunk.by_parameter.pop(name, None)
+            gradient = gradients.by_parameter.pop(name, None)
             if gradient is not None:
-                gram = gradient.self_gram()
-                self._finite_checks.note(gram, chunk.samples)
-                yield start, gradient.rows().to(dtype), gram
+                yield start, gradient.rows().to(dtype), gradient.self_gram()
             start += size
 
     def by_parameter(
@@ -180,7 +244,7 @@ class TracedEngine(Engine):
         """Yield J(x) by parameter, in the form in which the trace has them."""
         del numels
         for chunk in self._chunks(samples):
-            yield chunk.by_parameter
+            yield chunk.gradients.by_parameter
 
     def largest_part(self, samples: Samples) -> int:
         """Return the number of entries of the largest dense part of one sample."""
@@ -189,21 +253,24 @@ class TracedEngine(Engine):
         sizes = (size for name, size in self._numel.items() if name not in outer)
         return chunk.d * max(sizes, default=1)
 
-    def _outer_products(self, chunk: GradientBatch) -> dict[str, FactoredGradient]:
+    def _outer_products(
+        self, chunk: GradientBatch, names: tuple[str, ...] | None = None
+    ) -> dict[str, FactoredGradient]:
         """Return the gradients that stay factored: of the same parameters in every batch."""
         outer = {
             k: p for k, p in chunk.by_parameter.items() if isinstance(p, FactoredGradient) and p.is_outer
         }
-        if self._outer is None:
+        if self._outer is None and names is None:
             self._outer = frozenset(outer)
-        if not self._outer <= outer.keys():
-            gone, self._outer = self._outer - outer.keys(), frozenset()
+        expected = (self._outer or frozenset()) & frozenset(self._numel if names is None else names)
+        if not expected <= outer.keys():
+            gone, self._outer = expected - outer.keys(), frozenset()
             raise PartsChangedError(
                 f"{', '.join(sorted(gone))} had one position per sample so far, now "
                 "several or none: pairs are taken from dense gradients"
             )
         return {
-            name: gradient for name, gradient in outer.items() if name in self._outer
+            name: gradient for name, gradient in outer.items() if name in expected
         }  # in the order of the model
 
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
@@ -220,52 +287,59 @@ class TracedEngine(Engine):
             scale, scaled = _scale_to_dtype(part, (0, 1), self._dtype)
             self._add_weighted_sums(total, chunk, scaled, scale)
             if not exponent and not total.sum().isfinite():
-                check_finite(chunk.self_gram(self._device), chunk.samples)
+                check_finite(chunk.gradients.self_gram(self._device), chunk.samples)
         return VjpResult(total, concatenate_powers(self_kernels))
 
     def jvp(
         self, samples: Samples, directions: Tensor, exponent: float, self_kernel: Power | None = None
     ) -> JvpResult:
         """Return S(x) u for each direction u."""
-        if (
-            self._directions is None or self._directions[0]() is not directions
-        ):  # the same tensor for every batch of a pass
-            scale, scaled = _scale_to_dtype(directions, (1,), self._dtype)
-            named = {name: part.contiguous() for name, part in self._by_name(scaled).items()}
-            gone = weakref.ref(directions, lambda _: setattr(self, "_directions", None))
-            self._directions = gone, scale, named
-        _, scale, named = self._directions
+        known = self._split_directions(directions)
         outputs, self_kernels = [], list[Power]()
         for chunk in self._chunks(samples):
             # Self kernels first: gradients that they make dense serve the products too.
             if exponent and self_kernel is None:
                 self_kernels.append(self._self_kernel(chunk, exponent))
-            empty = directions.new_zeros(len(chunk.samples), chunk.d, len(directions))
-            products = add_up((b.gradient.jvp(_join(named, b.names)) for b in chunk.blocks), empty)
+
+            def multiply(gradients: GradientBatch) -> Tensor:
+                empty = directions.new_zeros(len(gradients.samples), gradients.d, len(directions))
+                return add_up((b.gradient.jvp(known.join(b.names)) for b in gradients.blocks), empty)
+
+            products = chunk.per_sample("jvp", multiply, known)
             self._finite_checks.note(products, chunk.samples)
-            outputs.append(products * scale.view(-1))
+            outputs.append(products * known.scale.view(-1))
         return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
 
-    def _add_weighted_sums(self, total: Tensor, chunk: GradientBatch, weights: Tensor, scale: Tensor) -> None:
+    def _split_directions(self, directions: Tensor) -> "_Directions":
+        """Return directions by parameter; the same object for all batches of a pass, which share one tensor."""
+        known = self._directions
+        if known is None or known.of() is not directions:
+            scale, scaled = _scale_to_dtype(directions, (1,), self._dtype)
+            named = {name: part.contiguous() for name, part in self._by_name(scaled).items()}
+            gone = weakref.ref(directions, lambda _: setattr(self, "_directions", None))
+            known = self._directions = _Directions(gone, scale, named)
+        return known
+
+    def _add_weighted_sums(self, total: Tensor, chunk: Chunk, weights: Tensor, scale: Tensor) -> None:
         """Add Σ Gᵀ w of a chunk, times the scale, to the total (c, p)."""
         if total.device.type == "cpu" and self._largest > SMALL_VECTOR:  # without a copy of the whole vector
             sums = self._by_name(total)
-            for block in chunk.blocks:
+            for block in chunk.gradients.blocks:
                 terms = block.gradient.vjp(weights)
                 sizes = [self._numel[name] for name in block.names]
                 for name, term in zip(block.names, terms.split(sizes, dim=1), strict=True):
                     _add(sums[name], term, scale)
             return
-        _add(total, chunk.weighted_sums(weights, self._numel), scale)
+        _add(total, chunk.sum("vjp", lambda g, w: g.weighted_sums(w, self._numel), weights), scale)
 
     def _by_name(self, vectors: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
 
-    def _self_kernel(self, chunk: GradientBatch, exponent: float) -> Power:
+    def _self_kernel(self, chunk: Chunk, exponent: float) -> Power:
         return matrix_power(self._self_gram(chunk), exponent, rank_floor(self._dtype))
 
-    def _self_gram(self, chunk: GradientBatch) -> Tensor:
-        total = chunk.self_gram(self._device)
+    def _self_gram(self, chunk: Chunk) -> Tensor:
+        total = chunk.per_sample("self kernel", lambda gradients: gradients.self_gram(self._device))
         self._finite_checks.note(total, chunk.samples)
         return total
 
@@ -275,44 +349,52 @@ class TracedEngine(Engine):
         if self._check is not None:
             self._check.finish_checks()
 
-    def _rows(self, chunk: GradientBatch, numels: dict[str, int]) -> Tensor:
+    def _rows(self, gradients: GradientBatch, numels: dict[str, int]) -> Tensor:
         """Return J(x) of some parameters, each written straight to its columns."""
         dtype = torch.promote_types(self._dtype, torch.float32)
         rows = torch.empty(
-            len(chunk.samples), chunk.d, sum(numels.values()), dtype=dtype, device=self._device
+            len(gradients.samples), gradients.d, sum(numels.values()), dtype=dtype, device=self._device
         )
         for (name, _), part in zip(numels.items(), rows.split(list(numels.values()), dim=2), strict=True):
-            if name in chunk.by_parameter:
-                chunk.by_parameter[name].write(part)
+            if name in gradients.by_parameter:
+                gradients.by_parameter[name].write(part)
             else:
                 part.zero_()
         return rows
 
-    def _chunks(self, samples: Samples) -> Iterator[GradientBatch]:
+    def _chunks(self, samples: Samples, names: tuple[str, ...] | None = None) -> Iterator[Chunk]:
+        """Yield the gradients of consecutive samples, of all parameters or of some."""
         for part in samples.split(self._size):
             batch = (
                 part if len(part) > 1 else repeat_samples(part, 2)
             )  # PyTorch is wrong about some batches of one
-            chunk = self._compute_gradients(batch)
-            if self._check is not None:
+            chunk = self.graphs.chunk(batch, partial(self._compute_recordable, names=names), names)
+            chunk = chunk or Chunk(batch, self._compute_gradients(batch, names))
+            if self._check is not None and names is None:
                 self._check.offer(batch, chunk.outputs, self._gradient_in(chunk), chunk.d)
-            yield chunk if len(part) > 1 else chunk.part(slice(0, 1))
+            yield chunk if len(part) > 1 else chunk.first()
 
-    def _gradient_in(self, chunk: GradientBatch) -> Callable[[int, Tensor], Tensor]:
+    def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], Tensor]:
         """Return a function (position in the chunk, u) -> J(x)ᵀ u."""
 
         def gradient(place: int, u: Tensor) -> Tensor:
-            one = chunk.part(slice(place, place + 1))
+            one = chunk.gradients.part(slice(place, place + 1))
             return one.weighted_sum(self._net, u[None].to(self._device))
 
         return gradient
 
-    def _compute_gradients(self, samples: Samples) -> GradientBatch:
+    def _compute_recordable(self, samples: Samples, names: tuple[str, ...] | None = None) -> GradientBatch:
+        """Return the gradients of samples by the only trace, which branches on no value."""
+        if len(self._traces) > 1 or isinstance(self._traces[0], RowTrace):
+            raise UntraceableError("operations depend on the values of samples")
+        return compute_gradients(self._net, self._traces[0], samples, names=names)
+
+    def _compute_gradients(self, samples: Samples, names: tuple[str, ...] | None = None) -> GradientBatch:
         """Return the gradients of samples by a known trace, a new trace, or else by autograd."""
         regrouped: RegroupedError | None = None
         for trace in self._traces:
             try:
-                return compute_gradients(self._net, trace, samples)
+                return compute_gradients(self._net, trace, samples, names=names)
             except RegroupedError as problem:
                 regrouped = problem
             except UntraceableError:
@@ -380,16 +462,6 @@ def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
         sums.add_(terms, alpha=scale.item())
     else:
         sums.addcmul_(terms.to(sums.dtype), scale.view(-1, 1))
-
-
-def _join(named: dict[str, Tensor], names: tuple[str, ...]) -> Tensor:
-    """Return the directions of some parameters, (c, ...), concatenated once for all batches of a pass."""
-    if len(names) == 1:
-        return named[names[0]]
-    key = "\n".join(names)
-    if key not in named:
-        named[key] = torch.cat([named[name] for name in names], 1)
-    return named[key]
 
 
 def _scale_to_dtype(values: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ sliced weight), and its gradient is backpropagated to them. A pass whose operati
 UntraceableError: the model branches on its data, and another trace may fit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -104,6 +104,10 @@ class Step:
     layout: Layout
     edges: dict[int, GradientEdge]  # to the gradients of its outputs
     versions: list[int]
+
+    def reaches(self, names: Collection[str]) -> bool:
+        """Whether the operation depends on one of these parameters."""
+        return any(name in names for source in self.operation.sources.values() for name in _names(source))
 
     def present_versions(self) -> list[int]:
         """Return the current version counter of each argument."""

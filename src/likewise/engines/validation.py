@@ -8,8 +8,7 @@ are computed in float64, where rounding does not flip a ReLU. Where they still d
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +32,7 @@ from likewise.engines.tracer import (
     trace_model,
 )
 from likewise.model import Network, Parameters
+from likewise.precision import allows_tf32, full_float32
 
 WINDOW = 1024  # samples of a pass of which one is checked on the way
 LARGE = 5e8  # floating-point operations of a forward pass of one sample
@@ -115,7 +115,7 @@ def find_fault(
     """
     samples = repeat_samples(samples, max(2, len(samples)))
     backwards = samples[torch.arange(len(samples)).flip(0)]
-    with full_float32():
+    with full_float32():  # two correct gradients in TF32 may differ by more than a wrong one
         trace = trace or trace_function(net, samples)
         if brief:
             fault = find_fault_of_batch(net, trace, backwards, explicit=True)
@@ -588,20 +588,6 @@ def in_float64(net: Network, samples: Samples) -> Network | None:
     return double_net if outputs.dtype == torch.float64 else None
 
 
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Disable TF32: two correct gradients in TF32 may differ by more than a wrong one."""
-    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [backend.allow_tf32 for backend in backends]
-    try:
-        for backend in backends:
-            backend.allow_tf32 = False
-        yield
-    finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
-
-
 def first_mismatch(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
     """Return the name of the first parameter for which two vectors (p,) differ, if any."""
     limit = tolerance * _largest(theirs).clamp(min=1e-37)
@@ -653,6 +639,6 @@ def rounding_tolerance(net: Network) -> float:
     if net.autocast is not None:
         epsilon = max(epsilon, torch.finfo(net.autocast).eps)
     on_gpu = next(net.model.parameters()).device.type == "cuda"
-    if on_gpu and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+    if on_gpu and (allows_tf32("convolution") or allows_tf32("matmul")):
         epsilon = max(epsilon, 2**-11)  # TF32 has ten bits
     return max(float(epsilon**0.5), FLOAT64_TOLERANCE)

@@ -41,6 +41,7 @@ from likewise.fingerprint import Fingerprint
 from likewise.gram.centering import CenteredPair, Centering, CenteringCache, warn_of_cancellation
 from likewise.gram.cost import PairOperations, Plan, count_pair_operations, plan_statistic
 from likewise.gram.features import FeatureCache, KeptFeatures
+from likewise.gram.layerwise import PASS, group_parameters, layerwise_strips
 from likewise.gram.products import Products, RowSums
 from likewise.gram.strips import (
     DirectionStrips,
@@ -51,7 +52,7 @@ from likewise.gram.strips import (
     reduce_strip,
     split_results,
 )
-from likewise.kernels import CORRELATION, Kernel, refuse_out_of_range
+from likewise.kernels import CORRELATION, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
 from likewise.model_state import exclusive, tensor_versions
@@ -487,7 +488,29 @@ class GramMatrix:
         if kept is not None and kept.exponent == self.kernel.right_power:
             return replace(tiles, kept=kept)
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
-        return self._direction_strips(dtype) if whole._directions_are_cheaper() else tiles
+        if whole._directions_are_cheaper():
+            return self._direction_strips(dtype)
+        groups = whole._parameter_groups()
+        if groups is None:
+            return tiles
+        return layerwise_strips(self.net, tiles, groups, self.self_kernel() if self.d > 1 else None)
+
+    def _parameter_groups(self) -> list[tuple[str, ...]] | None:
+        """Return groups of parameters by which all pairs cost less than by strips of rows, None if there are none."""
+        tiles = self.tiles()
+        by_groups = self.square and tiles.is_mirrored and self.kernel.reduce is mean_diagonal
+        if not by_groups or tiles.fits or world_size() > 1 or 64 * self.data.n**2 > self.max_memory:
+            return None
+        entries = self._setup.feature_entries
+        if entries is None:
+            return None
+        batch, memory = min(self.data.size, self.engine.batch_size or self.data.size), self.engine.memory
+        spare = self.max_memory - memory.fixed_bytes - batch * memory.bytes_per_sample - 64 * self.data.n**2
+        itemsize = max(4, self.net.dtype.itemsize)
+        groups = group_parameters(entries, self.data.n, batch, itemsize, int(0.9 * spare))
+        if groups is None or PASS * len(groups) * self.data.n >= tiles.gradient_evaluations:
+            return None
+        return groups
 
     def _direction_strips(self, dtype: torch.dtype | None) -> DirectionStrips:
         products = self.products()
@@ -662,6 +685,7 @@ class _Setup:
         self._row_shape: tuple[int, int] | None = None
         self._feature_bytes: dict[float, int] = {}
         self._operations: dict[Kernel, PairOperations] = {}
+        self._entries: tuple[dict[str, int] | None] | None = None
 
     def of(self, net: Network) -> "_Setup":
         """Return the same for other parameters of the model."""
@@ -705,6 +729,16 @@ class _Setup:
                 own = 8 * tensors[0].shape[1] ** 2
                 self._feature_bytes[exponent] = own + sum(t.numel() * t.element_size() for t in tensors)
             return self._feature_bytes[exponent]
+
+    @property
+    def feature_entries(self) -> dict[str, int] | None:
+        """How many numbers the features of a sample have for each parameter; None if these cannot be taken alone."""
+        with exclusive:
+            if self._entries is None:
+                engine, first = self.engine, self._data.samples(range(1))
+                with self._net.evaluation_mode():
+                    self._entries = (engine.feature_entries(first),)
+            return self._entries[0]
 
     def count_operations(self, kernel: Kernel, columns: Batches) -> PairOperations:
         """Return what columns cost when they are compared with few rows, counted on two of them."""

@@ -167,7 +167,8 @@ class Products(LinearProducts):
             return read(range(self.rows.n), torch.cat(rounds, 2))
         same = self.rows is self.columns and self.left_power == self.right_power
         cache = SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
-        return self.jvp(self.vjp(weights, cache), read, cache)
+        with self.net.evaluation_mode():  # of both passes: what is recorded in one serves the other
+            return self.jvp(self.vjp(weights, cache), read, cache)
 
     def sums_and_diagonals(self, kernels: Sequence[Kernel]) -> list[RowSums] | None:
         """Return Σ_x' k(x, x') and k(x, x) of each kernel, in one vjp and one jvp pass for all.
@@ -182,7 +183,8 @@ class Products(LinearProducts):
             return None
         keep = self._keeps_self_kernels and self.rows is self.columns
         if keep and len(kernels) == 1 and _is_normalized(kernels[0]):
-            return [self._normalized_sums(used[0], coefficients[0])]
+            with self.net.evaluation_mode():
+                return [self._normalized_sums(used[0], coefficients[0])]
         powers = _SelfKernels(self, keep)
 
         def weights(where: range, samples: Samples) -> Tensor:
@@ -191,8 +193,6 @@ class Products(LinearProducts):
                 for kernel, a, rows in zip(kernels, coefficients, used, strict=True)
             ]
             return torch.cat(parts, 2)
-
-        directions = self._sum_unwhitened(weights, powers)
 
         def read(where: range, samples: Samples, outputs: Tensor) -> Tensor:
             parts, results = outputs.split([len(rows) for rows in used], dim=2), []
@@ -203,7 +203,9 @@ class Products(LinearProducts):
                 results += [sums, kernel.reduce(own)]
             return torch.stack(results, 1)
 
-        columns = self._read_unwhitened(directions, read, powers).unbind(1)
+        with self.net.evaluation_mode():
+            directions = self._sum_unwhitened(weights, powers)
+            columns = self._read_unwhitened(directions, read, powers).unbind(1)
         return [RowSums(*pair) for pair in zip(columns[::2], columns[1::2], strict=True)]
 
     def _normalized_sums(self, outputs: list[int], coefficients: Tensor) -> RowSums:

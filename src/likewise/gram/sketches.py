@@ -67,8 +67,7 @@ class Sketch:
 
     def __call__(self, engine: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluation_mode`."""
-        sketches = [self.project(parts) for parts in engine.parts(samples)]
-        return sketches[0] if len(sketches) == 1 else Sketched(*map(torch.cat, zip(*sketches, strict=True)))
+        return _whiten(*engine.map_parts(samples, self._project, self))
 
     def parts(self, engine: Engine, samples: Samples) -> str:
         """Return in what parts gradients come: sketches of other parts are no match."""
@@ -77,6 +76,10 @@ class Sketch:
 
     def project(self, parts: GradientParts) -> Sketched:
         """Return the sketches of gradients that come in parts, the same parts at every call."""
+        return _whiten(*self._project(parts))
+
+    def _project(self, parts: GradientParts) -> tuple[Tensor, Tensor]:
+        """Return the sketches (n, d, q) of J(x), and K(x, x)."""
         square, total = parts.factors_gram, None
         for start, rows, gram in parts.explicit:
             signs, run_signs = self._random_signs(parts, rows)[:2]
@@ -88,14 +91,14 @@ class Sketch:
             total = term if total is None else total.add_(term)
         if total is None:  # no parameter moves the outputs
             total = torch.zeros(*square.shape[:2], self.q, device=square.device)
-        white = matrix_power(square, -0.5, rank_floor(total.dtype))
-        squares = square.diagonal(dim1=1, dim2=2).sum(1)
-        return Sketched(total, white.matrix.to(total), squares, white.rank)
+        return total, square
 
     def _scratch(self, like: Tensor, size: int) -> Tensor:
-        """Return memory of so many entries: to touch fresh memory takes longer than to multiply."""
+        """Return memory of so many entries: on a CPU, to touch fresh memory takes longer than to multiply."""
+        if like.device.type != "cpu":
+            return like.new_empty(size)
         known = self._buffer
-        if known is None or known.numel() < size or known.dtype != like.dtype or known.device != like.device:
+        if known is None or known.numel() < size or known.dtype != like.dtype:
             self._buffer = known = like.new_empty(size)
         return known[:size]
 
@@ -121,6 +124,13 @@ class Sketch:
                 self._maps.append((signs(a.shape[1], self.q) * self.q**-0.5).to(like))
                 self._maps.append(signs(delta.shape[2], self.q).to(like))
         return self._maps
+
+
+def _whiten(total: Tensor, square: Tensor) -> Sketched:
+    """Return sketches (n, d, q) with what whitens them, given K(x, x)."""
+    white = matrix_power(square, -0.5, rank_floor(total.dtype))
+    squares = square.diagonal(dim1=1, dim2=2).sum(1)
+    return Sketched(total, white.matrix.to(total), squares, white.rank)
 
 
 def _sum_buckets(

@@ -242,14 +242,14 @@ class Tiles(ExactStrips):
             left = _part(self._column_cache, where)
         else:
             left = self._compute_features(self.rows, where, self.kernel.left_power)
-        if self._is_mirrored and len(where) == self.columns.n:
-            return self._compute_symmetric(left)
+        if self.is_mirrored and len(where) == self.columns.n:
+            return self.symmetric_products(left)
         matrix = self._matrix
         if matrix is None or matrix.next_row != where.start:
             tiles = [self._tile(left, right, where) for right in self._column_features(len(where))]
             return torch.cat(tiles, 1)
         later = [self._tile(left, right, where) for right in self._column_features(len(where), where.stop)]
-        return matrix.add(where, torch.cat([self._compute_symmetric(left), *later], 1))
+        return matrix.add(where, torch.cat([self.symmetric_products(left), *later], 1))
 
     @property
     def cache_bytes(self) -> int:
@@ -261,7 +261,7 @@ class Tiles(ExactStrips):
         return self.rows is self.columns and self.kernel.left_power == self.kernel.right_power
 
     @property
-    def _is_mirrored(self) -> bool:
+    def is_mirrored(self) -> bool:
         """Whether k(x', x) follows from k(x, x')."""
         return self._symmetric and self.kernel.symmetric
 
@@ -278,9 +278,9 @@ class Tiles(ExactStrips):
     def fills_matrix(self) -> bool:
         """Whether one process fills the whole matrix, strip by strip: then a strip depends on those before."""
         fits = self._cell_bytes * self.columns.n**2 <= self.max_memory // 8
-        return self._is_mirrored and fits and not self.columns.given
+        return self.is_mirrored and fits and not self.columns.given
 
-    def _compute_symmetric(self, features: Features) -> Tensor:
+    def symmetric_products(self, features: Features) -> Tensor:
         """Return k of samples with themselves: each pair once, K(x', x) being K(x, x')ᵀ."""
         n, side = len(features.rows), max(64, -(-len(features.rows) // 8))
         whole: Tensor | None = None

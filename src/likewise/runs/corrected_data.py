@@ -25,7 +25,6 @@ from likewise.loading.imports import build_object, import_object, is_import
 from likewise.loading.tables import MISSING, table_columns
 from likewise.runs.export import escape_formulas
 from likewise.runs.result import Analysis
-from likewise.runs.settings import GIVEN_IN_PYTHON
 
 if TYPE_CHECKING:
     import pandas
@@ -120,6 +119,10 @@ class _Source:
         self.classes: list[str] = self.run.manifest["classes"]
         text = (self.run.folder / "settings.toml").read_text(encoding="utf-8")
         self._settings = tomllib.loads(text)
+        from likewise.runs.settings import (
+            GIVEN_IN_PYTHON,  # what checks settings is imported for commands only
+        )
+
         if data is None and self._settings["data"] != GIVEN_IN_PYTHON:
             data = self._settings["data"]
         self.data = Path(data).expanduser() if isinstance(data, str) and not is_import(data) else data
