@@ -187,7 +187,9 @@ def label_suspicion(
     if hot is not None and not hot.skipped:
         after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
     found = combined_suspicion(votes, given, chances, margins, after, validated, **options)
-    tensors = {name: v.to(gram.device) for name, v in found._asdict().items() if isinstance(v, Tensor)}
+    tensors: dict[str, Any] = {
+        name: value.to(gram.device) for name, value in found._asdict().items() if isinstance(value, Tensor)
+    }
     return found._replace(**tensors, reheated=hot)
 
 
