@@ -280,12 +280,13 @@ def measure(name: str, row: Row, a: argparse.Namespace) -> str:
         seconds = clock.repeat(lambda: row.statistic(gram), a.repeats, a.limit)
     peak = (torch.cuda.max_memory_allocated() - before) / GIB if cuda else float("nan")
     median, spread = statistics.median(seconds), max(seconds) - min(seconds)
+    problem = gram.engine.graphs.problem if gram.engine.name == "layers" else "reference engine"
     return (
         f"{name:22} {median / unit:6.2f} epochs (goal {row.goal}, spread {spread / unit:.2f}, "
         f"first {first / unit:.2f}), "
         f"epoch {unit:.3f} s, set-up {setup:.2f} s, chunks of {gram.engine.batch_size}, "
         f"peak {peak:.1f} of {row.gib:g} GiB, engine {gram.engine.name}"
-        + (f", not recorded: {problem}" if (problem := gram.engine.graphs.problem) and cuda else "")
+        + (f", not recorded: {problem}" if cuda and problem else "")
     )
 
 

@@ -263,10 +263,10 @@ class ChunkGraphs:
 
         To record what synchronizes with the GPU would leave PyTorch's random generator and allocator in disorder.
         """
-        self._rehearsed = True
+        self._rehearsed, placed = True, self._placed(samples)
         with self._on_device(), _watch_synchronization() as found:
             try:
-                batch = compute(self._placed(samples))
+                batch = compute(placed)
             except Exception as error:  # called as it is, the model will say what is wrong, or work
                 if is_out_of_memory(error):
                     raise

@@ -188,6 +188,8 @@ def _batch_norm(call: Call) -> ParameterGradients | None:
     n, d, c = deltas.shape[:3]
     images = inputs.to(deltas.dtype).reshape(1, n * c, -1)
     means, variances = (statistic.detach().to(deltas.dtype).repeat(n) for statistic in (mean, variance))
+    epsilon = a.get("eps", 1e-5)
+    roots = (variances + epsilon).rsqrt()  # on a GPU these are read in evaluation mode too
     sums = [
         torch.ops.aten.native_batch_norm_backward(
             deltas[:, i].reshape(1, n * c, -1),
@@ -195,10 +197,10 @@ def _batch_norm(call: Call) -> ParameterGradients | None:
             None,
             means,
             variances,
-            None,
-            None,
+            means,
+            roots,
             False,
-            a.get("eps", 1e-5),
+            epsilon,
             [False, True, True],
         )
         for i in range(d)
