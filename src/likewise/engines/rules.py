@@ -189,12 +189,12 @@ def _batch_norm(call: Call) -> ParameterGradients | None:
     images = inputs.to(deltas.dtype).reshape(1, n * c, -1)
     means, variances = (statistic.detach().to(deltas.dtype).repeat(n) for statistic in (mean, variance))
     epsilon = a.get("eps", 1e-5)
-    roots = (variances + epsilon).rsqrt()  # on a GPU these are read in evaluation mode too
+    roots = (variances + epsilon).rsqrt()  # on a GPU these, and a weight, are read in evaluation mode too
     sums = [
         torch.ops.aten.native_batch_norm_backward(
             deltas[:, i].reshape(1, n * c, -1),
             images,
-            None,
+            torch.ones_like(means),
             means,
             variances,
             means,
