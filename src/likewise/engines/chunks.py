@@ -48,13 +48,18 @@ class Chunk:
 
     @property
     def outputs(self) -> Tensor | None:
-        """(n, d) of the samples in their batch, where one forward pass had them."""
-        return None if self.batch.outputs is None else self.batch.outputs[: len(self.samples)]
+        """(n, d) of the batch that the model was called on, where one forward pass had them."""
+        return self.batch.outputs
 
     @property
     def gradients(self) -> GradientBatch:
         """The gradients, to compute with directly."""
         return self.batch
+
+    @property
+    def called_on(self) -> Samples:
+        """The batch that the model was called on: the samples, and others behind them."""
+        return self.samples
 
     def first(self) -> "Chunk":
         """Return the gradients of the first sample alone."""
@@ -104,6 +109,14 @@ class _RecordedChunk(Chunk):
         copied = self.batch.copy()
         n = len(self.samples)
         return copied if n == len(copied.samples) else copied.part(slice(0, n))
+
+    @property
+    def called_on(self) -> Samples:
+        """The batch that the model was called on: the samples, and others behind them."""
+        own = self.batch.samples
+        if len(own) == len(self.samples):
+            return self.samples
+        return Samples(*tree_map(_clone, (own.inputs, own.labels, own.ids)))  # the next replay overwrites it
 
     def first(self) -> "Chunk":
         """Return the gradients of the first sample alone."""
@@ -279,8 +292,7 @@ class ChunkGraphs:
     def _record_gradients(self, state: _State, samples: Samples, compute: Compute) -> bool:
         """Record the gradients of a chunk; return whether that was possible."""
         placed = self._placed(samples)
-        leaves = placed.inputs, placed.labels, placed.ids
-        own = Samples(*tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, leaves))
+        own = Samples(*tree_map(_clone, (placed.inputs, placed.labels, placed.ids)))
         torch.cuda.empty_cache()  # a graph cannot use memory that other work left behind
         recorded = self._try_to_record(lambda: compute(own))
         if recorded is None:
@@ -344,6 +356,10 @@ def _find_obstacle(net: Network) -> str | None:
     if len(devices) > 1 or next(iter(devices)).type != "cuda":
         return f"the model is on {', '.join(sorted(map(str, devices)))}"
     return None
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _shapes(samples: Samples) -> Any:

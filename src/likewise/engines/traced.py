@@ -371,8 +371,20 @@ class TracedEngine(Engine):
             chunk = self.graphs.chunk(batch, partial(self._compute_recordable, names=names), names)
             chunk = chunk or Chunk(batch, self._compute_gradients(batch, names))
             if self._check is not None and names is None:
-                self._check.offer(batch, chunk.outputs, self._gradient_in(chunk), chunk.d)
+                self._check.offer(
+                    chunk.called_on,
+                    chunk.outputs,
+                    self._gradient_in(chunk),
+                    chunk.d,
+                    count=len(batch),
+                    again=self._gradient_of,
+                )
             yield chunk if len(part) > 1 else chunk.first()
+
+    def _gradient_of(self, samples: Samples, place: int, u: Tensor) -> Tensor:
+        """Return J(x)ᵀ u of the sample at a place of a batch."""
+        one = self._compute_gradients(samples).part(slice(place, place + 1))
+        return one.weighted_sum(self._net, u[None].to(self._device))
 
     def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], Tensor]:
         """Return a function (position in the chunk, u) -> J(x)ᵀ u."""
