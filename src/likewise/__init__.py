@@ -98,6 +98,14 @@ from likewise.statistics.lipschitz import lipschitz_bound
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
 from likewise.statistics.reliability import Reliability, novelty, reliability
 from likewise.statistics.spot_check import SpotCheck, SpotCheckEstimate, spot_check
+from likewise.statistics.target_issues import (
+    CellSuspicion,
+    MultilabelSuspicion,
+    ValueSuspicion,
+    cell_suspicion,
+    multilabel_suspicion,
+    value_suspicion,
+)
 from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
 from likewise.watch import Watch, WithIndex
 
@@ -115,6 +123,7 @@ __all__ = [
     "Batches",
     "Calibration",
     "CalibrationWarning",
+    "CellSuspicion",
     "ClassSimilarity",
     "CompletionPairs",
     "Corrections",
@@ -128,6 +137,7 @@ __all__ = [
     "Index",
     "Kernel",
     "LabelSuspicion",
+    "MultilabelSuspicion",
     "Neighbors",
     "Network",
     "Plan",
@@ -142,6 +152,7 @@ __all__ = [
     "SpotCheck",
     "SpotCheckEstimate",
     "TargetScores",
+    "ValueSuspicion",
     "Watch",
     "WithIndex",
     "ZeroGradientWarning",
@@ -153,6 +164,7 @@ __all__ = [
     "best_rotation",
     "build_index",
     "calibrate",
+    "cell_suspicion",
     "class_similarity",
     "completion_against_alternative",
     "crossval",
@@ -174,6 +186,7 @@ __all__ = [
     "losses",
     "mean_diagonal",
     "merge_indexes",
+    "multilabel_suspicion",
     "near_identity",
     "nearest",
     "novelty",
@@ -199,5 +212,6 @@ __all__ = [
     "subspace_match",
     "token_log_likelihood",
     "uncertainty",
+    "value_suspicion",
     "whole_block",
 ]

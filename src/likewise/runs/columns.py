@@ -33,6 +33,13 @@ from likewise.statistics.reliability import (
     PredictionTargets,
     Reliability,
 )
+from likewise.statistics.target_issues import (
+    MultilabelSuspicion,
+    ValueSuspicion,
+    is_label_matrix,
+    multilabel_from_votes,
+    values_from_votes,
+)
 from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty_from_sums
 from likewise.votes import EXPONENT, VotesReducer
@@ -83,11 +90,32 @@ class Targets:
             return torch.zeros(len(self.outputs), 0, dtype=torch.float64)
         return torch.nn.functional.one_hot(self.groups).double()
 
+    @cached_property
+    def label_matrix(self) -> Tensor | None:
+        """The labels (n, classes), if a sample may have several of the classes that outputs tell."""
+        same = self.labels is not None and self.labels.shape == self.outputs.shape
+        return self.labels if same and self.is_classifier and is_label_matrix(self.labels) else None
+
+    @cached_property
+    def values(self) -> Tensor | None:
+        """The labels (n, q), if they are numbers that outputs predict."""
+        if self.labels is None or self.classes is not None or self.label_matrix is not None:
+            return None
+        return self.labels.reshape(len(self.outputs), -1).double() if self.labels_are_outputs else None
+
+    @property
+    def votes(self) -> Tensor:
+        """What samples vote for, (n, c): classes, several labels, or values; no column where there is nothing."""
+        found = self.label_matrix if self.label_matrix is not None else self.values
+        return self.members if found is None else found.double()
+
     @property
     def labels_are_outputs(self) -> bool:
         """Whether labels and outputs can be compared, number by number."""
         if self.labels is None or self.classes is not None:
             return self.chances is not None
+        if self.label_matrix is not None:  # 0 and 1 are no logits
+            return False
         return self.labels[0].numel() == self.outputs.shape[1]
 
     @cached_property
@@ -129,7 +157,7 @@ PAIR_STATISTICS = (
     PairStatistic(("hard_neighbors",), lambda r: CountReducer(r.threshold)),
     PairStatistic(("local_density",), lambda r: PositiveReducer(EXPONENT)),
     PairStatistic(("closeness",), lambda r: ClosenessReducer(min(NEIGHBORS, r.n - 1))),
-    PairStatistic(("votes",), lambda r: VotesReducer(r.targets.members)),
+    PairStatistic(("votes",), lambda r: VotesReducer(r.targets.votes)),
     PairStatistic(("neighbor_means",), lambda r: NeighborMeansReducer(r.targets.predictions.values)),
     PairStatistic(("class_sums",), lambda r: ProductReducer(r.targets.members)),
     PairStatistic(("self_similarity",), lambda r: SelfSimilarityReducer()),
@@ -208,6 +236,29 @@ class Results:
         chances = None if self.targets.labels is None else self.targets.chances
         votes = torch.tensor(self.found["votes"])
         return combined_suspicion(votes, groups, chances, self.margins, self.after, self.validated)
+
+    @cached_property
+    def _votes_and_weights(self) -> tuple[Tensor, Tensor]:
+        """The votes, (n, c), and the sum of weights of all voters, (n,)."""
+        mine = torch.tensor(self.found["self_similarity"]).double().clamp(min=0).pow(EXPONENT)
+        total = (torch.tensor(self.found["local_density"]).double() - mine).clamp(min=0)
+        return torch.tensor(self.found["votes"]).double(), total
+
+    @cached_property
+    def several_labels(self) -> MultilabelSuspicion | None:
+        """What speaks against labels of which a sample may have several."""
+        given = self.targets.label_matrix
+        if given is None:
+            return None
+        return multilabel_from_votes(*self._votes_and_weights, given, self.targets.outputs.double())
+
+    @cached_property
+    def values(self) -> ValueSuspicion | None:
+        """What speaks against labels that are numbers."""
+        given = self.targets.values
+        if given is None:
+            return None
+        return values_from_votes(*self._votes_and_weights, given, self.targets.outputs.double())
 
     @cached_property
     def duplicate_pairs(self) -> np.ndarray:
@@ -290,6 +341,18 @@ def _of_labels(field: str) -> Callable[[Results], Any]:
     return lambda r: None if r.targets.classes is None else getattr(r.suspicion, field)
 
 
+def _target_suspicion(r: Results) -> Any:
+    if len(r.targets.outputs) < 2:
+        return None
+    if r.several_labels is not None:
+        return r.several_labels.samples
+    return None if r.values is None else r.values.suspicion
+
+
+def _suspicious_class(r: Results) -> Any:
+    return None if r.several_labels is None else r.several_labels.suspicion.argmax(1)
+
+
 def _duplicates(r: Results) -> Any:
     ends = r.duplicate_pairs[:, :2].astype(np.int64).ravel()
     return np.bincount(ends, minlength=len(r.targets.outputs))
@@ -317,6 +380,8 @@ COLUMNS: dict[str, Callable[[Results], Any]] = {
     "suggested_label": _of_labels("suggested"),
     "label_issue": _of_labels("flagged"),
     "chance_wrong": _of_labels("chance_wrong"),
+    "target_suspicion": _target_suspicion,
+    "suspicious_class": _suspicious_class,
     "margin": lambda r: r.margins,
     "training_confidence": _of_training("confidence"),
     "training_variability": _of_training("variability"),

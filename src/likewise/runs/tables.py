@@ -143,7 +143,12 @@ def _caveats(targets: Targets, n: int) -> list[str]:
         if odd is not None:
             advice = "--weights loads trained weights, --classes gives the order of classes"
             found.append(f"{odd} (likewise analyze: {advice}.)")
-    if targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
+    if targets.label_matrix is not None:
+        found.append(
+            f"Labels are 0 and 1, {targets.outputs.shape[1]} for each sample, which may have several. target_suspicion "
+            "is that of the label that looks wrong most, suspicious_class says which."
+        )
+    elif targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
         found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
     if targets.chances is not None and are_chances(targets.outputs):
         found.append("Outputs look like probabilities and are taken as such, not as logits.")

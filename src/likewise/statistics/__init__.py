@@ -8,6 +8,7 @@ duplicates    pairs that are nearly the same, within a data set and across split
 fit           over- or underfit
 label_issues  which labels look wrong; noise_rate: how many are; spot_check: how many by a few decisions
 reliability   novelty of an input, agreement of its neighbors; calibration: how often such predictions are right
+target_issues which targets look wrong that are no classes: several labels, values, masks, words
 lipschitz     how far outputs can differ, from similarities
 targets       labels, predictions and checks that they share
 """

@@ -1,0 +1,423 @@
+"""Which targets look wrong, where they are not one class a sample: several labels each, values, masks, tokens.
+
+The same votes as for classes: every other sample votes with max(centered similarity, 0)^4 for what it is labeled.
+
+    several labels   b(x, c) = mean of the votes' share for label c and of the network's probability of it;
+                     suspicion |y − b|: 0 where all speak for the 0 or 1 that is given, 1 where all speak against it
+    values           residual against the votes' mean, and against the network where that has not memorized its targets,
+                     over its usual size; z standard deviations, robustly
+    masks, tokens    cells of a mask, or tokens, are samples of their own: see `cell_suspicion`
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from likewise.checks import check_integer, check_number, describe
+from likewise.data import Batches, batches
+from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.linalg import product_by_chunks
+from likewise.model import Network, to_network
+from likewise.readouts import all_outputs
+from likewise.statistics.targets import given_labels, model_outputs, refuse_unbounded, to_device
+from likewise.votes import EXPONENT
+
+FLAG_Z = 3.5  # robust standard deviations beyond which a value is flagged: two in ten thousand by chance
+MEMORIZED = 0.1  # of the votes' residual: a network whose own residuals are smaller has memorized its targets
+TEMPERATURE = 0.1  # of the mean over cells that is one number a sample: near the largest
+
+
+class MultilabelSuspicion(NamedTuple):
+    """What the network and the neighbors say of labels of which a sample may have several.
+
+    Attributes:
+        suspicion: (n, classes) in [0, 1] of each 0 or 1 that is given.
+        samples: (n,) the largest of each sample.
+        suggested: (n, classes) bool, what they speak for.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(100, 4)
+        >>> y = (x[:, :3] > 0).long()
+        >>> y[7, 1] = 1 - y[7, 1]                                             # a wrong label
+        >>> net = torch.nn.Linear(4, 3, bias=False)
+        >>> _ = net.weight.data.copy_(4 * torch.eye(3, 4))                               # trained
+        >>> found = lw.multilabel_suspicion(lw.GramMatrix(net, (x, y)))
+        >>> divmod(int(found.suspicion.argmax()), 3)
+        (7, 1)
+
+    """
+
+    suspicion: Tensor
+    samples: Tensor
+    suggested: Tensor
+
+
+class ValueSuspicion(NamedTuple):
+    """What the network and the neighbors say of targets that are numbers.
+
+    Attributes:
+        suspicion: (n,) in [0, 1]: the share of honest residuals that are smaller, if these are normal.
+        expected: (n, q) what the neighbors' targets say it should be.
+        score: (n,) residual in robust standard deviations, the largest of the q numbers.
+        flagged: (n,) beyond 3.5 of them.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(200, 3)
+        >>> y = x @ torch.tensor([1.0, 2.0, 0.5])
+        >>> y[9] += 5                                                         # a wrong value
+        >>> net = torch.nn.Linear(3, 1)
+        >>> _ = net.weight.data.copy_(torch.tensor([[1.0, 2.0, 0.5]]))                    # trained
+        >>> int(lw.value_suspicion(lw.GramMatrix(net, (x, y))).score.argmax())
+        9
+
+    """
+
+    suspicion: Tensor
+    expected: Tensor
+    score: Tensor
+    flagged: Tensor
+
+
+class CellSuspicion(NamedTuple):
+    """Where the labels of masks or of sequences look wrong.
+
+    Attributes:
+        cells: (n, h, w) or (n, t) suspicion of each cell, or token; NaN where it has no label.
+        samples: (n,) one number a sample, near its largest cell.
+        suggested: As `cells`, the class that speaks against the label; −1 where there is no label.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(12, 1, 8, 8)
+        >>> net = torch.nn.Conv2d(1, 2, 3, padding=1)
+        >>> lw.cell_suspicion(net, (x, (x[:, 0] > 0).long()), cell=4).cells.shape
+        torch.Size([12, 2, 2])
+
+    """
+
+    cells: Tensor
+    samples: Tensor
+    suggested: Tensor
+
+
+@dataclass(frozen=True)
+class WeightedSumReducer(Reducer):
+    """Σ max(centered similarity, 0)^exponent · values over the other samples, and the sum of the weights."""
+
+    values: Tensor  # (m, q)
+    exponent: float = EXPONENT
+    results: ClassVar[int] = 2
+    centered: ClassVar[bool] = True
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the sums, (b, q), and the weights' sums, (b,), in float64."""
+        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
+        return product_by_chunks(weights, self.values), weights.sum(1)
+
+
+def multilabel_suspicion(
+    gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: int | None = None
+) -> MultilabelSuspicion:
+    """How much the network and the neighbors' votes contradict each 0 or 1 of a matrix of labels; visits all pairs.
+
+    Args:
+        gram: A square matrix; similarities are centered.
+        labels: (n, classes) of 0 and 1; those that travel with the data if None.
+        exponent: How local votes are.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        MultilabelSuspicion; rank by `suspicion`, (n, classes).
+
+    """
+    given = _label_matrix(gram, labels)
+    sums, total = _weighted_sums(gram, given.double(), exponent, sketch)
+    outputs = model_outputs(gram).double().cpu() if gram.of_network else None
+    known = None if outputs is None or outputs.shape != given.shape else outputs
+    return to_device(multilabel_from_votes(sums, total, given, known), gram.device)
+
+
+def multilabel_from_votes(
+    sums: Tensor, total: Tensor, given: Tensor, outputs: Tensor | None
+) -> MultilabelSuspicion:
+    """Return what votes (n, classes), their sums (n,) and logits or probabilities say of 0s and 1s."""
+    labels = given.double()
+    usual = labels.mean(0).expand_as(labels)
+    opinion = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], usual)
+    if outputs is not None:
+        in_range = bool(((outputs >= 0) & (outputs <= 1)).all())
+        opinion = (opinion + (outputs if in_range else outputs.sigmoid())) / 2
+    suspicion = (labels - opinion).abs().clamp(0, 1)
+    return MultilabelSuspicion(suspicion, suspicion.amax(1), opinion > 0.5)
+
+
+def value_suspicion(
+    gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: int | None = None
+) -> ValueSuspicion:
+    """How far each target is from what the network and its neighbors' targets say; visits all pairs.
+
+    Args:
+        gram: A square matrix; similarities are centered.
+        labels: (n,) or (n, q) numbers; those that travel with the data if None.
+        exponent: How local votes are.
+        sketch: Estimate from random projections of so many numbers a sample.
+
+    Returns:
+        ValueSuspicion; rank by `score`.
+
+    """
+    refuse_unbounded(gram)
+    found = given_labels(gram, labels)
+    if found is None or not gram.square:
+        raise ValueError("Values of one data set are needed: pass labels, or give the data as (X, y).")
+    values = found.reshape(len(found), -1).double().cpu()
+    sums, total = _weighted_sums(gram, values, exponent, sketch)
+    outputs = model_outputs(gram).double().cpu() if gram.of_network else None
+    known = None if outputs is None or outputs.shape != values.shape else outputs
+    return to_device(values_from_votes(sums, total, values, known), gram.device)
+
+
+def values_from_votes(sums: Tensor, total: Tensor, values: Tensor, outputs: Tensor | None) -> ValueSuspicion:
+    """Return what votes' sums (n, q) and weights (n,), and the network's outputs, say of values (n, q).
+
+    Neighbors' means are drawn towards the mean of all, so residuals against them are taken after a straight line.
+    """
+    means = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], values.mean(0))
+    expected = torch.stack([_straightened(m, v) for m, v in zip(means.T, values.T, strict=True)], 1)
+    residual = values - expected
+    scores = residual / _robust_scale(residual)
+    if outputs is not None:
+        own = values - outputs
+        if bool((_robust_scale(own) > MEMORIZED * _robust_scale(residual)).all()):
+            scores = (scores + own / _robust_scale(own)) / 2
+            scores = scores / _robust_scale(scores)
+    score = scores.abs().amax(1)
+    suspicion = torch.erf(score / math.sqrt(2))
+    return ValueSuspicion(suspicion, expected, score, score > FLAG_Z)
+
+
+def cell_suspicion(
+    model: nn.Module | Network,
+    data: Any,
+    labels: Any = None,
+    *,
+    cell: int = 16,
+    ignore: Sequence[int] = (-100, 255),
+    parameters: Any = None,
+    sketch: int | None = 1024,
+) -> CellSuspicion:
+    """Where the labels of masks, or of the words of sequences, contradict the network and similar cells elsewhere.
+
+    A cell of a mask is a square of `cell` pixels, of a sequence it is one token. Each is a sample of its own, whose
+    outputs are the means of the network's over the cell, and cells vote for the shares of classes that they have:
+    suspicion is the mean of the total variation between these and the votes', and of 1 − p(label) over its pixels.
+    Costs a gradient for each cell: choose large cells, some `parameters` (the last layers), or a part of the data.
+
+    Args:
+        model: Returns (n, classes, h, w) for images, or (n, t, classes) for sequences.
+        data: Inputs with labels (n, h, w) or (n, t), anything that `likewise.batches` accepts.
+        labels: The same apart.
+        cell: Pixels a side; sequences have cells of one token.
+        ignore: Labels that mean none.
+        parameters: Whose gradients are compared, as for Network.
+        sketch: Width of random projections; None compares gradients as they are.
+
+    Returns:
+        CellSuspicion.
+
+    """
+    net = to_network(model, all_outputs if not isinstance(model, Network) else None, parameters)
+    cell = check_integer("cell", cell, 1)
+    samples = batches(data, labels=labels)
+    masks = samples.labels()
+    if masks is None or masks.dim() not in (2, 3) or masks.is_floating_point():
+        found = "none" if masks is None else describe(masks)
+        raise ValueError(
+            f"Masks (n, h, w) or labels of words (n, t) are needed, whole numbers; found {found}."
+        )
+    size = 1 if masks.dim() == 2 else cell
+    labeled, shares = _cell_shares(masks.cpu(), size, ignore)
+    places = labeled.flatten(1).nonzero()
+    if not len(places):
+        raise ValueError("No cell has a label that is not to be ignored.")
+    given = shares.flatten(2).transpose(1, 2)[places[:, 0], places[:, 1]]  # (cells, classes)
+    wrapped = Network(_CellModel(net.model, size, masks.dim() == 3), all_outputs, parameters=_inner(net))
+    gram = GramMatrix(wrapped, batches(_Cells(samples, places), labels=False))
+    sums, total = _weighted_sums(gram, given, EXPONENT, sketch)
+    opinion = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], given)
+    by_votes = (given - opinion).abs().sum(1) / 2
+    unlikely, chances = _unlikely(net, samples, masks.cpu(), size, ignore)
+    mine = unlikely.flatten(1)[places[:, 0], places[:, 1]]
+    said = chances.flatten(2).transpose(1, 2)[places[:, 0], places[:, 1]]
+    return _collect(labeled, places, (by_votes + mine) / 2, _best_class(opinion, said))
+
+
+def _collect(labeled: Tensor, places: Tensor, suspicion: Tensor, suggested: Tensor) -> CellSuspicion:
+    cells = torch.full(labeled.shape, torch.nan, dtype=torch.float64).flatten(1)
+    classes = torch.full(labeled.shape, -1, dtype=torch.int64).flatten(1)
+    cells[places[:, 0], places[:, 1]] = suspicion
+    classes[places[:, 0], places[:, 1]] = suggested
+    weights = torch.softmax(cells.nan_to_num(-torch.inf) / TEMPERATURE, 1).nan_to_num(0)
+    mean = (weights * cells.nan_to_num(0)).sum(1)
+    return CellSuspicion(cells.reshape(labeled.shape), mean, classes.reshape(labeled.shape))
+
+
+def _best_class(opinion: Tensor, said: Tensor) -> Tensor:
+    width = max(opinion.shape[1], said.shape[1])
+    return sum(F.pad(part, (0, width - part.shape[1])) for part in (opinion, said)).argmax(1)  # type: ignore[union-attr]
+
+
+def _unlikely(
+    net: Network, data: Batches, masks: Tensor, cell: int, ignore: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the mean over each cell of 1 − p(label), (n, h, w) or (n, t), and its mean probabilities by class."""
+    missing, chances, start = list[Tensor](), list[Tensor](), 0
+    with net.evaluation_mode(), torch.no_grad():
+        for batch in data:
+            inputs = net.to_device(batch.inputs)
+            logits = all_logits(net.model(**inputs) if isinstance(inputs, dict) else net.model(inputs))
+            logits = logits if logits.dim() == 4 else logits.transpose(1, 2)
+            probabilities = logits.double().softmax(1).cpu()
+            here = masks[start : start + len(batch)]
+            start += len(batch)
+            ignored = _ignored(here, ignore)
+            if (
+                here.shape[1:] != probabilities.shape[2:]
+                or int(here[~ignored].max()) >= probabilities.shape[1]
+            ):
+                raise ValueError(
+                    f"Labels of shape {tuple(here.shape[1:])} up to {int(here[~ignored].max())}, and outputs of shape "
+                    f"{tuple(probabilities.shape[1:])}: one class for each pixel or word is needed."
+                )
+            mine = probabilities.gather(1, torch.where(ignored, 0, here).long()[:, None])[:, 0]
+            missing.append(
+                _pooled(torch.where(ignored, 0.0, 1 - mine), cell)
+                / _pooled((~ignored).double(), cell).clamp(min=1e-12)
+            )
+            chances.append(_pooled(probabilities, cell))
+    return torch.cat(missing), torch.cat(chances)
+
+
+def _pooled(values: Tensor, cell: int) -> Tensor:
+    """Return the mean of each cell of (n, h, w) or (n, c, h, w); words, which are cells, as they are."""
+    if cell == 1:
+        return values
+    planes = values[:, None] if values.dim() == 3 else values
+    found = F.avg_pool2d(planes, cell, ceil_mode=True, count_include_pad=False)
+    return found[:, 0] if values.dim() == 3 else found
+
+
+class _CellModel(nn.Module):
+    """The outputs of one cell of each sample, (n, classes)."""
+
+    def __init__(self, model: nn.Module, cell: int, image: bool) -> None:
+        super().__init__()
+        self.model, self.cell, self.image = model, cell, image
+
+    def forward(self, inputs: Any, places: Tensor) -> Tensor:
+        outputs = all_logits(self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs))
+        if self.image:
+            pooled = F.avg_pool2d(outputs, self.cell, ceil_mode=True, count_include_pad=False)
+            outputs = pooled.flatten(2).transpose(1, 2)
+        return outputs.gather(1, places.reshape(-1, 1, 1).expand(-1, 1, outputs.shape[2]))[:, 0]
+
+
+def all_logits(outputs: Any) -> Tensor:
+    """Return the tensor of logits that a model returned, as such or as `.logits`."""
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor) or found.dim() not in (3, 4):
+        raise TypeError(
+            f"Outputs (n, classes, h, w) or (n, t, classes) are needed, found {describe(found)}: wrap the model in one "
+            "that returns them."
+        )
+    return found
+
+
+class _Cells(Dataset[Any]):
+    """One sample for each cell: the inputs of its image, and which cell it is."""
+
+    def __init__(self, data: Batches, places: Tensor) -> None:
+        self._data, self._places = data, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, i: int) -> tuple[Any, Tensor]:
+        image, cell = self._places[i].tolist()
+        inputs = self._data.samples(range(image, image + 1)).inputs
+        if isinstance(inputs, dict):
+            return {name: value[0] for name, value in inputs.items()}, torch.tensor(cell)
+        return inputs[0], torch.tensor(cell)
+
+
+def _inner(net: Network) -> list[str]:
+    return [f"model.{name}" for name in net.names]
+
+
+def _ignored(masks: Tensor, ignore: Sequence[int]) -> Tensor:
+    return torch.isin(masks, torch.tensor(list(ignore), dtype=masks.dtype)) | (masks < 0)
+
+
+def _cell_shares(masks: Tensor, cell: int, ignore: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return which cells have a label, and the share of each class among labeled pixels, (n, classes, ...) float64."""
+    ignored = _ignored(masks, ignore)
+    classes = int(masks[~ignored].max()) + 1 if (~ignored).any() else 1
+    members = torch.stack([((masks == c) & ~ignored).double() for c in range(classes)], 1)
+    counts = _pooled(members, cell)
+    total = counts.sum(1)
+    return total > 0, counts / total.clamp(min=1e-12)[:, None]
+
+
+def _weighted_sums(
+    gram: GramMatrix, values: Tensor, exponent: float, sketch: int | None
+) -> tuple[Tensor, Tensor]:
+    refuse_unbounded(gram)
+    exponent = check_number("exponent", exponent, above=0)
+    if not gram.square:
+        raise ValueError("Targets vote within one data set: make the GramMatrix without columns.")
+    ((sums, total),) = pair_source(gram, sketch).visit(WeightedSumReducer(values, exponent))
+    return sums.cpu(), total.cpu()
+
+
+def is_label_matrix(labels: Tensor | None) -> bool:
+    """Whether labels are several 0s and 1s a sample, not one-hot classes."""
+    if labels is None or labels.dim() != 2 or labels.shape[1] < 2:
+        return False
+    binary = bool(((labels == 0) | (labels == 1)).all())
+    return binary and not bool((labels.sum(1) == 1).all())
+
+
+def _label_matrix(gram: GramMatrix, labels: Any) -> Tensor:
+    found = given_labels(gram, labels)
+    if found is None or found.dim() != 2 or not bool(((found == 0) | (found == 1)).all()):
+        raise ValueError(
+            f"A matrix of 0 and 1, (n, classes), is needed, found {'none' if found is None else describe(found)}: one "
+            "class a sample is for likewise.label_suspicion, values for likewise.value_suspicion."
+        )
+    return found.cpu()
+
+
+def _straightened(means: Tensor, values: Tensor) -> Tensor:
+    """Return means of neighbors on the scale of the values: the straight line through medians of thirds."""
+    order = means.argsort()
+    low, high = order[: max(1, len(order) // 3)], order[-max(1, len(order) // 3) :]
+    run = means[high].median() - means[low].median()
+    slope = (values[high].median() - values[low].median()) / run if run > 0 else torch.ones(()).to(values)
+    return values.median() + slope * (means - means.median())
+
+
+def _robust_scale(residual: Tensor) -> Tensor:
+    """Return the standard deviation of each column, by the median of distances from the median."""
+    spread = 1.4826 * (residual - residual.median(0).values).abs().median(0).values
+    return spread.clamp(min=1e-12 * residual.abs().amax().clamp(min=1e-300))
