@@ -140,6 +140,13 @@ def multilabel_suspicion(
     Returns:
         MultilabelSuspicion; rank by `suspicion`, (n, classes).
 
+    Example:
+        >>> import torch, likewise as lw
+        >>> x = torch.randn(60, 4)
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), (x, (x[:, :3] > 0).long()))
+        >>> lw.multilabel_suspicion(gram).suspicion.shape
+        torch.Size([60, 3])
+
     """
     given = _label_matrix(gram, labels)
     sums, total = _weighted_sums(gram, given.double(), exponent, sketch)
@@ -175,6 +182,13 @@ def value_suspicion(
 
     Returns:
         ValueSuspicion; rank by `score`.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> x = torch.randn(60, 4)
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 1), (x, x.sum(1)))
+        >>> lw.value_suspicion(gram).expected.shape
+        torch.Size([60, 1])
 
     """
     refuse_unbounded(gram)
@@ -235,6 +249,13 @@ def cell_suspicion(
 
     Returns:
         CellSuspicion.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> words = torch.randint(0, 30, (20, 6))
+        >>> net = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 3))
+        >>> lw.cell_suspicion(net, (words, words % 3)).cells.shape
+        torch.Size([20, 6])
 
     """
     net = to_network(model, all_outputs if not isinstance(model, Network) else None, parameters)
