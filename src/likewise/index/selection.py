@@ -282,9 +282,8 @@ class _Nearest(Reducer):
         self._k, self.places = k, list[Tensor]()
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
-        order = strip.similarity.float().cpu().argsort(dim=1, descending=True, stable=True)
-        self.places.append(order[:, : self._k])
-        return (torch.zeros(len(order)),)
+        self.places.append(strip.similarity.topk(self._k, dim=1).indices.cpu())
+        return (torch.zeros(len(self.places[-1])),)
 
 
 class _Checkpoints(NamedTuple):

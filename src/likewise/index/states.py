@@ -96,7 +96,7 @@ def select_by_states(
     else:
         wanted = check_integer("count", count, 1, n, f"texts, of which the pool has {n:,}")
     if by == "each":
-        return choose_in_turn(similarity.argsort(dim=1, descending=True, stable=True), wanted)
+        return choose_in_turn(similarity.topk(wanted, dim=1).indices, wanted)
     scores = similarity.amax(0) if by == "max" else similarity.mean(0)
     return scores.argsort(descending=True, stable=True)[:wanted]
 
