@@ -20,7 +20,7 @@ from likewise.checks import check_choice, check_number
 from likewise.data import Samples
 from likewise.engines import GradientParts
 from likewise.engines.base import check_finite
-from likewise.engines.factors import DenseGradient, ParameterGradient
+from likewise.engines.factors import DenseGradient, ParameterGradient, gram_from_rows
 from likewise.gram import GramMatrix, whiten_sketches
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.index.optimizer import AdamMoments, read_moments
@@ -216,7 +216,7 @@ class LayerProjector(Projector):
         if self._settings.unit == "layer":
             layers = self._unscaled(gradients, moments)
             # Of a copy, or each would keep a dense gradient.
-            squares = {name: one.part(slice(None)).self_gram()[:, 0, 0].double() for name, one in layers}
+            squares = {name: one.part(slice(None)).self_gram()[:, 0, 0] for name, one in layers}
             lengths = torch.stack(list(squares.values())).clamp(min=0).sqrt()
             floor = torch.finfo(self.gram.net.dtype).eps * lengths.amax(0)
             inverse = torch.where(lengths > floor, 1 / lengths, 0)
@@ -256,8 +256,7 @@ class LayerProjector(Projector):
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             if factor is not None:
                 rows = rows * factor.to(rows)[:, None, None]
-            wide = rows.double()
-            yield starts[name], rows, wide @ wide.mT
+            yield starts[name], rows, gram_from_rows(rows)
 
     def _sum_two_sided(self, layers: Iterator[tuple[str, ParameterGradient, Tensor | None]]) -> Tensor:
         total: Tensor | None = None

@@ -85,7 +85,8 @@ def read_moments(given: Any, net: Network) -> AdamMoments:
 
     """
     by_name, groups = _by_name(given, net.model)
-    shapes = {name: value.shape for name, value in net.parameters.items()}
+    parameters = net.parameters
+    shapes = {name: value.shape for name, value in parameters.items()}
     for name, shape in shapes.items():
         state = by_name.get(name)
         if state is None or "exp_avg" not in state or "exp_avg_sq" not in state:
@@ -108,8 +109,8 @@ def read_moments(given: Any, net: Network) -> AdamMoments:
         )
     one, two = betas.pop()
     return AdamMoments(
-        {name: by_name[name]["exp_avg"] for name in shapes},
-        {name: by_name[name]["exp_avg_sq"] for name in shapes},
+        {name: by_name[name]["exp_avg"].to(value.device) for name, value in parameters.items()},
+        {name: by_name[name]["exp_avg_sq"].to(value.device) for name, value in parameters.items()},
         steps.pop(),
         (float(one), float(two)),
         epsilons.pop(),
