@@ -85,6 +85,14 @@ def test_table_rows_are_asked_about_also_from_standard_input(indexes, made, caps
     assert [one["neighbors"][0]["row"] for one in answers(capsys, indexes / "table", "-")] == [0, 1]
 
 
+def test_the_recall_of_an_approximate_search_is_told(indexes, made, capsys, tmp_path):
+    pytest.importorskip("faiss")
+    lines = (made / "table" / "wine.csv").read_text().splitlines()
+    (tmp_path / "new.csv").write_text("\n".join(lines[:3]))
+    assert exit_code(["ask", str(indexes / "table"), str(tmp_path / "new.csv"), "--approximate"]) == 0
+    assert "recall" in capsys.readouterr().err
+
+
 def test_texts_are_asked_about_exactly_too(indexes, capsys, monkeypatch):
     capsys.readouterr()
     texts = ["Return the mean of an array", "note: open a file"]

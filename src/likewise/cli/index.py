@@ -125,6 +125,12 @@ def ask(
         bool,
         typer.Option("--exact", help="Compare the best candidates by exact gradients; reads the data set."),
     ] = False,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate", help="Search neighbors by faiss, for very many rows; tells its recall."
+        ),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
     weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set, if it is not where it was.")] = None,
@@ -143,7 +149,7 @@ def ask(
     """
     be_quiet(quiet)
     found, settings = open_index(folder, model, weights, data, device, exact)
-    answers = _answer(found, settings, new, k, exact)
+    answers = _answer(found, settings, new, k, exact, approximate)
     if opened:
         from likewise.index.page import write_page
 
@@ -321,13 +327,16 @@ def open_index(
     return Index(folder, model=load_network(settings)), settings
 
 
-def _answer(index: "Index", settings: Settings, words: list[str], k: int, exact: bool) -> "list[Answer]":
+def _answer(
+    index: "Index", settings: Settings, words: list[str], k: int, exact: bool, approximate: bool
+) -> "list[Answer]":
     from likewise.data import batches
     from likewise.index.page import Answer
     from likewise.thumbnails import picture
 
     read = _read_new(settings, words)
-    told = index.explain(batches(read.dataset, labels=read.labels), k, exact)
+    asked = True if approximate else None
+    told = index.explain(batches(read.dataset, labels=read.labels), k, exact, approximate=asked)
     called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
     seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
     return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]

@@ -7,6 +7,7 @@ pairs       strips of similarities from mapped shards; the summary of an index
 shards      builds shards: alone, in parts, or shared by ranks
 parts       puts parts and indexes together
 exact       exact similarities of candidates
+approximate candidates by faiss, where rows are very many
 query       Index: nearest, novelty, reliability, explain, add, remove, merge
 selection   rows chosen for targets; diversity
 states      hidden states of texts, and rows chosen by them: the baseline

@@ -166,6 +166,18 @@ class Columns:
             found[mine] = decoded
         return found
 
+    def unit_vectors(self) -> Iterator[Tensor]:
+        """Yield (u − μ) / |u − μ| of all rows in order, float32, some at a time; 0 where only rounding is left."""
+        for where, shard, content, kept in self.shards():
+            shift = (self.origins[shard.source] - self.mean).float()
+            scales, place = self.scales[where].cpu(), 0
+            for block, decoded in content.blocks():
+                rows = decoded.add_(shift)
+                if kept is not None:
+                    rows = rows[kept[(kept >= block.start) & (kept < block.stop)] - block.start]
+                yield rows * scales[place : place + len(rows), None]
+                place += len(rows)
+
     def directions(self, sketches: Tensor) -> Directions:
         """Return sketches u, (n, width), less the mean, as what strips are computed from."""
         exact = sketches.double()

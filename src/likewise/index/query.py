@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from likewise.checks import check_flag, check_integer, check_type
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, similarity_errors
+from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
 from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
 from likewise.index.layers import dependent_buckets, refuse_exact, restore_projector
@@ -40,6 +41,7 @@ from likewise.index.store import IndexFolder
 from likewise.locks import FolderLockedError
 from likewise.model import Network, to_network
 from likewise.model_state import tensor_versions
+from likewise.progress import announce
 from likewise.readouts import Readout, reads_text
 from likewise.statistics.neighbors import NearestReducer
 from likewise.statistics.reliability import (
@@ -119,6 +121,7 @@ class Index:
         self._model_versions: tuple[tuple[int, int], ...] = ()
         self._data: list[Batches] = []
         self._mean: MeanGradient | None = None
+        self._lists: Approximation | None = None
         if model is not None:
             self._net = self._check_network(model, readout)
         if data is not None:
@@ -204,6 +207,7 @@ class Index:
         *,
         centered: bool = True,
         candidates: int = CANDIDATES,
+        approximate: bool | None = None,
     ) -> IndexNeighbors:
         """Return the k rows that the network treats most like each input, best first.
 
@@ -214,13 +218,18 @@ class Index:
                 similarities. The first exact centered answer takes a pass over the data set.
             centered: Centered similarity, as in a run; False for plain k^C.
             candidates: How many of the best rows by sketches are compared exactly.
+            approximate: Search by faiss (the extra `faiss`), which reads a part of the rows: `index.recall` says how
+                many of the neighbors it finds, measured on random rows. None: beyond 10⁷ rows, where faiss is there.
 
         """
         k, candidates = check_integer("k", k, 1), check_integer("candidates", candidates, 1)
         check_flag("centered", centered)
         check_flag("exact", exact)
         new = self._read(x)
-        return self._nearest(new, self._project(new), k, exact, centered=centered, candidates=candidates)
+        lists = self._approximation(approximate, centered)
+        return self._nearest(
+            new, self._project(new), k, exact, centered=centered, candidates=candidates, lists=lists
+        )
 
     def _nearest(
         self,
@@ -231,18 +240,43 @@ class Index:
         *,
         centered: bool = True,
         candidates: int = CANDIDATES,
+        lists: Approximation | None = None,
     ) -> IndexNeighbors:
         k = min(k, len(self))
         if exact:
             refuse_exact(self.manifest["projection"])
         count = min(len(self), max(k, candidates)) if exact else k
-        pairs = IndexPairs(self._columns, sketches, centered=centered, max_memory=self._max_memory)
-        ((places, similarities),) = pairs.visit(NearestReducer(count))
-        places, similarities = places.cpu(), similarities.cpu()
+        if lists is None:
+            pairs = IndexPairs(self._columns, sketches, centered=centered, max_memory=self._max_memory)
+            ((places, similarities),) = pairs.visit(NearestReducer(count))
+            places, similarities = places.cpu(), similarities.cpu()
+        else:
+            vectors = self._columns.directions(sketches).vectors
+            places, similarities = search(lists, self._columns, vectors, count)
         if exact:
             return self._rerank(new, sketches, places, similarities, k, centered)
         errors = self._standard_errors(sketches, places, centered)
         return IndexNeighbors(self._columns.numbers(places), similarities, errors.to(similarities))
+
+    @property
+    def recall(self) -> float | None:
+        """The share of neighbors that approximate search finds, measured on random rows; None before the first one."""
+        return None if self._lists is None else self._lists.recall
+
+    def _approximation(self, asked: bool | None, centered: bool) -> Approximation | None:
+        """Return lists to search in, made once; None for the search of all rows."""
+        by_itself = len(self) > BEYOND and centered and has_faiss()
+        if not (by_itself if asked is None else check_flag("approximate", asked)):
+            return None
+        if not centered:
+            raise ValueError("Approximate search is of centered similarities: leave out centered=False.")
+        if self._lists is None:
+            announce(f"preparing approximate search of {len(self):,} rows")
+            self._lists = approximate_columns(self._columns, self._max_memory)
+            announce(
+                f"approximate search: recall {self._lists.recall:.3f} of the ten nearest, on random rows"
+            )
+        return self._lists
 
     def novelty(self, x: Any, k: int = NEIGHBORS) -> Novelty:
         """Return how unlike all rows inputs are: 1 − the mean plain similarity to the k most similar rows.
@@ -277,18 +311,23 @@ class Index:
         )
         return self._reliability(targets, closeness.cpu(), means.cpu())
 
-    def explain(self, x: Any, k: int = 6, exact: bool = False) -> list[Explanation]:
+    def explain(
+        self, x: Any, k: int = 6, exact: bool = False, *, approximate: bool | None = None
+    ) -> list[Explanation]:
         """Return, for each input, the prediction, its neighbors, how far they agree, novelty, and whether to trust it.
 
         Args:
             x: New inputs.
             k: How many neighbors to show.
             exact: Compute the neighbors' similarities exactly, from the data set.
+            approximate: As of `nearest`: neighbors by faiss. Novelty and agreement are of all rows.
 
         """
         new = self._read(x)
+        lists = self._approximation(approximate, centered=True)
         sketches = self._project(new)
-        neighbors = self._nearest(new, sketches, check_integer("k", k, 1), check_flag("exact", exact))
+        k, exact = check_integer("k", k, 1), check_flag("exact", exact)
+        neighbors = self._nearest(new, sketches, k, exact, lists=lists)
         novelty = self._novelty_of(sketches, min(NEIGHBORS, len(self)))
         found = self._reliability_of(new, sketches) if self.labels is not None else None
         return [self._explanation(i, neighbors, novelty, found) for i in range(new.n)]
@@ -397,7 +436,7 @@ class Index:
         self._folder = IndexFolder.open(self.path, verify=False)
         for name in ("_columns", "labels", "outputs"):
             self.__dict__.pop(name, None)
-        self._mean = None
+        self._mean = self._lists = None
         if len(self._data) != len(self.manifest["data"]):
             self._data = []
 
