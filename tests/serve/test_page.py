@@ -102,23 +102,44 @@ def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):
     first = int(page.get_attribute(".lw-card", "data-sample"))
     with page.expect_response("**/decisions"):
         page.keyboard.press("r")
+    page.wait_for_selector(f".lw-card:not([data-sample='{first}'])")
+    second = int(page.get_attribute(".lw-card", "data-sample"))
     page.click("nav [data-part=report]")
     frame = page.frame_locator("#report iframe")
     frame.locator("body[data-ready=yes]").wait_for(timeout=30_000)
     run = lw.Analysis(live.folder)
-    other = int(run.table["label_suspicion"].drop(first)[run.table["label_issue"]].idxmax())
     key = json.dumps(f"likewise:{run.manifest['data']}")
-    write = f"""() => {{
-      const kept = JSON.parse(localStorage.getItem({key}));
-      kept[{other}] = {{ verdict: "wrong" }};
-      localStorage.setItem({key}, JSON.stringify(kept));
-      return kept;
-    }}"""
+    third = int(run.table["label_suspicion"].drop([first, second])[run.table["label_issue"]].idxmax())
+
+    def decided():
+        found = json.loads((live.folder / "decisions.json").read_text())["decisions"]
+        return {d["sample"]: d["verdict"] for d in found}
+
+    def report_writes(decisions):
+        """Write what the report's review would: all decisions that it knows."""
+        text = json.dumps({str(sample): {"verdict": verdict} for sample, verdict in decisions.items()})
+        with page.expect_response("**/decisions"):
+            frame.locator("body").evaluate(f"() => localStorage.setItem({key}, {json.dumps(text)})")
+
+    kept = frame.locator("body").evaluate(f"() => JSON.parse(localStorage.getItem({key}))")
+    assert kept == {str(first): {"verdict": "right"}}
+    report_writes({first: "right", third: "wrong"})
+    assert decided() == {first: "right", third: "wrong"}
+    report_writes({third: "unsure"})  # it did not know of the first: nothing was taken back
+    assert decided() == {first: "right", third: "unsure"}
+    report_writes({first: "right"})  # what was decided there is undone there
+    assert decided() == {first: "right"}
+    page.click("nav [data-part=review]")
     with page.expect_response("**/decisions"):
-        kept = frame.locator("body").evaluate(write)
-    assert kept[str(first)] == {"verdict": "right"}
-    found = json.loads((live.folder / "decisions.json").read_text())["decisions"]
-    assert {d["sample"]: d["verdict"] for d in found} == {first: "right", other: "wrong"}
+        page.keyboard.press("u")
+    page.click("nav [data-part=report]")
+    frame.locator("body[data-ready=yes]").wait_for(timeout=30_000)
+    kept = frame.locator("body").evaluate(f"() => JSON.parse(localStorage.getItem({key}))")
+    assert set(kept) == {str(first), str(second)} and decided() == {first: "right", second: "unsure"}
+    frame.locator("#review").scroll_into_view_if_needed()
+    with page.expect_response("**/decisions"):
+        page.keyboard.press("w")  # the report's own key: it has the focus
+    assert decided() == {first: "right", second: "unsure", third: "wrong"}
 
 
 def test_a_phone_shows_the_buttons_without_scrolling(browser, served):

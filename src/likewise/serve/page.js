@@ -110,9 +110,7 @@ const asMap = (found) => Object.fromEntries(found.decisions.map(({ sample, verdi
 async function makeReview(about) {
   const key = `likewise:${about.run}`;
   const known = asMap(await request("decisions"));
-  const inBrowser = read(key);
   const send = (entries) => request("decisions", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ run: about.run, decisions: entries }) });
-  const keep = () => store(key, { ...read(key), ...known });
   const first = await request("suspects?start=0&count=10");
   const review = mountReview($("queue"), {
     classes: about.classes,
@@ -125,22 +123,32 @@ async function makeReview(about) {
       await send([{ sample, verdict: null, ...decision }]);
       if (decision) known[sample] = decision;
       else delete known[sample];
+      byReport.delete(String(sample));
       store(key, known);
+      $("report").replaceChildren(); // it is loaded again, with this decision
     },
   });
+  // The report writes all decisions that it knows. One that is missing was taken back there only if it was made there.
+  const byReport = new Set();
   const take = async (found) => {
     const isNew = ([sample, { verdict, label }]) => verdict !== known[sample]?.verdict || label !== known[sample]?.label;
-    const gone = Object.keys(known).filter((sample) => !found[sample]);
-    const changed = [...Object.entries(found).filter(isNew).map(([sample, decision]) => ({ sample: Number(sample), ...decision })), ...gone.map((sample) => ({ sample: Number(sample), verdict: null }))];
+    const added = Object.entries(found).filter(isNew);
+    const gone = [...byReport].filter((sample) => known[sample] && !found[sample]);
+    added.forEach(([sample, decision]) => (known[sample] = decision) && byReport.add(sample));
+    gone.forEach((sample) => delete known[sample] && byReport.delete(sample));
+    const changed = [...added.map(([sample, decision]) => ({ sample: Number(sample), ...decision })), ...gone.map((sample) => ({ sample: Number(sample), verdict: null }))];
     if (!changed.length) return;
     await send(changed);
-    Object.assign(known, found);
-    gone.forEach((sample) => delete known[sample]);
     review.update(known);
   };
-  await take({ ...known, ...inBrowser }); // what was decided in the report before
-  keep();
-  window.addEventListener("storage", (event) => event.key === key && event.newValue && take(read(key)));
+  await take({ ...read(key), ...known }); // what was decided in the report before; the run folder is right where both know
+  byReport.clear();
+  store(key, known);
+  window.addEventListener("storage", async (event) => {
+    if (event.key !== key || !event.newValue) return;
+    await take(read(key));
+    store(key, known);
+  });
 }
 
 // What the report's review keeps: sample -> decision. Anything else in its place is left alone.
@@ -168,8 +176,16 @@ function show(part) {
     const button = document.querySelector(`nav [data-part=${name}]`);
     name === part ? button.setAttribute("aria-current", "page") : button.removeAttribute("aria-current");
   }
-  if (part === "report" && !$("report").firstChild) $("report").append(element("iframe", { src: "report", title: "The report of the run" }));
+  if (part === "report") showReport();
   history.replaceState(null, "", `#${part}`);
+}
+
+// The report, with the focus: its keys work at once.
+function showReport() {
+  const there = $("report").firstChild;
+  const frame = there ?? element("iframe", { src: "report", title: "The report of the run", onload: () => frame.contentWindow.focus() });
+  if (there) frame.contentWindow.focus();
+  else $("report").append(frame);
 }
 
 async function start() {
