@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -42,10 +43,12 @@ def place(tmp_path_factory):
     rows = [f"{chance.normal():.4f},{chance.normal():.4f},{CLASSES[i % 3]},NA{i}" for i in range(18)]
     (folder / "rows.csv").write_text("u,v,kind,note\n" + "\n".join(rows) + "\n")
     frame = pandas.read_csv(folder / "rows.csv", keep_default_na=False)
+    (folder / "lines.jsonl").write_text(frame.to_json(orient="records", lines=True) + "\n")
     frame.assign(kind=np.arange(18) % 3).to_parquet(folder / "numbered.parquet")
     told = ["--quiet", "--out"]
     words = {
         "image-run": ["net.py:images", "images", "--gray"],
+        "line-run": ["net.py:rows", "lines.jsonl", "--label", "kind", "--columns", "u,v"],
         "row-run": ["net.py:rows", "rows.csv", "--label", "kind"],
         "number-run": [
             "net.py:rows",
@@ -112,6 +115,19 @@ def test_the_table_changes_in_its_labels_only(here):
     lines, found = (here / "rows.csv").read_text().splitlines(), (here / "clean.csv").read_text().splitlines()
     assert found[1] == lines[1].replace("ant", "cow") and found[2:] == lines[2:-1]
     assert {k: v for k, v in content(here).items() if k in before} == before
+
+
+def test_json_lines_change_in_their_labels_only(here):
+    decided = decide("line-run", Decision(0, "relabel", 2), Decision(17, "drop"))
+    assert exit_code(["apply", "line-run", decided, "--to", "table", "--quiet"]) == 0
+    lines, found = (Path(name).read_text().splitlines() for name in ("lines.jsonl", "corrected.jsonl"))
+    lines = [line for line in lines if line]
+    assert json.loads(found[0]) == {**json.loads(lines[0]), "kind": "cow"} and found[1:] == lines[1:-1]
+    assert exit_code(["apply", "line-run", decided, "--to", "lines.parquet", "--quiet"]) == 0
+    assert pandas.read_parquet("lines.parquet")["kind"].tolist() == [
+        "cow",
+        *(CLASSES[i % 3] for i in range(1, 17)),
+    ]
 
 
 def test_parquet_keeps_types_and_rows_that_were_not_analyzed(here):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MARK = "likewise-corrections.json"  # in folders that are written here, and only those are ever replaced
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-TABLES = (*SEPARATORS, ".parquet")
+TABLES = (*SEPARATORS, ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,15 +175,24 @@ class _Source:
                 "labels.csv, whose samples are numbered as in the run, or give the data by --data (data=)."
             )
 
-    def corrected_text(self, path: Path) -> "pandas.DataFrame":
-        """Return a .csv or .tsv table with every cell as it is written, but for the labels that changed."""
+    def corrected_text(self, path: Path) -> str:
+        """Return a .csv, .tsv or .jsonl table with every cell as it is written, but for the labels that changed."""
         import pandas
 
+        column = self.label_column
+        if path.suffix.lower() == ".jsonl":
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            rows = [json.loads(line) for line in lines]
+            labels = self._correct([row[column] for row in rows])
+            for i, label in enumerate(labels):
+                if rows[i][column] != label:
+                    lines[i] = json.dumps({**rows[i], column: label}, ensure_ascii=False)
+            stays = self._stays(len(lines))
+            return "".join(f"{line}\n" for i, line in enumerate(lines) if stays[i])
         separator = SEPARATORS[path.suffix.lower()]
         frame = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
-        column = self.label_column
         frame[column] = self._correct(frame[column].tolist())
-        return frame[self._stays(len(frame))]
+        return frame[self._stays(len(frame))].to_csv(None, index=False, sep=separator)
 
     def corrected_table(self) -> Any:
         """Return the table, with the types of its columns, as a pyarrow.Table."""
@@ -194,6 +203,11 @@ class _Source:
         assert self.path is not None
         if self.path.suffix.lower() == ".parquet":
             table = pyarrow.parquet.read_table(self.path, use_threads=False, pre_buffer=False)
+        elif self.path.suffix.lower() == ".jsonl":
+            text = self.path.read_text(encoding="utf-8")
+            table = pyarrow.Table.from_pylist(
+                [json.loads(line) for line in text.splitlines() if line.strip()]
+            )
         else:
             separator = SEPARATORS[self.path.suffix.lower()]
             frame = pandas.read_csv(self.path, sep=separator, keep_default_na=False, na_values=list(MISSING))
@@ -299,7 +313,7 @@ class _Source:
 
 _KINDS = {
     "folder": "a folder of images",
-    "table": "a .csv, .tsv or .parquet table",
+    "table": "a .csv, .tsv, .jsonl or .parquet table",
     "dataset": "a Hugging Face dataset",
 }
 
@@ -325,8 +339,7 @@ def _write_own_table(path: Path, source: _Source, force: bool) -> None:
     if path.suffix.lower() == ".parquet":
         _write_arrow(path, source.corrected_table())
     else:
-        frame = source.corrected_text(source.path)
-        files.write_text(path, frame.to_csv(None, index=False, sep=SEPARATORS[path.suffix.lower()]))
+        files.write_text(path, source.corrected_text(source.path))
 
 
 def _write_parquet(path: Path, source: _Source, force: bool) -> None:
