@@ -364,3 +364,18 @@ def sign_sketch(one, vector):
     for i, value in enumerate(vector * signs[: len(vector)]):
         total[:, i % buckets] += runs[:, i // buckets] * value
     return nn.functional.normalize(total.flatten(), dim=0)
+
+
+def test_texts_longer_than_those_that_were_measured_come_in_smaller_batches(monkeypatch):
+    lengths = (4, 4, 4, *(16,) * 29)
+    rows = [{"input_ids": row[:n]} for row, n in zip(texts(0, lengths)["input_ids"], lengths, strict=True)]
+    model, data = causal_model(), lw.batches(rows, pad_id=0)
+    one = projector(model, data, LayerSettings("two-sided"))
+    expected = project(one, data)
+    monkeypatch.setattr(one.gram.engine, "batch_size", 64)  # of texts of 4 tokens
+    sizes, inner = [], one._project
+    monkeypatch.setattr(
+        one, "_project", lambda part, moments: sizes.append(len(part)) or inner(part, moments)
+    )
+    assert (project(one, data) - expected).abs().max() < 1e-9
+    assert max(sizes) == 4 and sum(sizes) == 32

@@ -54,6 +54,7 @@ class Projector:
         self.d = gram.d
         self._sketch = Sketch(buckets, seed)
         self._batch: int | None = None
+        self._measured: int | None = None  # tokens of the texts by which the engine has chosen its batch size
 
     @property
     def width(self) -> int:
@@ -101,10 +102,23 @@ class Projector:
         """Return the sketches of texts, those of about one length at a time without padding, in their order."""
         if not reads_text(self.gram.net.readout):
             return project(samples)
-        places, parts = split_by_length(samples)
+        places, groups = split_by_length(samples)
+        parts = [part for group in groups for part in group.split(self._fitting_texts(group))]
         found = Projected(*map(torch.cat, zip(*map(project, parts), strict=True)))
         order = torch.cat(places).argsort()
         return Projected(found.sketches[order], found.dead[order])
+
+    def _fitting_texts(self, texts: Samples) -> int:
+        """Return how many texts of this length fit into memory: the engine has measured the first three of the data.
+
+        Attention takes memory by the square of the length.
+        """
+        size, here = self.gram.engine.batch_size, _token_count(texts)
+        if self._measured is None:
+            self._measured = _token_count(self.gram.data.samples(range(min(3, self.gram.data.n)))) or 0
+        if size is None or here is None or here <= self._measured or not self._measured:
+            return len(texts)
+        return max(1, int(size * (self._measured / here) ** 2))
 
     def project_all(self, data: Batches) -> Projected:
         """Return the sketches of a few samples, checked as every pass is."""
@@ -121,6 +135,13 @@ class Projector:
     def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
         """Return the mean sketch of some samples, (width,), in float64."""
         return self.project_all(data.take(places)).sketches.double().mean(0)
+
+
+def _token_count(samples: Samples) -> int | None:
+    """Return how many tokens texts are padded to, None of what is no text."""
+    inputs = samples.inputs
+    tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else None
 
 
 def split_by_length(samples: Samples) -> tuple[list[Tensor], list[Samples]]:
