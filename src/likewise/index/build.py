@@ -167,7 +167,7 @@ def keep_sketches(
     """
     data = gram.data
     projector = KnownSketches(gram, buckets, seed, sketches)
-    rows = rows_per_shard(data.n)
+    rows = max(rows_per_shard(data.n), 4096)  # nothing is computed that would have to be done again
     state = {
         **_new_state(projector, data, "float16", rows),
         "classes": None if classes is None else [str(name) for name in classes],
