@@ -508,9 +508,10 @@ def test_tokens_that_do_not_fit_are_named(labels, inputs, text):
 # ---- preference pairs
 
 
-def test_completions_against_alternatives_are_differences_of_likelihoods():
-    model = language_model("gpt2").eval()
-    one, other = texts("gpt2", model), texts("gpt2", model, seed=1)
+@pytest.mark.parametrize("name", NAMES)
+def test_completions_against_alternatives_are_differences_of_likelihoods(name):
+    model = language_model(name).eval()
+    one, other = texts(name, model), texts(name, model, seed=1)
     other = {
         key: torch.cat([value, value[:, :1].clone().fill_(-100 if key == "labels" else 0)], 1)
         for key, value in other.items()
@@ -519,7 +520,7 @@ def test_completions_against_alternatives_are_differences_of_likelihoods():
     wanted, rows = list(model.parameters()), []
     for i in range(len(LENGTHS)):
         difference = sum(
-            sign * token_likelihoods("gpt2", model, data, i).sum() for sign, data in ((1, one), (-1, other))
+            sign * token_likelihoods(name, model, data, i).sum() for sign, data in ((1, one), (-1, other))
         )
         rows.append(gradients([difference], wanted))
     net = lw.Network(lw.CompletionPairs(model), lw.completion_against_alternative)
