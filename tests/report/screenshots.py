@@ -35,7 +35,8 @@ def main(report: str, folder: str) -> None:
                 page.wait_for_timeout(200)
             shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
             shot = shot.resize((width, shot.height * width // shot.width), Image.Resampling.LANCZOS)
-            shot.save(Path(folder) / name, optimize=True)
+            small = shot.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+            small.save(Path(folder) / name, optimize=True)
             page.context.close()
 
 

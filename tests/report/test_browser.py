@@ -360,6 +360,8 @@ def test_mixed_classes_are_those_of_the_neighbors(page, run):
     first = page.locator("#mixed .mix").first
     found = tuple(int(v) for v in first.get_attribute("data-pair").split(":"))
     assert counts[found] == counts[a, b] > 0
+    step = page.locator(".step", has_text="mix most")
+    assert step.locator(".value").inner_text() == " · ".join(run.manifest["classes"][c] for c in found)
     i, j = (int(t.get_attribute("data-sample")) for t in first.locator(".pair").first.locator(".tile").all())
     assert {label[i], label[j]} == set(found)
     assert j in run.neighbor_matrix[i] or i in run.neighbor_matrix[j]

@@ -220,20 +220,21 @@ def _marked_steps(run: Run) -> Iterator[Step]:
 
 
 def _mixed_step(run: Run) -> Iterator[Step]:
-    label, look = run.columns["label"].astype(int), run.columns["suggested_label"].astype(int)
-    classes = run.manifest["classes"]
-    low, high = np.minimum(label, look), np.maximum(label, look)
-    differ = label != look
+    """Yield the two classes whose samples are most often neighbors of each other, as the part on classes has them."""
+    label, classes = run.columns["label"].astype(int), run.manifest["classes"]
+    mine, others = np.repeat(label, run.indices.shape[1]), label[run.indices.ravel()]
+    differ = mine != others
     if not differ.any():
         return
-    pairs, counts = np.unique(low[differ] * len(classes) + high[differ], return_counts=True)
+    low, high = np.minimum(mine, others)[differ], np.maximum(mine, others)[differ]
+    pairs, counts = np.unique(low * len(classes) + high, return_counts=True)
     a, b = divmod(int(pairs[counts.argmax()]), len(classes))
-    count = int(counts.max())
+    share = counts.max() / (((label == a) | (label == b)).sum() * run.indices.shape[1])
     yield Step(
         f"{classes[a]} · {classes[b]}",
         "mix most",
-        f"{count:,} {_plural(count, 'sample', 'samples')} of one {_plural(count, 'looks', 'look')} like the other. "
-        "More pixels, more context, a clearer definition, or one class.",
+        f"{share:.0%} of their neighbors are of the other class. More pixels, more context, a clearer definition, or "
+        "one class.",
         "See pairs",
         part="classes-part",
     )

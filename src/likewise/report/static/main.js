@@ -70,6 +70,7 @@ function makeTheme(state) {
   let before;
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
+    document.querySelectorAll("details.note").forEach((note) => (note.open = true)); // paper cannot be opened
     root.dataset.theme = "light";
     state.themed();
   });

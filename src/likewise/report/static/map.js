@@ -84,8 +84,9 @@ function classColoring(data, values, titles, x, y, isTruth) {
   const sorted = [...members.entries()].sort((a, b) => a[0] - b[0]);
   const chips = sorted.slice(0, MOST_CHIPS).map(([value, samples]) => ({ title: titles?.[value] ?? String(value), color: palette[value % palette.length], samples }));
   if (sorted.length > MOST_CHIPS) chips.push({ more: sorted.length - MOST_CHIPS });
-  const middle = (samples, of) => Float32Array.from(samples, (i) => of[i]).sort()[samples.length >> 1];
-  const names = isTruth ? null : sorted.length < 2 ? [] : sorted.sort((a, b) => b[1].length - a[1].length).slice(0, 60).map(([value, samples]) => ({ text: titles?.[value] ?? String(value), x: middle(samples, x), y: middle(samples, y), color: palette[value % palette.length] }));
+  const [left, right] = ends(x, data.n);
+  const cell = (right - left) / 24 || 1;
+  const names = isTruth ? null : sorted.length < 2 ? [] : sorted.sort((a, b) => b[1].length - a[1].length).slice(0, 60).map(([value, samples]) => ({ text: titles?.[value] ?? String(value), ...thickOf(samples, x, y, cell), color: palette[value % palette.length] }));
   return { groups, palette, names, chips };
 }
 
@@ -95,6 +96,24 @@ function classNames(data, x, y) {
   if (!group) return [];
   const quiet = rgbOf(STATUS_COLORS[0]);
   return classColoring(data, data.columns[group].values, data.classes, x, y, false).names.map((name) => ({ ...name, color: quiet }));
+}
+
+// Where a class is thickest: the mean of its samples around the fullest cell of a grid. A median would lie between groups.
+function thickOf(samples, x, y, cell) {
+  const counts = new Map();
+  const [column, row] = [(i) => Math.floor(x[i] / cell), (i) => Math.floor(y[i] / cell)];
+  const key = (a, b) => `${a},${b}`;
+  for (const i of samples) counts.set(key(column(i), row(i)), (counts.get(key(column(i), row(i))) ?? 0) + 1);
+  const near = [-1, 0, 1];
+  let best = { sum: -1 };
+  for (const cellKey of counts.keys()) {
+    const [a, b] = cellKey.split(",").map(Number);
+    const sum = near.reduce((all, da) => all + near.reduce((part, db) => part + (counts.get(key(a + da, b + db)) ?? 0), 0), 0);
+    if (sum > best.sum) best = { sum, a, b };
+  }
+  const around = samples.filter((i) => Math.abs(column(i) - best.a) <= 1 && Math.abs(row(i) - best.b) <= 1);
+  const mean = (of) => around.reduce((sum, i) => sum + of[i], 0) / around.length;
+  return { x: mean(x), y: mean(y) };
 }
 
 function legendChip(state, name, chip) {

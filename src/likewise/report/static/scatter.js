@@ -254,7 +254,7 @@ function drawRing(context, scatter) {
   }
 }
 
-// Names at the middle of their groups; of two that would overlap the larger group's stays.
+// Names where their groups are thickest; of two that would overlap the larger group's stays.
 function drawNames(context, scatter) {
   const { names, width, height } = scatter;
   context.font = `600 12.5px ${getComputedStyle(document.body).fontFamily}`;
