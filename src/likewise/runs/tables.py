@@ -23,7 +23,7 @@ MOST_PICTURES = 1500  # half a millisecond each
 SEED = 0
 MOST_DUPLICATES = 10_000  # pairs
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
-DRAWN = 100  # samples that a spot check in the report may ask for
+DRAWN, SPOT_CHECKED = 100, 30  # samples of a spot check, and how many of them the report asks for
 
 
 class Shown(NamedTuple):
@@ -55,7 +55,9 @@ def write_tables(folder: RunStore, data: Batches, results: Results, shown: Shown
         "coordinates": found["coordinates"].astype(np.float32),
     }
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
-    folder.write_table("pictures.parquet", _picture_table(shown, data, columns, found["indices"]))
+    folder.write_table(
+        "pictures.parquet", _picture_table(shown, data, columns, found["indices"], _drawn(folder.state))
+    )
     folder.write_table("samples.parquet", columns)
 
 
@@ -216,13 +218,15 @@ def _input_similarities(data: Batches, first: np.ndarray, second: np.ndarray) ->
     return pair_similarity(features, *where, mean=mean).numpy()
 
 
-def _picture_table(shown: Shown, data: Batches, columns: Arrays, indices: np.ndarray) -> dict[str, Any]:
+def _picture_table(
+    shown: Shown, data: Batches, columns: Arrays, indices: np.ndarray, drawn: Sequence[int]
+) -> dict[str, Any]:
     import pyarrow
 
     of, found = _shower(shown.show, data), dict[int, Picture]()
     if of is not None:
         some = {int(i): of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int)}
-        order = islice(dict.fromkeys(_worth_seeing(columns, indices)), MOST_PICTURES)
+        order = islice(dict.fromkeys(_worth_seeing(columns, indices, drawn)), MOST_PICTURES)
         found = kept(
             lambda i: some[i] if i in some else of(i),
             order,
@@ -255,8 +259,16 @@ def _shower(show: Any, data: Batches) -> Callable[[int], Any] | None:
     return lambda i: data.samples(range(i, i + 1)).inputs[0].detach().float().cpu().numpy()
 
 
-def _worth_seeing(columns: Arrays, indices: np.ndarray) -> Iterator[int]:
-    """Yield samples, those that a reader will open first: of every density, suspicious, alone, near."""
+def _drawn(state: Mapping[str, Any]) -> list[int]:
+    """Return the samples that a spot check asks for first."""
+    return list(state["spot_check"]["samples"][:SPOT_CHECKED]) if "spot_check" in state else []
+
+
+def _worth_seeing(columns: Arrays, indices: np.ndarray, drawn: Sequence[int]) -> Iterator[int]:
+    """Yield samples, those that a reader will open first: drawn, of every density, suspicious, alone, near."""
+    yield from drawn
+    for i in drawn:
+        yield from (int(j) for j in indices[i, :8])
     n, density = len(indices), columns["density"]
     order = np.argsort(density, kind="stable")
     first = [int(i) for i in order[np.linspace(0, n - 1, min(n, 200)).astype(int)]]
