@@ -533,7 +533,16 @@ def many_classes(n):
     return nn.Linear(6, 100), (torch.randn(n, 6), torch.arange(n) % 100)
 
 
-@pytest.mark.parametrize("make", [numbers, unlabeled, signals, many_classes])
+def vectors(n):
+    return nn.Linear(6, 3), (torch.randn(n, 6), torch.randn(n, 3))
+
+
+def several_labels(n):
+    x = torch.randn(n, 6)
+    return nn.Linear(6, 3), (x, (x[:, :3] > 0).float())
+
+
+@pytest.mark.parametrize("make", [numbers, unlabeled, signals, many_classes, vectors, several_labels])
 @pytest.mark.parametrize("n", [1, 120])
 def test_every_kind_of_run_is_drawn(browser, tmp_path, make, n):
     model, data = make(n)

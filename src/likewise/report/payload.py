@@ -16,7 +16,7 @@ from likewise.manifest import read_manifest
 from likewise.report.words import STATUSES, WORDS
 from likewise.thumbnails import Picture, escape_controls
 
-RANKED = ("label_suspicion", "error", "novelty")  # by which samples are listed
+RANKED = ("label_suspicion", "target_suspicion", "error", "novelty")  # by which samples are listed
 
 
 class Run(NamedTuple):

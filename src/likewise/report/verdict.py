@@ -52,8 +52,13 @@ def verdict(run: Run) -> Verdict:
             f"Half of {run.n:,} predictions are within {np.median(error):.3g} of their label; the farthest is off "
             f"by {error.max():.3g}."
         )
-        detail = "The largest errors come first: a wrong label, or a case that is not learned."
-        return Verdict(headline, detail, caveats, "Largest errors")
+        ranked = "target_suspicion" in run.columns
+        worst = "Targets that look most wrong" if ranked else "Largest errors"
+        detail = f"{worst} come first: a wrong label, or a case that is not learned."
+        return Verdict(headline, detail, caveats, worst)
+    if "target_suspicion" in run.columns:
+        headline = f"Of {run.n:,} samples, those with the most suspicious labels come first."
+        return Verdict(headline, "A sample may have several labels.", caveats, "Labels that look most wrong")
     alone = int((run.columns["status"] == "isolated").sum()) if "status" in run.columns else 0
     headline = (
         f"{alone:,} of {run.n:,} samples {_plural(alone, 'is', 'are')} unlike all others."

@@ -66,6 +66,16 @@ WORDS = {
         "Estimated probability that the label is wrong; too high where classes overlap.",
         "Find wrong labels",
     ),
+    "target_suspicion": Word(
+        "target suspicion",
+        "How strongly similar samples and the network contradict a number, or one of several labels.",
+        "Find wrong labels",
+    ),
+    "suspicious_class": Word(
+        "suspicious label",
+        "Of several labels of a sample, the one that looks wrong most.",
+        "Find wrong labels",
+    ),
     "margin": Word(
         "training margin",
         "How clearly the network preferred the label, on average over training; negative: it mostly did not.",

@@ -102,7 +102,7 @@ const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")}
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 
 // By which column samples are listed, the most telling first.
-const rankedBy = (data) => ["label_suspicion", "error", "novelty"].find((name) => data.columns[name]);
+const rankedBy = (data) => ["label_suspicion", "target_suspicion", "error", "novelty"].find((name) => data.columns[name]);
 
 // The classes by which samples are compared: labels, or predictions where there are none; null without classes.
 function groupColumn(data) {

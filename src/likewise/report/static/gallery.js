@@ -20,7 +20,7 @@ function makeGallery(state) {
     order = (state.selected ? [...state.selected] : Array.from({ length: data.n }, (_, i) => i)).sort((a, b) => rank.values[b] - rank.values[a]);
     count = 0;
     place.replaceChildren();
-    const by = { label_suspicion: "most suspicious label first", error: "largest error first", novelty: "most novel first" }[ranked];
+    const by = { label_suspicion: "most suspicious label first", target_suspicion: "most suspicious target first", error: "largest error first", novelty: "most novel first" }[ranked];
     what.textContent = `${state.selected ? state.what : "all"} · ${counted(order.length, "sample")} · ${by}`;
     place.dataset.count = order.length;
     grow();

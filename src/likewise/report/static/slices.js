@@ -44,7 +44,8 @@ function sliceMeasures(data) {
 
 function sliceColumns(data) {
   const usable = (name) => data.columns[name].kind !== "text" || data.columns[name].texts.length <= data.n / 2;
-  return [...data.ownColumns.filter(usable), ...["label", "prediction", "status"].filter((name) => data.columns[name])];
+  const found = [...data.ownColumns.filter(usable), ...["label", "prediction", "status", "suspicious_class"].filter((name) => data.columns[name])];
+  return found.length ? found : ["density"]; // targets that are vectors are no column
 }
 
 function slicesOf(data, name) {
