@@ -115,3 +115,11 @@ def test_nothing_flagged_leaves_precision_unknown():
     found = check.estimate([False] * 20)
     assert math.isnan(found.precision.likely)
     assert found.errors.low == 0 < found.errors.high
+
+
+@pytest.mark.filterwarnings("error")
+def test_columns_of_a_table_are_taken_as_they_are():
+    scores = np.arange(100.0)
+    scores.flags.writeable = False
+    check = lw.spot_check(scores, scores > 90, count=10)
+    assert check.sizes == (9, 9, 82)

@@ -47,16 +47,19 @@ def crossval(
     """
     be_quiet(quiet)
     from likewise import loading
+    from likewise.data import batches
     from likewise.runs.crossval import write_labels
     from likewise.statistics.crossval import crossval as cross_validate
     from likewise.statistics.label_issues import label_suspicion
 
     settings = request.settings
     train, read = loading.import_object(settings.model), open_data(settings)
+    data, _ = batches(read.dataset, labels=read.labels).with_cache(
+        memory_limit(settings) // 4
+    )  # decoded once
     found = cross_validate(
         train,  # type: ignore[arg-type]
-        read.dataset,
-        labels=read.labels,
+        data,
         folds=folds,
         seed=seed,
         out=out,

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -159,12 +160,12 @@ def spot_check(
         if isinstance(suspicion, LabelSuspicion)
         else (suspicion, flagged)
     )
-    scores = check_tensor("suspicion", given).cpu().double()
+    scores = check_tensor("suspicion", _own(given)).cpu().double()
     if scores.dim() != 1 or not len(scores):
         raise ValueError(f"suspicion must be one number a sample, found {describe(given)}.")
     flags = torch.zeros(len(scores), dtype=torch.bool)
     if flagged is not None:
-        flags = check_tensor("flagged", flagged).cpu()
+        flags = check_tensor("flagged", _own(flagged)).cpu()
         if flags.shape != scores.shape or not ((flags == 0) | (flags == 1)).all():
             raise ValueError(
                 f"flagged must be true or false for each of {len(scores)} samples, found {describe(flagged)}."
@@ -205,6 +206,11 @@ def estimate_errors(sizes: Sequence[int], decided: Sequence[int], wrong: Sequenc
         errors = Interval(max(likely - below, float(sum(wrong))), likely, likely + above)
         errors = errors._replace(high=min(errors.high, float(sum(sizes) - sum(decided) + sum(wrong))))
     return SpotCheckEstimate(shares[0] or UNKNOWN, errors, tuple(decided))
+
+
+def _own(values: Any) -> Any:
+    """Return a copy of a column of a table, which may be read-only: torch warns of those."""
+    return np.array(values) if hasattr(values, "__array__") and not isinstance(values, Tensor) else values
 
 
 def _strata(scores: Tensor, flags: Tensor) -> Tensor:
