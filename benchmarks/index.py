@@ -5,6 +5,7 @@
     python benchmarks/index.py images --set cifar10 --data DIR --samples 50000 --queries 500 --epochs 10 --device cuda
     python benchmarks/index.py texts [--samples 5000] [--queries 500]
     python benchmarks/index.py processes [--samples 2000]
+    python benchmarks/index.py peers [--samples 800] [--queries 100]
     python benchmarks/index.py rows [--rows 10000 50000 1000000]
 
 images: scikit-learn's digits or CIFAR-10, a conv net of 290 k parameters trained for a few epochs, one output
@@ -18,6 +19,10 @@ in seconds, and the same comparisons.
 
 processes: an index built by one process and by two that torchrun starts, one thread each. Efficiency is the CPU time of
 one over twice that of the slower of two, without starting them: on a machine that others use, seconds say nothing.
+
+peers: random projections of the same gradients by traker and dattri, where they are installed, to the same number of
+float16 numbers a sample, in the same process: CPU seconds from images to numbers, the error of centered similarities,
+and how many of the ten nearest are kept. Gradients of peers are those of torch.func, as their examples form them.
 
 rows: synthetic sketches in the files of an index; each number of rows in a fresh process, which tells the time of a
 query with its own gradient and the peak of its memory. CPU seconds of one thread are at least the seconds of two cores.
@@ -133,7 +138,7 @@ def texts(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _docstrings(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return different docstrings of installed packages as words, equally many of each, and their packages."""
+    """Return different docstrings of installed packages as words, and their packages."""
     found: dict[tuple[int, ...], int] = {}
     for label, package in enumerate(PACKAGES):
         spec = importlib.util.find_spec(package)
@@ -146,7 +151,9 @@ def _docstrings(count: int) -> tuple[torch.Tensor, torch.Tensor]:
             for numbers in _numbered_docstrings(path)
         )
         found |= {
-            numbers: label for numbers in islice(own, -(-count // len(PACKAGES))) if numbers not in found
+            numbers: label
+            for numbers in islice(own, -(-3 * count // (2 * len(PACKAGES))))
+            if numbers not in found
         }
     chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))[:count].tolist()
     keys = list(found)
@@ -161,6 +168,75 @@ def _numbered_docstrings(path: Path) -> Iterator[tuple[int, ...]]:
             words = re.findall("[a-z]+", (ast.get_docstring(node) or "").lower())[:LENGTH]
             if len(words) >= 12:
                 yield tuple(1 + zlib.crc32(word.encode()) % (WORDS - 1) for word in words)
+
+
+def peers(given: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    x, y, new = _read(given, torch.device("cpu"))
+    x, y = x[: given.samples], y[: given.samples]
+    model = conv6(channels=x.shape[1])
+    trained(model, x, y, given.epochs, 0)
+    net = lw.Network(model, lw.predicted_class)
+    exact = lw.GramMatrix(net, new, columns=(x, y), centered=True).dense().double()
+    found: dict[str, Any] = {"samples": len(x), "queries": len(new)}
+    with tempfile.TemporaryDirectory() as folder:
+        index, seconds = _timed(lambda: lw.build_index(net, (x, y), folder, pictures=False), x.device)
+        asked = index.projector(lw.batches(new)).project_all(lw.batches(new)).sketches
+        found["likewise"] = _quality(index.sketches(), asked, exact, seconds)
+        width = index.width
+    for name, make in (("traker", _by_traker), ("dattri", _by_dattri)):
+        try:
+            project = make(sum(p.numel() for p in model.parameters()), width)
+        except ImportError:
+            found[name] = "not installed"
+            continue
+        rows, seconds = _timed(lambda p=project: _projected(model, x, p).half(), x.device)
+        found[name] = _quality(rows, _projected(model, new, project), exact, seconds)
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def _quality(rows: Any, new: Any, exact: Any, seconds: float) -> dict[str, Any]:
+    """Return what centered similarities of unit vectors say, beside the exact ones."""
+    mean = rows.double().mean(0)
+    one, other = (F.normalize(part.double() - mean, dim=1) for part in (new, rows))
+    similarities = one @ other.T
+    kept = (similarities.topk(10).indices[:, :, None] == exact.topk(10).indices[:, None]).any(1)
+    return {
+        "numbers a sample": rows.shape[1],
+        "cpu seconds": round(seconds, 2),
+        "root mean square error": float((similarities - exact).square().mean().sqrt()),
+        "top-10 kept": float(kept.double().mean()),
+    }
+
+
+def _projected(model: Any, x: Any, project: Any) -> Any:
+    """Return projected unit gradients of the predicted class's output."""
+    values = {name: value.detach() for name, value in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+
+    def output(parameters: Any, one: Any) -> Any:
+        return torch.func.functional_call(model, (parameters, buffers), (one[None],))[0].max()
+
+    gradients = torch.func.vmap(torch.func.grad(output), (None, 0))
+    parts = []
+    for some in x.split(100):
+        flat = torch.cat([part.flatten(1) for part in gradients(values, some).values()], 1)
+        parts.append(project(F.normalize(flat, dim=1)))
+    return torch.cat(parts)
+
+
+def _by_traker(p: int, width: int) -> Any:
+    from trak.projectors import BasicProjector, ProjectionType
+
+    projector = BasicProjector(p, width, 0, ProjectionType.rademacher, torch.device("cpu"))
+    return lambda flat: projector.project(flat, 0) / width**0.5
+
+
+def _by_dattri(p: int, width: int) -> Any:
+    from dattri.func.projection import random_project
+
+    return random_project(torch.zeros(100, p), 100, width, 32, 0, "normal", device="cpu")
 
 
 def processes(given: argparse.Namespace) -> dict[str, Any]:
@@ -403,6 +479,7 @@ def _memory(name: str) -> int:
 COMMANDS = {
     "images": images,
     "texts": texts,
+    "peers": peers,
     "processes": processes,
     "rows": rows,
     "pack": pack,

@@ -183,6 +183,18 @@ def test_what_is_asked_wrongly_is_told(build, net, data, new):
         index.remove(range(40))
 
 
+def test_a_new_input_that_is_not_finite_is_named_and_nothing_is_lost(build, net, new, files_of):
+    index = build()
+    before, expected = files_of(index.path), index.nearest(new, 3)
+    wrong = new.clone()
+    wrong[2, 0, 1] = torch.nan
+    for ask in (index.nearest, index.novelty, index.reliability, index.explain):
+        with pytest.raises(ValueError, match="not finite"):
+            ask(wrong)
+    again = index.nearest(new, 3)
+    assert torch.equal(again.indices, expected.indices) and files_of(index.path) == before
+
+
 def test_another_model_readout_or_precision_is_refused(build, net, new):
     path = build().path
     other = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten())

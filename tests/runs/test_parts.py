@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 import likewise as lw
 from likewise.cli.app import exit_code
+from likewise.manifest import read_manifest, write_manifest
 
 TABLES = ("samples.parquet", "neighbors.parquet", "details.parquet", "pictures.parquet")
 
@@ -123,6 +124,17 @@ def test_parts_that_do_not_fit_are_refused_by_name(net, samples, parts, tmp_path
     with pytest.raises(ValueError, match="another part"):
         lw.analyze_part(net, samples, part=(1, 2), out=two, **SKETCHED)
     assert not out.exists()
+
+
+def test_a_part_of_another_version_or_number_of_parts_is_refused_by_name(net, samples, parts, tmp_path):
+    two, one = parts(2, **SKETCHED)
+    state = read_manifest(two)
+    write_manifest(two, {**state, "versions": {**state["versions"], "likewise": "0.0.1"}})
+    with pytest.raises(ValueError, match=r"part-2 .* other versions \(likewise: there '0.0.1'"):
+        lw.analyze(net, samples, out=tmp_path / "merged", parts=[one, two], **SKETCHED)
+    other = lw.analyze_part(net, samples, part=(2, 3), out=tmp_path / "other", **SKETCHED)
+    with pytest.raises(ValueError, match=r"part 2 of 3, and .*part-1 is of 2"):
+        lw.analyze(net, samples, out=tmp_path / "merged", parts=[one, other], **SKETCHED)
 
 
 def test_a_damaged_or_unfinished_part_is_named_and_redone_alone(net, samples, parts, tmp_path):

@@ -360,6 +360,7 @@ def describe_difference(what: str, there: Any, here: Any) -> str:
         "behavior": "another model (its outputs or gradients differ)",
         "options": "other options",
         "data": "another data set",
+        "versions": "other versions",
     }
     return names.get(what, f"another {what}") + ("" if what == "behavior" else _difference(there, here))
 
