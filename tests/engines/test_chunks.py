@@ -141,3 +141,24 @@ def test_a_wrong_replay_is_noticed(monkeypatch):
         with pytest.raises((lw.GradientMismatchError, lw.DependentSampleError, ValueError)):
             for _ in range(3):
                 lw.soft_neighbors(gram)
+
+
+def test_after_a_wrong_replay_chunks_are_called(monkeypatch):
+    torch.manual_seed(0)
+    model, x = convolutional().eval(), torch.randn(64, 3, 8, 8)
+    expected = lw.soft_neighbors(lw.GramMatrix(model, lw.batches(x, size=8)))
+    with simulate_graphs(monkeypatch) as graphs:
+        gram = lw.GramMatrix(model, lw.batches(x, size=8))
+        lw.soft_neighbors(gram)
+        replay = type(graphs[0]).replay
+
+        def replay_stale(graph):
+            if graph.replays < 1:
+                replay(graph)
+
+        monkeypatch.setattr(type(graphs[0]), "replay", replay_stale)  # as of the first samples ever after
+        with pytest.raises((lw.GradientMismatchError, lw.DependentSampleError)) as caught:
+            for _ in range(20):
+                lw.soft_neighbors(gram)
+        assert "try again" in caught.value.__notes__[-1]
+        assert torch.equal(lw.soft_neighbors(gram), expected)

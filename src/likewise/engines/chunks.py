@@ -178,6 +178,7 @@ class ChunkGraphs:
 
     Attributes:
         problem: Why chunks are not recorded; None as long as they are.
+        in_use: Whether any chunk was replayed.
 
     """
 
@@ -185,7 +186,7 @@ class ChunkGraphs:
         self._net = net
         self._state: _State | None = None
         self._stream: Any = None
-        self._rehearsed = False
+        self._rehearsed = self.in_use = False
         self.problem = _find_obstacle(net)
 
     def chunk(self, samples: Samples, compute: Compute, of: object = None) -> Chunk | None:
@@ -322,6 +323,7 @@ class ChunkGraphs:
                 if isinstance(target, Tensor):
                     target[:n].copy_(source)
             state.gradients.graph.replay()
+        self.in_use = True
         return _RecordedChunk(samples, state.gradients.batch, self)
 
     def _record(self, function: Callable[[], Any]) -> tuple[Any, Any]:
@@ -340,8 +342,12 @@ class ChunkGraphs:
                 with suppress(RuntimeError):  # that the recording is broken is known already
                     graph.capture_end()
                 raise
-            graph.capture_end()
+            with warnings.catch_warnings(record=True) as caught:  # of a graph in which nothing is recorded
+                warnings.simplefilter("always")
+                graph.capture_end()
         current.wait_stream(self._stream)
+        if caught:
+            raise RuntimeError(str(caught[0].message))
         return graph, output
 
     @contextmanager

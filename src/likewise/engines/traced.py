@@ -15,6 +15,7 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.base import (
+    DependentSampleError,
     Engine,
     Features,
     FiniteChecks,
@@ -346,8 +347,17 @@ class TracedEngine(Engine):
     def finish_checks(self) -> None:
         """Raise the errors deferred so as not to synchronize with a GPU, and check a sample of the pass."""
         self._finite_checks.finish_checks()
-        if self._check is not None:
+        if self._check is None:
+            return
+        try:
             self._check.finish_checks()
+        except (DependentSampleError, GradientMismatchError) as error:
+            if self.graphs.in_use:
+                self.graphs.problem = "a check of replayed chunks failed"
+                error.add_note(
+                    "Chunks were replayed from CUDA graphs, and will not be from now on: try again."
+                )
+            raise
 
     def _rows(self, gradients: GradientBatch, numels: dict[str, int]) -> Tensor:
         """Return J(x) of some parameters, each written straight to its columns."""
