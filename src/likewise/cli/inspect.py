@@ -76,7 +76,6 @@ def compare(
         bool,
         typer.Option(
             "--across-settings",
-            "--anyway",
             help="Also compare runs of other outputs (readout) or parameters.",
         ),
     ] = False,

@@ -85,7 +85,7 @@ def _refuse_other_settings(before: Analysis, after: Analysis, across_settings: b
             raise ValueError(
                 f"{before.folder} and {after.folder} compared other things: {name} {_cut(shown[0])} and "
                 f"{_cut(shown[1])}. Differences would not be the network's alone: run both with the same --{name}, or "
-                "ask for it with --anyway, or --across-settings (across_settings=True)."
+                "ask for it with --across-settings (across_settings=True)."
             )
 
 
