@@ -64,6 +64,6 @@ def test_neighbors_are_shown_side_by_side(tmp_path, capsys):
     one = lw.analyze(
         nets[0], (x, y), out=tmp_path / "one", neighbors=5, readout=lw.one_output(0), classes=["a", "b", "c"]
     )
-    for extra, code in (([], 2), (["--anyway"], 0)):
+    for extra, code in (([], 2), (["--across-settings"], 0)):
         assert exit_code(["compare", str(tmp_path / "0"), str(one.folder), *extra]) == code
         assert exit_code(["compare", str(tmp_path / "0"), str(one.folder), "--sample", "7", *extra]) == code
