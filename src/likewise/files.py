@@ -84,6 +84,27 @@ def copy_atomically(source: Path, path: Path) -> str:
         return write_atomically(path, lambda copy: shutil.copyfileobj(file, copy), source.stat().st_size)
 
 
+def refuse_existing(path: Path, force: bool, *inputs: str | Path) -> None:
+    """Raise if something would be replaced: anything unless asked to, and what is read here never.
+
+    Args:
+        path: What is to be written, as it was given by name.
+        force: Whether a file that is there may be replaced.
+        inputs: Files and folders that are read.
+
+    Raises:
+        FileExistsError: It is there, and may not be replaced.
+
+    """
+    place = path.resolve()
+    for given in inputs:
+        source = Path(given).resolve()
+        if source.exists() and (place == source or source in place.parents or place in source.parents):
+            raise FileExistsError(f"{path} is, holds or is in {given}, which is read: choose another name.")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} is there already: choose another name, or --force to replace it.")
+
+
 def write_folder(path: Path, fill: Callable[[Path], object], *, replace: bool = False) -> None:
     """Write a folder that is complete or not there.
 

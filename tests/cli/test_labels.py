@@ -99,3 +99,23 @@ def test_duplicates_writes_pairs_within_and_between_data_sets(table, capsys):
     found = pandas.read_csv(table / "between.csv")
     assert set(found["second"]) == set(range(50, 90))
     assert (found["second"] - found["first"] == 50).all()
+
+
+def test_no_command_replaces_what_it_reads_or_what_is_there(table, capsys):
+    data = (table / "data.csv").read_bytes()
+    words = ["duplicates", f"{table}/net.py:model", f"{table}/data.csv", "--label", "kind", "--quiet"]
+    for force in ([], ["--force"]):
+        assert exit_code([*words, "--out", f"{table}/data.csv", *force]) == 2
+        assert "which is read" in capsys.readouterr().err
+        assert (table / "data.csv").read_bytes() == data
+    mine = table / "mine.csv"
+    mine.write_text("mine")
+    assert exit_code([*words, "--out", str(mine)]) == 2
+    assert "--force" in capsys.readouterr().err and mine.read_text() == "mine"
+    run = ["analyze", f"{table}/net.py:model", f"{table}/data.csv", "--label", "kind", "--quiet"]
+    assert exit_code([*run, "--out", f"{table}/plain"]) == 0
+    export = ["export", f"{table}/plain", "--quiet", "-o"]
+    assert exit_code([*export, str(mine)]) == 2 and mine.read_text() == "mine"
+    assert exit_code([*export, f"{table}/data.csv", "--force"]) == 2
+    assert (table / "data.csv").read_bytes() == data
+    assert exit_code([*export, str(mine), "--force"]) == 0 and len(pandas.read_csv(mine)) == 120

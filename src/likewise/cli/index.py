@@ -9,6 +9,7 @@ import typer
 
 from likewise.cli.analyze import merge_run
 from likewise.cli.options import (
+    Force,
     Form,
     Quiet,
     Request,
@@ -198,6 +199,7 @@ def select(
     out: Annotated[Path, typer.Option(help="A file of JSON lines, one for each chosen row.")] = Path(
         "selected.jsonl"
     ),
+    force: Force = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -207,10 +209,12 @@ def select(
     """
     be_quiet(quiet)
     from likewise.data import batches
+    from likewise.files import refuse_existing
     from likewise.index import score_targets
     from likewise.index import select as select_rows
     from likewise.index.selection import write_rows, write_selection
 
+    refuse_existing(out, force, *target, *folders)
     if len(folders) > 1 and (model is not None or weights is not None):
         raise ValueError("--model and --weights are of one index: of several, each knows its own.")
     several = [open_index(folder, model, weights, None, device, False) for folder in folders]

@@ -1,12 +1,13 @@
 """Commands that read finished runs: neighbors, report, compare, export, verify."""
 
+import tomllib
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from likewise.cli.options import Form, Quiet
+from likewise.cli.options import Force, Form, Quiet
 from likewise.cli.output import Failed, Format, be_quiet, print_message, print_result, table
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -135,6 +136,7 @@ def export(
             min=1, help="For label-studio and argilla: the most suspicious; else all that are flagged."
         ),
     ] = None,
+    force: Force = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -144,10 +146,15 @@ def export(
     `likewise apply run export.json`
     """
     be_quiet(quiet)
+    from likewise.files import refuse_existing
     from likewise.runs.export import export_run
     from likewise.runs.result import Analysis
 
-    path = export_run(Analysis(run), to, out, count=count)
+    found = Analysis(run)
+    if out is not None:
+        settings = tomllib.loads((found.folder / "settings.toml").read_text(encoding="utf-8"))
+        refuse_existing(out, force, settings["data"])
+    path = export_run(found, to, out, count=count)
     print_message(f"exported {run} as {to}")
     print_result(form, {"path": str(path)}, str(path))
 

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli.options import Form, Quiet, Request, memory_limit, open_data, open_inputs, takes_settings
+from likewise.cli.options import (
+    Force,
+    Form,
+    Quiet,
+    Request,
+    memory_limit,
+    open_data,
+    open_inputs,
+    takes_settings,
+)
 from likewise.cli.output import Format, be_quiet, print_message, print_result, table
 from likewise.runs.settings import INPUTS
 
@@ -92,6 +101,7 @@ def duplicates(
     out: Annotated[Path, typer.Option(help="A table of the pairs, the most similar first.")] = Path(
         "duplicates.csv"
     ),
+    force: Force = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -103,11 +113,13 @@ def duplicates(
     """
     be_quiet(quiet)
     from likewise.data import batches
+    from likewise.files import refuse_existing
     from likewise.gram import GramMatrix
     from likewise.runs.duplicates import write_duplicates
     from likewise.statistics.duplicates import duplicates as find_duplicates
 
     settings = request.settings
+    refuse_existing(out, force, settings.data, *([] if against is None else [against]))
     net, read = open_inputs(settings)
     other = None if against is None else open_data(settings.model_copy(update={"data": against}))
     rows = batches(read.dataset, labels=read.labels)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SHORT = {"text_column": ("--text",)}
 Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]
 
 
