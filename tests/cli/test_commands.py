@@ -16,6 +16,7 @@ import torch
 
 import likewise as lw
 from likewise.cli.app import app, exit_code
+from likewise.runs.result import Analysis
 from likewise.runs.settings import INPUTS, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "analyze"
@@ -152,7 +153,12 @@ def test_neighbors_by_number_and_by_name(runs, capsys):
     named = facts(capsys, "neighbors", runs / "images", found["of"]["name"], "-k", "3")
     assert named == found
     assert exit_code(["neighbors", str(runs / "images"), "5"]) == 0
-    assert found["neighbors"][0]["name"] in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert found["neighbors"][0]["name"] in told and " shown " not in told
+    nearest = facts(capsys, "neighbors", runs / "text", "5", "-k", "1")["neighbors"][0]["sample"]
+    assert exit_code(["neighbors", str(runs / "text"), "5"]) == 0
+    told, kept = capsys.readouterr().out, Analysis(runs / "text").pictures[nearest].content.decode()
+    assert " ".join(kept.split())[:50] in told and " name " not in told
 
 
 def test_two_checkpoints_are_compared(made, runs, tmp_path, capsys):
@@ -242,6 +248,10 @@ def test_decisions_tell_the_precision(runs, tmp_path, capsys):
     path.write_text(json.dumps({"run": manifest["data"], "decisions": listed}))
     found = facts(capsys, "analyze", runs / "text" / "settings.toml", "--decisions", path)
     assert found["precision"]["wrong"] == len(flagged) - 1 and found["precision"]["right"] == 1
+    dropped = [{"sample": flagged[0], "verdict": "drop"}]
+    path.write_text(json.dumps({"run": manifest["data"], "decisions": dropped}))
+    assert exit_code(["analyze", str(runs / "text" / "settings.toml"), "--decisions", str(path), "-q"]) == 0
+    assert "0 unsure, 1 dropped, not counted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,37 @@ def test_table_rows_are_asked_about_also_from_standard_input(indexes, made, caps
     assert [one["neighbors"][0]["row"] for one in answers(capsys, indexes / "table", "-")] == [0, 1]
 
 
+def test_a_run_is_asked_by_the_index_that_it_keeps(made, capsys, tmp_path, monkeypatch):
+    lines = (made / "table" / "wine.csv").read_text().splitlines()
+    (tmp_path / "new.csv").write_text("\n".join(lines[:3]))
+    run = tmp_path / "run"
+    assert exit_code(["analyze", *words(made, "table"), "--out", str(run), "-q"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("likewise.cli.index.load_network", None)  # refused before the model is loaded
+        assert exit_code(["ask", str(run), str(tmp_path / "new.csv")]) == 2
+    said = f"keeps no index: likewise index {run / 'settings.toml'} --out index builds one"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert exit_code(["index", str(run / "settings.toml"), "--out", str(run / "index"), "--width", "64"]) == 0
+    header = (run / "index" / "settings.toml").read_text().splitlines()[0]
+    assert "likewise index THIS_FILE" in header
+    assert "likewise analyze THIS_FILE" in (run / "settings.toml").read_text().splitlines()[0]
+    capsys.readouterr()
+    found = answers(capsys, run, tmp_path / "new.csv")
+    assert [one["neighbors"][0]["row"] for one in found] == [0, 1]
+
+
+def test_answers_show_what_the_index_keeps(indexes, made, capsys):
+    assert exit_code(["ask", str(indexes / "text"), "Return the mean of an array", "-q"]) == 0
+    told, kept = capsys.readouterr().out, lw.Index(indexes / "text")
+    row = answers(capsys, indexes / "text", "Return the mean of an array")[0]["neighbors"][0]["row"]
+    text = " ".join(kept.sample(row).picture.content.decode().split())
+    assert text[:59] in told and "shown" in told and " name " not in told
+    image = made / "images" / "digits" / lw.Index(indexes / "images").sample(0).name
+    assert exit_code(["ask", str(indexes / "images"), str(image), "-q"]) == 0
+    told = capsys.readouterr().out
+    assert " name " in told and "shown" not in told
+
+
 def test_the_recall_of_an_approximate_search_is_told(indexes, made, capsys, tmp_path):
     pytest.importorskip("faiss")
     lines = (made / "table" / "wine.csv").read_text().splitlines()

@@ -279,16 +279,17 @@ def test_what_is_decided_gives_the_precision(tmp_path):
     found = lw.analyze(model, (x, y), out=tmp_path / "run")
     flagged = found.table.index[found.table["label_issue"]].tolist()
     quiet = found.table.index[~found.table["label_issue"]].tolist()
-    assert len(flagged) >= 4 and quiet
+    assert len(flagged) >= 5 and quiet
     verdicts = {
         flagged[0]: "wrong",
         flagged[1]: "relabel",
         flagged[2]: "right",
         flagged[3]: "unsure",
+        flagged[4]: "drop",
         quiet[0]: "wrong",
     }
     precision = found.precision(verdicts)
-    assert (precision.wrong, precision.right, precision.unsure) == (2, 1, 1)
+    assert precision[:4] == (2, 1, 1, 1)
     assert abs(precision.share - 2 / 3) < 1e-9 and precision.low < 2 / 3 < precision.high
     path = tmp_path / "decisions.json"
     listed = [{"sample": sample, "verdict": verdict} for sample, verdict in verdicts.items()]

@@ -78,12 +78,15 @@ def analyze(
         precision = found.precision(decisions)
         decided = precision.wrong + precision.right
         facts["precision"] = {**precision._asdict(), "share": precision.share if decided else None}
+        rest = f"{precision.unsure} unsure" + (
+            f", {precision.dropped} dropped, not counted" if precision.dropped else ""
+        )
         interval = f"(95 % interval {precision.low:.0%} to {precision.high:.0%})"
         lines.append(
             f"of {decided} flagged labels decided, {precision.wrong} are wrong: precision "
-            f"{precision.share:.0%} {interval}; {precision.unsure} unsure"
+            f"{precision.share:.0%} {interval}; {rest}"
             if decided
-            else f"no flagged label is decided yet, {precision.unsure} unsure"
+            else f"no flagged label is decided yet, {rest}"
         )
     facts["caveats"] = found.manifest["caveats"]
     print_message(*(f"note: {line}" for line in found.manifest["caveats"]))

@@ -19,7 +19,15 @@ from likewise.cli.options import (
     takes_settings,
     tokenization,
 )
-from likewise.cli.output import Format, be_quiet, print_message, print_result, table
+from likewise.cli.output import (
+    Format,
+    be_quiet,
+    excerpt,
+    print_message,
+    print_result,
+    table,
+    without_empty,
+)
 from likewise.cli.processes import joined_processes, on_own_device, own_rank
 from likewise.runs.settings import INPUTS, Settings, read_settings
 
@@ -104,7 +112,7 @@ def index(
             learning_rate=learning_rate,
             part=parts,
             max_memory=settings.max_memory or 2**31,
-            settings=settings.text(),
+            settings=settings.text("index"),
         )
     if own_rank() == 0:
         _tell_index(form, found, width)
@@ -112,7 +120,10 @@ def index(
 
 def ask(
     folder: Annotated[
-        Path, typer.Argument(metavar="INDEX", help="The folder of an index.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="INDEX", help="The folder of an index, or of a run that keeps one.", show_default=False
+        ),
     ],
     new: Annotated[
         list[str],
@@ -308,10 +319,7 @@ def open_index(
     from likewise.index import Index
     from likewise.index.store import SETTINGS
 
-    if not (folder / "manifest.json").exists():
-        raise FileNotFoundError(
-            f"{folder} holds no index: likewise index MODEL DATA --out {folder} builds one."
-        )
+    folder = _folder_of_index(folder)
     changes: dict[str, Any] = {"model": model, "weights": weights, "data": data, "device": device}
     changes = {name: value for name, value in changes.items() if value is not None}
     if (folder / SETTINGS).exists():
@@ -329,6 +337,25 @@ def open_index(
 
         return Index(folder, model=net, data=batches(read.dataset, labels=read.labels)), settings
     return Index(folder, model=load_network(settings)), settings
+
+
+def _folder_of_index(folder: Path) -> Path:
+    """Return the folder of an index, that in a run where the folder is that of a run."""
+    from likewise.manifest import kind_of
+
+    if not (folder / "manifest.json").exists():
+        raise FileNotFoundError(
+            f"{folder} holds no index: likewise index MODEL DATA --out {folder} builds one."
+        )
+    if kind_of(folder) == "index":
+        return folder
+    if (folder / "index" / "manifest.json").exists():
+        return folder / "index"
+    settings = folder / "settings.toml"
+    asked = settings if settings.exists() else "MODEL DATA"
+    raise FileNotFoundError(
+        f"{folder} is a run that keeps no index: likewise index {asked} --out index builds one, then ask index."
+    )
 
 
 def _answer(
@@ -387,12 +414,13 @@ def _tell_answer(answer: "Answer") -> list[str]:
             "label": near.sample.label_name,
             "similarity": near.similarity,
             "±": near.error,
+            "shown": excerpt(near.sample.picture),
         }
         for near in told.neighbors
     ]
     novelty = f"novelty {told.novelty:.3f} ± {told.novelty_error:.3f}, {told.novelty_comparison}"
     agreement = [] if told.agreement is None else [f"neighbors agree by {told.agreement:.0%}"]
-    return [": ".join(said), "; ".join([*agreement, novelty]), table(rows)]
+    return [": ".join(said), "; ".join([*agreement, novelty]), table(without_empty(rows, "name", "shown"))]
 
 
 def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from likewise.cli.options import Force, Form, Quiet
-from likewise.cli.output import Failed, Format, be_quiet, print_message, print_result, table
+from likewise.cli.output import (
+    Failed,
+    Format,
+    be_quiet,
+    excerpt,
+    print_message,
+    print_result,
+    table,
+    without_empty,
+)
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 
@@ -37,14 +46,17 @@ def neighbors(
         for pair in found.neighbors(place, k).itertuples()
     ]
     own = {"sample": place, **_values(found, place, wanted)}
+    seen = found.pictures
+    told = [{**row, "shown": excerpt(seen.get(row["sample"]))} for row in rows]
+    told_own = {**own, "shown": excerpt(seen.get(place))}
     title = "treated most like sample " + ", ".join(
-        f"{name} {value}" for name, value in own.items()
+        f"{name} {value}".removeprefix("shown ") for name, value in told_own.items() if value != ""
     ).removeprefix("sample ")
     if k > len(rows):
         print_message(
             f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors)."
         )
-    print_result(form, {"of": own, "neighbors": rows}, table(rows, title))
+    print_result(form, {"of": own, "neighbors": rows}, table(without_empty(told, "name", "shown"), title))
 
 
 def report(

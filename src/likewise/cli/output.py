@@ -9,7 +9,9 @@ from typing import Any
 
 import typer
 
-from likewise.thumbnails import escape_controls
+from likewise.thumbnails import Picture, escape_controls
+
+EXCERPT = 60  # letters of a sample in a table
 
 
 class Format(StrEnum):
@@ -74,6 +76,23 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
     with console.capture() as capture:
         console.print(made)
     return capture.get().rstrip("\n")
+
+
+def excerpt(shown: Picture | None) -> str:
+    """Return the beginning of a text, or of the values of a row, for a table; nothing for an image."""
+    if shown is None or shown.kind == "image":
+        return ""
+    text = shown.content.decode("utf-8", "replace")
+    if shown.kind == "row":
+        text = ", ".join(f"{name} {value}" for name, value in json.loads(text).items())
+    text = " ".join(text.split())
+    return text if len(text) <= EXCERPT else f"{text[: EXCERPT - 1]}…"
+
+
+def without_empty(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:
+    """Return rows without those of the named columns in which every row is empty."""
+    empty = {name for name in names if all(row.get(name) in ("", None) for row in rows)}
+    return [{name: value for name, value in row.items() if name not in empty} for row in rows]
 
 
 def gigabytes(count: float) -> str:

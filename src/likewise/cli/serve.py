@@ -81,7 +81,8 @@ def serve(
             "--index names it."
         )
     service = Service(found, run, reader)
-    print_message("asking once, so that the first answer is quick ...")
+    if found is not None and reader is not None:
+        print_message("asking once, so that the first answer is quick ...")
     service.warm_up()
     token = new_token()
     listening = _listen(host, port)

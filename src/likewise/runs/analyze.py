@@ -236,7 +236,7 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
                 "about": _about(work.net, work.gram.data),
                 "method": work.method.describe(),
             }
-            told = None if settings is None else settings.text()
+            told = None if settings is None else settings.text("index")
             targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
             adopted = Adopted(outputs, 0)
             if parts is not None:

@@ -46,6 +46,7 @@ class Precision(NamedTuple):
     wrong: int
     right: int
     unsure: int
+    dropped: int  # samples to drop, whether their label is wrong or not
     share: float  # wrong / (wrong + right); NaN where none was decided
     low: float  # 95 % interval of it, by Wilson's formula
     high: float
@@ -178,8 +179,8 @@ class Analysis:
     def precision(self, decisions: str | Path | Mapping[int, str]) -> Precision:
         """Return how many of the flagged labels that a person looked at are wrong.
 
-        `decisions`: the file that the report's review downloads, or sample -> "wrong", "right", "unsure" or
-        "relabel". Samples that were not flagged do not count.
+        `decisions`: the file that the report's review downloads, or sample -> "wrong", "right", "unsure", "drop" or
+        "relabel". Samples to drop do not count, nor those that were not flagged.
         """
         given = (
             decisions
@@ -190,7 +191,9 @@ class Analysis:
         verdicts = [verdict for sample, verdict in given.items() if sample in flagged]
         wrong = sum(verdict in ("wrong", "relabel") for verdict in verdicts)
         right = sum(verdict == "right" for verdict in verdicts)
-        return Precision(wrong, right, len(verdicts) - wrong - right, *wilson_interval(wrong, wrong + right))
+        dropped = sum(verdict == "drop" for verdict in verdicts)
+        unsure = len(verdicts) - wrong - right - dropped
+        return Precision(wrong, right, unsure, dropped, *wilson_interval(wrong, wrong + right))
 
     @property
     def decision_reader(self) -> DecisionReader:

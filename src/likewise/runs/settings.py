@@ -172,8 +172,8 @@ class Settings(BaseModel):
     )
     device: str = Field(default="cpu", description="Where the model runs: cpu, cuda, cuda:1, mps.")
 
-    def text(self) -> str:
-        """Return the settings as TOML; what is not set is left out.
+    def text(self, command: str = "analyze") -> str:
+        """Return the settings of a command as TOML; what is not set is left out.
 
         Paths inside the current folder are written relative to it, those inside the home folder with a ~:
         the file can be given away without telling where someone's files are.
@@ -182,13 +182,13 @@ class Settings(BaseModel):
 
         known = {name: value for name, value in self.model_dump(mode="json").items() if value is not None}
         known |= {name: _portable(known[name]) for name in PATHS if name in known}
-        replays = "" if self.model == GIVEN_IN_PYTHON else " It starts the same run again: likewise analyze"
+        asked = "index" if command == "index" else "run"
         document = tomlkit.document()
         document.add(
             tomlkit.comment(
-                f"What this run was asked for.{replays} THIS_FILE"
-                if replays
-                else "What this run was asked for, by likewise.analyze in Python."
+                f"What this {asked} was asked for, by likewise.{command} in Python."
+                if self.model == GIVEN_IN_PYTHON
+                else f"What this {asked} was asked for. It starts the same {asked} again: likewise {command} THIS_FILE"
             )
         )
         for name, value in known.items():
