@@ -283,7 +283,7 @@ def test_spot_check_estimates_are_those_of_python(page, run):
     text = page.inner_text("#estimate")
     low, likely, high = (round(value) for value in found.errors)
     assert f"about {likely} are wrong ({low} to {high})" in text
-    assert f"{100 * found.precision.likely:.0f} % are wrong" in text
+    assert f"{100 * found.precision.likely:.0f}\u00a0% are wrong" in text
     assert page.get_attribute("#estimate", "data-seen") == "14"
     page.keyboard.press("z")
     assert page.get_attribute("#estimate", "data-seen") == "13"
@@ -502,6 +502,10 @@ def test_on_a_phone_the_decisions_are_in_reach_without_scrolling(browser, run):
     for verdict in ("wrong", "right", "unsure", "other"):
         box = page.locator(f"[data-verdict={verdict}]").bounding_box()
         assert 0 <= box["y"] and box["y"] + box["height"] <= 844 and box["height"] >= 30, verdict
+    assert page.locator("#apply").is_visible() and page.locator(".keys").is_hidden()
+    assert "likewise apply run decisions.json" in page.inner_text("#apply")
+    assert "--wrong keep" in page.inner_text("#apply")
+    assert "drop" in page.inner_text("[data-verdict=wrong]")
     page.tap("[data-verdict=right]")
     assert decided(page) == 1
     check_quiet(page, heard)

@@ -36,10 +36,17 @@ def test_where_it_can_tell_the_numbers_are_there():
     told = {"errors": [3, 5, 9], "precision": [0.5, 0.8, 0.9], "distinct": True, "reason": ""}
     text = words(run_with(told))
     assert "10 of 200 labels look wrong" in text and "about 5 labels seem to be wrong (3 to 9)" in text
-    assert "about 80% should be" in text
+    assert "Of the 10 that look wrong, about 80\u00a0% (50 to 90\u00a0%) really are." in text
     text = words(run_with({**told, "distinct": False}))
-    assert "worth a look" in text and "At most about 9" in text and "80%" not in text
+    assert "worth a look" in text and "At most about 9" in text and "80" not in text
+    wide = words(run_with({**told, "precision": [0.25, 0.95, 0.99]}))
+    assert "Of the 10 that look wrong, between 25 and 99\u00a0% really are." in wide and "95" not in wide
     assert "None of 200 labels stands out" in words(run_with(told, label_issue=np.zeros(200, bool)))
+
+
+def test_the_command_names_the_run_folder_as_a_shell_reads_it():
+    run = synthetic_run(20, pictures=0)
+    assert run._replace(folder="my run").command == "likewise apply 'my run' decisions.json"
 
 
 def test_the_group_that_stands_out_is_named():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from likewise import files
 from likewise.manifest import REPORT, report_ending
 from likewise.report.payload import Run, pack_payload, read_run
-from likewise.report.verdict import steps, verdict
+from likewise.report.verdict import percent, steps, verdict
 from likewise.report.words import WORDS
 
 STATIC = Path(__file__).parent / "static"
@@ -69,6 +69,7 @@ def page(run: Run, source: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["percent"] = percent
     return environment.get_template("page.html").render(
         run=run,
         nonce=secrets.token_urlsafe(24),  # what scripts of this page carry, and injected ones would not

@@ -5,6 +5,7 @@ The blob is a JSON header, then arrays at offsets that are multiples of 8.
 
 import gzip
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -31,11 +32,17 @@ class Run(NamedTuple):
     pictures: dict[int, Picture]
     directions: np.ndarray | None = None  # (n, 2) leading directions of the kernel, for another map
     duplicates: dict[str, np.ndarray] | None = None  # first, second, similarity, input_similarity of pairs
+    folder: str = "RUN"  # its name, without the folders that it is in
 
     @property
     def n(self) -> int:
         """The number of samples."""
         return len(self.columns["sample"])
+
+    @property
+    def command(self) -> str:
+        """What a shell is told to apply decisions to the data, from beside the run folder."""
+        return f"likewise apply {shlex.quote(self.folder)} decisions.json"
 
     @property
     def costs(self) -> dict[str, float]:
@@ -77,6 +84,7 @@ def read_run(folder: Path) -> Run:
         pictures={row["sample"]: Picture(row["kind"], row["content"]) for row in pictures},
         directions=coordinates[:, :2],
         duplicates=_read_duplicates(folder),
+        folder=escape_controls(folder.resolve().name),
     )
 
 
@@ -99,6 +107,7 @@ def pack_payload(run: Run, originals: str | None = None) -> bytes:
         "classes": manifest["classes"],
         "classSimilarity": manifest.get("class_similarity"),
         "run": manifest["data"],
+        "command": run.command,
         "words": {name: word._asdict() for name, word in WORDS.items()},
         "statuses": {name: word._asdict() for name, word in STATUSES.items()},
         "spotCheck": manifest.get("spot_check"),

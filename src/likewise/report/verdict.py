@@ -10,6 +10,7 @@ from likewise.report.payload import Run
 SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
 FEW_FLAGS = 5  # say nothing of groups
+WIDE = 0.5  # an interval of a share from which on its middle is not told
 
 
 class Caveat(NamedTuple):
@@ -74,6 +75,11 @@ def steps(run: Run) -> list[Step]:
     return list(_steps(run))
 
 
+def percent(share: float) -> str:
+    """Return a share as a percentage that no line break tears apart."""
+    return f"{100 * share:.0f}\u00a0%"
+
+
 def standing_group(run: Run) -> str:
     """Return which group most of the flagged labels are in, in words; empty where they are spread out.
 
@@ -128,9 +134,24 @@ def _expected(told: dict[str, Any], count: int) -> str:
     if not told["distinct"]:
         start = "They do not form a group of their own: wrong, rare or ambiguous. " if count else ""
         return f"{start}At most about {high:,} labels are wrong."
-    precision = told["precision"]
-    flags = f" Of those that look wrong about {precision[1]:.0%} should be." if count and precision else ""
+    flags = f" {_precision(told['precision'], count)}" if count and told["precision"] else ""
     return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}).{flags}"
+
+
+def _precision(share: list[float], count: int) -> str:
+    """Say how many of the flagged are wrong; without a point estimate where the interval says next to nothing."""
+    low, likely, high = share
+    ends = f"{100 * low:.0f} to {percent(high)}"
+    if high - low > WIDE:
+        between = f"between {100 * low:.0f} and {percent(high)}"
+        return (
+            f"The one that looks wrong is, with a chance of {ends}."
+            if count == 1
+            else f"Of the {count:,} that look wrong, {between} really are."
+        )
+    if count == 1:
+        return f"The one that looks wrong is, with a chance of about {percent(likely)} ({ends})."
+    return f"Of the {count:,} that look wrong, about {percent(likely)} ({ends}) really are."
 
 
 def _groupings(run: Run) -> Iterator[tuple[np.ndarray, Any]]:
@@ -238,8 +259,8 @@ def _mixed_step(run: Run) -> Iterator[Step]:
     yield Step(
         f"{classes[a]} · {classes[b]}",
         "mix most",
-        f"{share:.0%} of their neighbors are of the other class. More pixels, more context, a clearer definition, or "
-        "one class.",
+        f"{percent(share)} of their neighbors are of the other class. More pixels, more context, a clearer definition, "
+        "or one class.",
         "See pairs",
         part="classes-part",
     )
@@ -265,7 +286,7 @@ def _fit_step(fit: dict[str, Any]) -> Step:
         "first, then stop earlier, augment, or collect more.",
     }[fit["verdict"]]
     return Step(
-        f"{fit['learned']:.0%} · {fit['supported']:.0%}",
+        f"{percent(fit['learned'])} · {percent(fit['supported'])}",
         "of labels fitted · backed by neighbors",
         f"{text} (If these are the samples it was trained on.)",
         "What it means",

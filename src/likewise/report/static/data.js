@@ -99,7 +99,7 @@ function rounded(value) {
 }
 
 const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
-const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}\u00a0%`;
 
 // By which column samples are listed, the most telling first.
 const rankedBy = (data) => ["label_suspicion", "target_suspicion", "error", "novelty"].find((name) => data.columns[name]);

@@ -1,6 +1,7 @@
 // The review: suspicious labels one by one, judged by keyboard, kept in the browser, downloaded as JSON.
 
 const VERDICTS = { __proto__: null, w: "wrong", r: "right", u: "unsure", l: "relabel" };
+const HINTS = { __proto__: null, w: "likewise apply leaves it out; with --wrong keep it stays, with --wrong suggested it is relabeled" };
 const SPOT_CHECKS = 30;
 
 function makeReview(state) {
@@ -133,7 +134,7 @@ function reviewParts(review, sample) {
       element("progress", { max: queue.length, value: decided, "aria-label": "Decided" }),
     ),
     mode === "spot" ? estimateBox(review) : null,
-    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then likewise apply RUN decisions.json writes the corrected data.") : null,
+    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.") : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample]))),
     actions(review, sample),
     filmstrip(review),
@@ -173,7 +174,7 @@ function actions(review, sample) {
   const mine = decisions[sample];
   const key = (letter) => element("kbd", { "aria-hidden": "true" }, letter);
   const act = (letter, ...text) => {
-    const made = button("", () => review.decide(VERDICTS[letter]), { class: letter === "l" ? "primary" : "", "aria-pressed": mine?.verdict === VERDICTS[letter], "data-verdict": VERDICTS[letter] });
+    const made = button("", () => review.decide(VERDICTS[letter]), { class: letter === "l" ? "primary" : "", "aria-pressed": mine?.verdict === VERDICTS[letter], "data-verdict": VERDICTS[letter], title: HINTS[letter] });
     made.append(element("span", {}, ...text), key(letter));
     return made;
   };
@@ -185,7 +186,7 @@ function actions(review, sample) {
   return element(
     "div",
     { class: "actions" },
-    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, differs ? act("l", "Relabel ", shown(data, "suggested_label", sample)) : null, act("w", "Wrong"), act("r", "Right"), act("u", "Unsure"), other),
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, differs ? act("l", "Relabel ", shown(data, "suggested_label", sample)) : null, act("w", "Wrong, drop"), act("r", "Right"), act("u", "Unsure"), other),
     element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions), { id: "download" })),
   );
 }
