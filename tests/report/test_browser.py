@@ -208,6 +208,21 @@ def test_review_keys_work_at_once_are_kept_and_downloaded(page, run, tmp_path):
     assert (precision.wrong, precision.right, precision.unsure) == (2, 1, 1)
 
 
+def test_the_first_card_says_how_far_the_review_is(page, run):
+    card, total = page.locator(".step", has=page.locator("[data-review=worst]")), len(queue_of(run))
+    assert "to review" in card.inner_text()
+    page.keyboard.press("r")
+    assert f"1 of {total}" in card.inner_text() and "download" not in card.inner_text()
+    for _ in range(total - 1):
+        page.keyboard.press("r")
+    assert f"{total} of {total} labels decided: download" in card.inner_text().replace("\n", " ")
+    assert "to review" not in card.inner_text()
+    with page.expect_download():
+        card.locator("a").click()
+    page.click("#undo")
+    assert f"{total - 1} of {total}" in card.inner_text()
+
+
 def test_undo_takes_back_one_decision_after_the_other(page, run):
     queue = queue_of(run)
     page.keyboard.press("w")
@@ -318,7 +333,7 @@ def test_steps_statuses_and_bars_open_what_they_count(page, run):
     step = page.locator(".step", has=page.locator("[data-opens^=shift]"))
     count = int(step.locator(".value").inner_text())
     step.locator("button").click()
-    assert shown(page) == count == (run.table["shift"] > 0.5).sum()
+    assert shown(page) == count == ((run.table["shift"] > 0.5) & ~run.table["label_issue"]).sum()
     page.click("[data-status=contested]")
     assert shown(page) == (run.table["status"] == "contested").sum()
     bar = page.locator("#density .bar-button:not([disabled])").nth(3)
@@ -352,8 +367,10 @@ def test_near_duplicates_are_listed_also_across_splits(page, run):
 def test_mixed_classes_are_those_of_the_neighbors(page, run):
     label = run.table["label"].to_numpy()
     counts = np.zeros((10, 10), dtype=int)
-    for i in range(N):
-        for j in run.neighbor_matrix[i]:
+    wrong, seen = run.table["label_issue"].to_numpy(), np.zeros(10, dtype=int)
+    for i in np.flatnonzero(~wrong):
+        for j in run.neighbor_matrix[i][~wrong[run.neighbor_matrix[i]]]:
+            seen[label[i]] += 1
             a, b = sorted((label[i], label[j]))
             counts[a, b] += a != b
     a, b = np.unravel_index(counts.argmax(), counts.shape)
@@ -363,7 +380,10 @@ def test_mixed_classes_are_those_of_the_neighbors(page, run):
     step = page.locator(".step", has_text="mix most")
     assert step.locator(".value").inner_text() == " · ".join(run.manifest["classes"][c] for c in found)
     i, j = (int(t.get_attribute("data-sample")) for t in first.locator(".pair").first.locator(".tile").all())
-    assert {label[i], label[j]} == set(found)
+    assert {label[i], label[j]} == set(found) and not wrong[i] and not wrong[j]
+    share = counts[found] / seen[list(found)].sum()
+    assert f"{100 * share:.0f}\u00a0%" in step.inner_text()
+    assert f"{100 * share:.{int(share < 0.1)}f}\u00a0%" in first.inner_text()
     assert j in run.neighbor_matrix[i] or i in run.neighbor_matrix[j]
 
 

@@ -215,6 +215,7 @@ def _label_steps(run: Run) -> Iterator[Step]:
             "write corrected data with likewise apply, train again.",
             "Start",
             part="review-part",
+            review="worst",
         )
     if run.manifest.get("spot_check"):
         yield Step(
@@ -248,14 +249,16 @@ def _marked_steps(run: Run) -> Iterator[Step]:
 def _mixed_step(run: Run) -> Iterator[Step]:
     """Yield the two classes whose samples are most often neighbors of each other, as the part on classes has them."""
     label, classes = run.columns["label"].astype(int), run.manifest["classes"]
-    mine, others = np.repeat(label, run.indices.shape[1]), label[run.indices.ravel()]
+    kept = ~run.columns["label_issue"] if "label_issue" in run.columns else np.ones(run.n, dtype=bool)
+    both = np.repeat(kept, run.indices.shape[1]) & kept[run.indices.ravel()]  # wrong labels are not a mixture
+    mine, others = np.repeat(label, run.indices.shape[1])[both], label[run.indices.ravel()][both]
     differ = mine != others
     if not differ.any():
         return
     low, high = np.minimum(mine, others)[differ], np.maximum(mine, others)[differ]
     pairs, counts = np.unique(low * len(classes) + high, return_counts=True)
     a, b = divmod(int(pairs[counts.argmax()]), len(classes))
-    share = counts.max() / (((label == a) | (label == b)).sum() * run.indices.shape[1])
+    share = counts.max() / ((mine == a) | (mine == b)).sum()
     yield Step(
         f"{classes[a]} · {classes[b]}",
         "mix most",
@@ -268,12 +271,15 @@ def _mixed_step(run: Run) -> Iterator[Step]:
 
 def _shift_step(run: Run) -> Iterator[Step]:
     limit = 0.5 if run.manifest["classes"] else 1.0
-    far = int((run.columns["shift"] > limit).sum())
+    beyond = run.columns["shift"] > limit
+    flagged = run.columns.get("label_issue", np.zeros(run.n, dtype=bool))
+    far = int((beyond & ~flagged).sum())
+    besides = " Labels that look wrong are not counted." if (beyond & flagged).any() else ""
     if far:
         yield Step(
             f"{far:,}",
             _plural(far, "prediction to check", "predictions to check"),
-            "Similar samples are predicted differently. Do not act on these without a second look.",
+            f"Similar samples are predicted differently. Do not act on these without a second look.{besides}",
             "Show them",
             opens=f"shift:{limit}",
         )

@@ -14,15 +14,15 @@ function makeClasses(state) {
   else means.append(element("p", {}, "There are too many classes for a table."));
 }
 
-// Neighbors of two classes, the most similar first; each pair once.
+// Neighbors of two classes, the most similar first; each pair once. Labels that look wrong are left out, here and below.
 function mixedPairs(data, a, b) {
   const { values } = data.columns[groupColumn(data)];
   const found = new Map();
   for (let i = 0; i < data.n; i++) {
-    if (values[i] !== a && values[i] !== b) continue;
+    if ((values[i] !== a && values[i] !== b) || looksWrong(data, i)) continue;
     for (let rank = 0; rank < data.k; rank++) {
       const j = data.neighbors[i * data.k + rank];
-      if (values[j] === values[i] || (values[j] !== a && values[j] !== b)) continue;
+      if (values[j] === values[i] || (values[j] !== a && values[j] !== b) || looksWrong(data, j)) continue;
       const key = Math.min(i, j) * data.n + Math.max(i, j);
       if (!found.has(key)) found.set(key, { i: values[i] === a ? i : j, j: values[i] === a ? j : i, similarity: similarity(data, i, rank) });
     }
@@ -35,11 +35,14 @@ function mostMixed(data) {
   const { values } = data.columns[groupColumn(data)];
   const c = data.classes.length;
   const counts = new Map();
-  const sizes = new Uint32Array(c);
+  const neighbors = new Uint32Array(c);
   for (let i = 0; i < data.n; i++) {
-    sizes[values[i]]++;
+    if (looksWrong(data, i)) continue;
     for (let rank = 0; rank < data.k; rank++) {
-      const other = values[data.neighbors[i * data.k + rank]];
+      const j = data.neighbors[i * data.k + rank];
+      if (looksWrong(data, j)) continue;
+      neighbors[values[i]]++;
+      const other = values[j];
       if (other === values[i]) continue;
       const key = Math.min(values[i], other) * c + Math.max(values[i], other);
       counts.set(key, (counts.get(key) ?? 0) + 1);
@@ -47,7 +50,7 @@ function mostMixed(data) {
   }
   return [...counts].map(([key, count]) => {
     const [a, b] = [Math.floor(key / c), key % c];
-    return { a, b, count, share: count / ((sizes[a] + sizes[b]) * data.k) };
+    return { a, b, count, share: count / (neighbors[a] + neighbors[b]) };
   }).sort((p, q) => q.count - p.count);
 }
 

@@ -110,6 +110,8 @@ function groupColumn(data) {
   return name ?? null;
 }
 
+const looksWrong = (data, sample) => Boolean(data.columns.label_issue?.values[sample]);
+
 function nameOf(data, sample) {
   return data.columns.name ? shown(data, "name", sample) : `Sample ${sample}`;
 }

@@ -44,6 +44,7 @@ function makeReview(state) {
     },
     keep() {
       store.write(review.decisions);
+      showProgress(review);
       state.decided();
     },
     say(text) { document.getElementById("said").textContent = text; },
@@ -51,8 +52,35 @@ function makeReview(state) {
   document.addEventListener("keydown", (event) => onKey(review, event));
   document.querySelectorAll("[data-review]").forEach((link) => link.addEventListener("click", () => review.switchTo(link.dataset.review)));
   makePicker(review);
+  makeProgress(review);
   review.at = firstUndecided(review);
   drawReview(review);
+}
+
+// The card that sends to the review says how far it is, and in the end offers the download.
+function makeProgress(review) {
+  const link = document.querySelector(".step [data-review=worst]");
+  if (!link) return;
+  const [value, title] = [".value", ".title"].map((part) => link.closest(".step").querySelector(part));
+  review.card = { link, value, title, before: [value.textContent, title.textContent, link.textContent] };
+  link.addEventListener("click", (event) => {
+    if (!isFinished(review)) return;
+    event.preventDefault();
+    download(review.state, review.decisions);
+  });
+  showProgress(review);
+}
+
+const isFinished = ({ queues, decisions }) => queues.worst.every((sample) => decisions[sample]);
+
+function showProgress(review) {
+  if (!review.card) return;
+  const { link, value, title, before } = review.card;
+  const all = review.queues.worst;
+  const decided = all.filter((sample) => review.decisions[sample]).length;
+  const told = [`${decided.toLocaleString("en")} of ${all.length.toLocaleString("en")}`, `${all.length === 1 ? "label" : "labels"} decided`];
+  const words = !decided ? before : isFinished(review) ? [told[0], `${told[1]}: download`, "Download decisions"] : [...told, "Go on"];
+  [value.textContent, title.textContent, link.textContent] = words;
 }
 
 function firstUndecided({ queue, decisions }) {

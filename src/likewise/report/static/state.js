@@ -68,7 +68,7 @@ const SELECTIONS = {
   shift(data, [limit]) {
     const column = data.columns.shift;
     if (!column || !Number.isFinite(Number(limit))) return null;
-    return { test: (i) => column.values[i] > Number(limit), what: "predictions to check" };
+    return { test: (i) => column.values[i] > Number(limit) && !looksWrong(data, i), what: "predictions to check, besides labels that look wrong" };
   },
   class(data, [number]) {
     const group = groupColumn(data);
