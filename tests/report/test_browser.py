@@ -307,6 +307,40 @@ def test_spot_check_estimates_are_those_of_python(page, run):
     assert page.get_attribute("#estimate", "data-seen") == "13"
 
 
+def test_a_spot_check_is_decided_without_the_opinion_of_the_network(page, run):
+    page.click("[data-mode=spot]")
+    places = lambda: {  # noqa: E731
+        name: page.locator(f"[data-verdict={name}]").bounding_box()["x"]
+        for name in ("wrong", "right", "unsure", "other")
+    }
+    before, queue = places(), run.manifest["spot_check"]["samples"]
+    for sample in queue[:6]:
+        assert under_review(page) == sample and places() == before
+        text = page.inner_text("#review .review-card")
+        assert "looks like it" not in text and ", looks like" not in text and "Chance wrong" not in text
+        assert page.locator("[data-verdict=relabel]").count() == 0
+        page.keyboard.press("u")
+    page.keyboard.press("l")
+    assert page.locator("#picker").is_visible()
+    page.keyboard.press("Escape")
+    page.click("#review [aria-label=Previous]")
+    assert "looks like it" in (text := page.inner_text("#review .review-card")) or ", looks like" in text
+
+
+def test_without_duplicates_the_closest_pair_is_told(browser, tmp_path):
+    made = synthetic_run(200)
+    none = {name: np.zeros(0) for name in ("first", "second", "similarity", "input_similarity")}
+    (tmp_path / "report.html").write_text(page_of(made._replace(duplicates=none)))
+    page, heard = opened(browser, tmp_path / "report.html")
+    closest = made.similarities[:, 0].max()
+    assert f"None. The closest pair: {closest:.2f}" in page.inner_text("#duplicates-what")
+    page.click("#duplicates-closest")
+    first = int(made.similarities[:, 0].argmax())
+    pair = page.locator("#duplicates .pair").get_attribute("data-pair")
+    assert pair == f"{first}:{made.indices[first, 0]}"
+    check_quiet(page, heard)
+
+
 def test_the_formula_of_the_page_is_that_of_python(page):
     source = (STATIC / "spotcheck.js").read_text()
     for case in CASES["estimates"]:

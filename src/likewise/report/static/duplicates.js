@@ -22,6 +22,11 @@ function makeDuplicates(state) {
     count = Math.min(pairs.length, count + PAIRS_AT_ONCE);
     more.hidden = count >= pairs.length;
   };
+  const tellClosest = () => {
+    const closest = closestPair(data);
+    const show = button("show", () => place.replaceChildren(pairCard(state, closest)), { class: "link", id: "duplicates-closest" });
+    told.append(` The closest pair: ${closest.similarity.toFixed(2)} (`, show, ")");
+  };
   const fill = () => {
     const column = data.columns[across.value];
     const all = level.value === "found" ? found : near.filter(({ similarity: s }) => s >= Number(level.value) - 1e-9);
@@ -30,12 +35,19 @@ function makeDuplicates(state) {
     place.replaceChildren();
     place.dataset.count = pairs.length;
     const samples = new Set(pairs.flatMap(({ i, j }) => [i, j]));
-    told.textContent = pairs.length ? `${counted(pairs.length, "pair")} of ${counted(samples.size, "sample")}` : "No such pair.";
+    told.textContent = pairs.length ? `${counted(pairs.length, "pair")} of ${counted(samples.size, "sample")}` : "None.";
+    if (!pairs.length && !column && data.k) tellClosest();
     grow();
   };
   more.addEventListener("click", grow);
   for (const field of [level, across]) field.addEventListener("change", fill);
   fill();
+}
+
+function closestPair(data) {
+  let best = 0;
+  for (let i = 1; i < data.n; i++) if (similarity(data, i, 0) > similarity(data, best, 0)) best = i;
+  return { i: best, j: data.neighbors[best * data.k], similarity: similarity(data, best, 0) };
 }
 
 function nearPairs(data, least) {

@@ -24,7 +24,9 @@ function makeReview(state) {
     },
     decide(verdict, label) {
       const sample = review.queue[review.at];
+      const { label: labels, suggested_label: suggested } = data.columns;
       if (sample == null) return;
+      if (verdict === "relabel" && label == null && suggested.values[sample] === labels.values[sample]) return review.say("It looks like its label: choose another class with c.");
       review.past.push({ sample, before: review.decisions[sample], mode: review.mode });
       review.decisions[sample] = verdict === "relabel" ? { verdict, label: label ?? data.columns.suggested_label.values[sample] } : { verdict };
       review.say(`${nameOf(data, sample)}: ${saidOf(data, review.decisions[sample])}.`);
@@ -94,6 +96,7 @@ function onKey(review, event) {
     ArrowLeft: () => review.go(-1),
     z: () => review.undo(),
     c: () => document.getElementById("picker").openFor(review),
+    l: () => (review.mode === "spot" ? document.getElementById("picker").openFor() : review.decide("relabel")), // no suggestion is shown there
   }[event.key] ?? (VERDICTS[event.key] && (() => review.decide(VERDICTS[event.key])));
   const undo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
   if (!act || !review.queue.length || !isForReview(event, review.place, undo)) return;
@@ -163,7 +166,7 @@ function reviewParts(review, sample) {
     ),
     mode === "spot" ? estimateBox(review) : null,
     decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.") : null,
-    element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample]))),
+    element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
     filmstrip(review),
   ].filter(Boolean);
@@ -174,8 +177,11 @@ function estimateBox({ state, decisions }) {
   return element("div", { class: "estimate", id: "estimate", "data-seen": seen }, element("p", {}, "Drawn at random from all of the ranking, right ones among them. ", term(state.data, "spot_check", "Why?")), ...lines.map((line) => element("p", { class: "line" }, line)));
 }
 
+// A spot check is decided without the network's opinion, which would make its estimate lean to it.
+const isBlind = ({ mode, decisions }, sample) => mode === "spot" && !decisions[sample];
+
 // In words and pictures: who is like it, and what they are labeled.
-function evidence(state, sample, mine) {
+function evidence(state, sample, mine, blind) {
   const { data } = state;
   const { label, suggested_label: suggested, label_issue: flagged, chance_wrong: chance } = data.columns;
   const others = neighborsOf(data, sample);
@@ -189,8 +195,8 @@ function evidence(state, sample, mine) {
     chance && Number.isFinite(chance.values[sample]) && flagged.values[sample] ? `Chance wrong: ${percent(chance.values[sample])}.` : "",
   ];
   return [
-    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(differs ? [", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
-    element("p", { class: "why" }, facts.filter(Boolean).join(" ")),
+    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
+    element("p", { class: "why" }, blind ? "What it looks like to the network is told once you have decided." : facts.filter(Boolean).join(" ")),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 8)),
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   ].filter(Boolean);
@@ -207,6 +213,8 @@ function actions(review, sample) {
     return made;
   };
   const differs = data.columns.suggested_label.values[sample] !== data.columns.label.values[sample];
+  const relabel = review.mode === "spot" ? null : act("l", "Relabel ", differs ? shown(data, "suggested_label", sample) : "");
+  if (relabel) relabel.disabled = !differs; // buttons keep their places
   const other = button("", () => document.getElementById("picker").openFor(review), { "data-verdict": "other" });
   other.append(element("span", {}, "Other class …"), key("c"));
   const undo = button("", review.undo, { id: "undo", "aria-label": "Undo" });
@@ -214,7 +222,7 @@ function actions(review, sample) {
   return element(
     "div",
     { class: "actions" },
-    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, differs ? act("l", "Relabel ", shown(data, "suggested_label", sample)) : null, act("w", "Wrong, drop"), act("r", "Right"), act("u", "Unsure"), other),
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, relabel, act("w", "Wrong, drop"), act("r", "Right"), act("u", "Unsure"), other),
     element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions), { id: "download" })),
   );
 }
@@ -228,11 +236,12 @@ function filmstrip(review) {
     { class: "filmstrip", role: "group", "aria-label": "The queue" },
     ...queue.slice(from, from + 10).map((sample, i) => {
       const mine = decisions[sample];
+      const look = isBlind(review, sample) ? "" : shown(data, "suggested_label", sample);
       const made = element(
         "button",
-        { type: "button", class: `frame${mine ? " done" : ""}`, "aria-current": from + i === at ? "true" : null, "aria-label": `${from + i + 1}: labeled ${shown(data, "label", sample)}, looks like ${shown(data, "suggested_label", sample)}${mine ? `, ${mine.verdict}` : ""}`, onclick: () => review.show(from + i) },
+        { type: "button", class: `frame${mine ? " done" : ""}`, "aria-current": from + i === at ? "true" : null, "aria-label": `${from + i + 1}: labeled ${shown(data, "label", sample)}${look && `, looks like ${look}`}${mine ? `, ${mine.verdict}` : ""}`, onclick: () => review.show(from + i) },
         picture(data, sample),
-        element("span", {}, `${shown(data, "label", sample)} → ${shown(data, "suggested_label", sample)}`),
+        element("span", {}, `${shown(data, "label", sample)}${look && ` → ${look}`}`),
         mine ? element("span", { class: "tick" }, { wrong: "✗", right: "✓", unsure: "?", relabel: "✎" }[mine.verdict]) : null,
       );
       return made;
