@@ -380,3 +380,15 @@ def test_what_is_no_readout_is_refused(tmp_path, monkeypatch, capsys, readout):
     np.savez("x.npz", x=np.zeros((4, 3), dtype=np.float32))
     assert exit_code(["plan", "net.py:model", "x.npz", "--readout", readout]) == 2
     assert "readout" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_columns_that_the_model_does_not_take_are_named(tmp_path, capsys):
+    (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2)\n")
+    rows = "\n".join(f"{i},{i % 3},{i % 5},{'ab'[i % 2]}" for i in range(12))
+    (tmp_path / "data.csv").write_text(f"number,width,height,kind\n{rows}\n")
+    given = ["analyze", f"{tmp_path}/net.py:model", f"{tmp_path}/data.csv", "--label", "kind", "--out"]
+    assert exit_code([*given, str(tmp_path / "run"), "-q"]) == 2
+    assert "the columns number, width, height, choose by --columns" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert exit_code([*given, str(tmp_path / "run"), "-q", "--columns", "width,height"]) == 0

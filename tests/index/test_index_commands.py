@@ -157,12 +157,25 @@ def test_a_page_shows_the_answers_escaped(indexes, tmp_path, monkeypatch, capsys
         (["nowhere", "no.png"], "holds no index"),
         (["table", "new.csv", "other.csv"], "of one kind"),
         (["table", "some text"], "of one kind"),
+        (["text", " "], "empty text"),
     ],
-    ids=["missing", "no index", "two kinds", "text"],
+    ids=["missing", "no index", "two kinds", "text", "empty"],
 )
 def test_what_cannot_be_asked_is_told(indexes, capsys, given, message):
     assert exit_code(["ask", str(indexes / given[0]), *given[1:]]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_pictures_of_another_size_are_told_that_of_the_index(indexes, made, capsys, tmp_path):
+    from PIL import Image
+
+    known = made / "images" / "digits" / lw.Index(indexes / "images").sample(0).name
+    width, height = Image.open(known).size
+    Image.new("L", (width + 3, height)).save(tmp_path / "wide.png")
+    assert exit_code(["ask", str(indexes / "images"), str(known), str(tmp_path / "wide.png")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"is {width + 3} x {height} (width x height), the index holds {width} x {height} images" in said
+    assert "build the index with --image-size" in said
 
 
 def test_merged_parts_of_the_command_are_the_bytes_of_one(made, indexes, tmp_path, files_of, capsys):

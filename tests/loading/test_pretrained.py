@@ -243,3 +243,11 @@ def test_texts_are_selected_by_several_checkpoints(folders, offline, tmp_path, c
     expected = 0.25 * scores[0] + 0.75 * scores[1]
     assert [row["row"] for row in rows] == expected.argsort(descending=True)[:3].tolist()
     assert rows[1]["score"] == pytest.approx(float(expected[rows[1]["row"]]), abs=1e-5)
+
+
+def test_a_column_of_text_that_is_not_named_is_asked_for(folders, tmp_path, capsys, monkeypatch):
+    (tmp_path / "data.jsonl").write_text('{"words": "a text", "origin": "here"}\n')
+    monkeypatch.setattr("likewise.cli.options._load_model", None)  # before the model is loaded
+    given = ["analyze", str(folders / "classifier"), str(tmp_path / "data.jsonl"), "--label", "origin"]
+    assert exit_code([*given, "--out", str(tmp_path / "run")]) == 2
+    assert "by --text COLUMN, one of words." in " ".join(capsys.readouterr().err.split())

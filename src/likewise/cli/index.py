@@ -231,7 +231,7 @@ def select(
     several = [open_index(folder, model, weights, None, device, False) for folder in folders]
     found, settings = several[0]
     indexes = [index for index, _ in several]
-    read = _read_new(settings, target)
+    read = _read_new(found, settings, target)
     targets = batches(read.dataset, labels=read.labels)
     chosen = select_rows(
         indexes,
@@ -365,7 +365,7 @@ def _answer(
     from likewise.index.page import Answer
     from likewise.thumbnails import picture
 
-    read = _read_new(settings, words)
+    read = _read_new(index, settings, words)
     asked = True if approximate else None
     told = index.explain(batches(read.dataset, labels=read.labels), k, exact, approximate=asked)
     called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
@@ -373,7 +373,7 @@ def _answer(
     return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]
 
 
-def _read_new(settings: Settings, words: list[str]) -> "Read":
+def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
     """Return the new inputs that words name, prepared as the index was."""
     from likewise import loading
 
@@ -391,6 +391,7 @@ def _read_new(settings: Settings, words: list[str]) -> "Read":
     read = loading.new_inputs(
         words,
         sys.stdin.read,
+        indexed=_size_of_images(index),
         **known,
         tokenization=tokenization(settings),
         limit=None,
@@ -398,6 +399,13 @@ def _read_new(settings: Settings, words: list[str]) -> "Read":
     )
     print_message(*(f"note: {note}" for note in read.notes))
     return read
+
+
+def _size_of_images(index: "Index") -> tuple[int, int] | None:
+    """Return width and height of the inputs of an index, None if they are no images."""
+    inputs = index.manifest["inputs"]
+    shape: list[int] = inputs[0][2] if len(inputs) == 1 else []
+    return (shape[2], shape[1]) if len(shape) == 3 else None
 
 
 def _tell_answer(answer: "Answer") -> list[str]:

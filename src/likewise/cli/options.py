@@ -85,6 +85,7 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
     """Return the network and the data that settings name."""
     from likewise.progress import announce
 
+    _refuse_unnamed_text(settings)
     announce(f"loading {settings.model}")
     model = _load_model(settings)
     read = open_data(settings)
@@ -272,12 +273,30 @@ def _load_readout(text: str) -> Any:
     return found
 
 
+def _refuse_unnamed_text(settings: Settings) -> None:
+    """Raise if a model with a tokenizer is to read a table, and no column of text is named."""
+    from likewise.loading.load import TABLES
+    from likewise.loading.paths import existing, listed
+    from likewise.loading.tables import table_columns
+
+    named = settings.text_column or settings.columns or settings.prepare
+    is_table = Path(settings.data).suffix.lower() in TABLES and ":" not in settings.data
+    if named or not is_table or pretrained_folder(settings) is None:
+        return
+    there = [name for name in table_columns(existing(settings.data)) if name != settings.label]
+    raise ValueError(
+        f"Which column of {settings.data} holds the texts that {settings.model} reads? Name it by --text COLUMN, one "
+        f"of {listed(there, 50)}."
+    )
+
+
 def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
     """Call the model with one sample, and say what was tried if it fails."""
     from torch.utils._pytree import tree_leaves
 
     from likewise.data import batches
     from likewise.engines.memory import is_out_of_memory
+    from likewise.loading.paths import listed
 
     first = batches(read.dataset, labels=read.labels).samples(range(1))
     try:
@@ -293,10 +312,25 @@ def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
             str(tuple(part.shape)) for part in tree_leaves(first.inputs) if hasattr(part, "shape")
         )
         hints = "--gray for one channel, --image-size, --columns, --label (it is no input then), --prepare"
+        columns = _columns_read(read, settings)
+        if columns:
+            hints = (
+                f"its inputs are the columns {listed(columns, 50)}, choose by --columns; --label; --prepare"
+            )
         raise ValueError(
             f"{settings.model} cannot be called with a sample of {settings.data}, a batch of shape "
             f"{shapes}: {error}. What may help: {hints}."
         ) from error
+
+
+def _columns_read(read: Any, settings: Settings) -> list[str]:
+    """Return the columns of numbers that are the inputs, none where no table of numbers was read."""
+    from torch import Tensor
+
+    shown = None if read.show is None else read.show(0)
+    if not isinstance(shown, dict) or not isinstance(read.dataset, Tensor):
+        return []
+    return [name for name in shown if name not in (settings.label, *(settings.show_columns or ()))]
 
 
 def _renumbered(read: Any, classes: tuple[str, ...]) -> Any:

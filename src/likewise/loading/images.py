@@ -55,11 +55,27 @@ class ImageBytes(NamedTuple):
         return os.stat_result((0, 0, 0, 0, 0, 0, len(self.content), 0, 0, 0))
 
 
-def read_images(files: "Sequence[Path | ImageBytes]", names: tuple[str, ...], options: Options) -> Read:
-    """Return the images of files, as those of a folder are read."""
+def read_images(
+    files: "Sequence[Path | ImageBytes]",
+    names: tuple[str, ...],
+    options: Options,
+    indexed: tuple[int, int] | None = None,
+) -> Read:
+    """Return the images of files, as those of a folder are read.
+
+    Args:
+        files: The images.
+        names: Of the samples.
+        options: How they are read.
+        indexed: Width and height of the images of an index that is asked about them; None where it is not known.
+
+    """
     prepare = options.prepare
     if prepare is None and options.image_size is None:
-        _refuse_sizes(files)
+        if indexed is None:
+            _refuse_sizes(files)
+        else:
+            _refuse_other_sizes(files, indexed)
     opened = _Opened(files, "L" if options.gray else "RGB", None, options.max_memory)
     raw = opened._replace(size=options.image_size, becomes_tensor=prepare is None)
     dataset = Prepared(
@@ -158,6 +174,17 @@ def _refuse_sizes(files: Sequence[Path | ImageBytes]) -> None:
             raise ValueError(
                 f"The images differ in size: {files[0]} is {first[0]} x {first[1]}, {file} is {size[0]} x "
                 f"{size[1]} (width x height). Give one size for all, for example --image-size 64."
+            )
+
+
+def _refuse_other_sizes(files: Sequence[Path | ImageBytes], indexed: tuple[int, int]) -> None:
+    """Raise an error if an image is not of the size of those of an index."""
+    for file in files:
+        size = _size(file)
+        if size != indexed:
+            raise ValueError(
+                f"{file} is {size[0]} x {size[1]} (width x height), the index holds {indexed[0]} x {indexed[1]} "
+                "images: resize it, or build the index with --image-size."
             )
 
 

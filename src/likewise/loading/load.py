@@ -84,13 +84,20 @@ def data(
     return _read(text, options)
 
 
-def new_inputs(words: Sequence[str], read_input: Callable[[], str], **settings: Any) -> Read:
+def new_inputs(
+    words: Sequence[str],
+    read_input: Callable[[], str],
+    *,
+    indexed: tuple[int, int] | None = None,
+    **settings: Any,
+) -> Read:
     """Return new samples in the form of a data set that was read with these settings: inputs without labels.
 
     Args:
         words: Files of images; or one table, archive of arrays, folder or import string; or texts, where there is a
             text column; or "-" for standard input: a text a line, or a table with its header.
         read_input: Returns what standard input holds; called for "-" only.
+        indexed: Width and height of the images of the index that is asked, where it is of images.
         settings: As for `data`.
 
     Raises:
@@ -99,11 +106,13 @@ def new_inputs(words: Sequence[str], read_input: Callable[[], str], **settings: 
     """
     if not words:
         raise ValueError("New inputs are needed: files of images, a table, texts, or - for standard input.")
+    if not all(word.strip() for word in words):
+        raise ValueError("An empty text: there is nothing to compare. Give a text, or a file.")
     options = _options(**{**settings, "limit": None})
     if all(Path(word).suffix.lower() in SUFFIXES for word in words):
         plain = options._replace(label=None, text_column=None, columns=None, show_columns=None)
         files = [existing(word) for word in words]
-        return read_images(files, tuple(words), plain)
+        return read_images(files, tuple(words), plain, indexed)
     if list(words) == ["-"]:
         return _standard_input(read_input(), options)
     named = [word for word in words if _names_data(word, options)]
