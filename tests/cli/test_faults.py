@@ -72,7 +72,7 @@ def test_verify_tells_whole_damaged_unfinished_and_no_run(given, tmp_path, capsy
     assert exit_code(["verify", str(run)]) == 2 and "no run" in capsys.readouterr().err
     assert exit_code([*given, "--out", str(run), "-q"]) == 0
     capsys.readouterr()
-    assert exit_code(["verify", str(run)]) == 0 and "is whole: 7 files" in capsys.readouterr().out
+    assert exit_code(["verify", str(run)]) == 0 and "is whole: 8 files" in capsys.readouterr().out
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     for name in ("samples.parquet", "report.html", "settings.toml"):
         raw = bytearray(before[name])

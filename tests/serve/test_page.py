@@ -106,7 +106,7 @@ def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):
     second = int(page.get_attribute(".lw-card", "data-sample"))
     page.click("nav [data-part=report]")
     frame = page.frame_locator("#report iframe")
-    frame.locator("body[data-ready=yes]").wait_for(timeout=30_000)
+    frame.locator("body[data-ready=yes]").wait_for(timeout=30_000, state="attached")
     run = lw.Analysis(live.folder)
     key = json.dumps(f"likewise:{run.manifest['data']}")
     third = int(run.table["label_suspicion"].drop([first, second])[run.table["label_issue"]].idxmax())
@@ -133,7 +133,7 @@ def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):
     with page.expect_response("**/decisions"):
         page.keyboard.press("u")
     page.click("nav [data-part=report]")
-    frame.locator("body[data-ready=yes]").wait_for(timeout=30_000)
+    frame.locator("body[data-ready=yes]").wait_for(timeout=30_000, state="attached")
     kept = frame.locator("body").evaluate(f"() => JSON.parse(localStorage.getItem({key}))")
     assert set(kept) == {str(first), str(second)} and decided() == {first: "right", second: "unsure"}
     frame.locator("#review").scroll_into_view_if_needed()
