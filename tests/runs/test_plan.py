@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.progress import describe_duration
 from likewise.runs import plan
 from likewise.runs.plan import choose_method, plan_run
 
@@ -32,6 +33,9 @@ def test_few_pairs_are_exact_with_the_usual_readout(d, compared):
     gram = lw.GramMatrix(method.net, data)
     assert (method.sketch, method.compared, method.outputs, gram.d) == (0, compared, d, compared)
     assert "exactly" in method.describe()
+    assert f": some seconds, {method.epochs:,.0f} plain epochs" in method.describe(method.estimate_time())
+    long = method._replace(multiplications=1e30).estimate_time()
+    assert long.startswith("about ") and long.endswith(" h or more")
 
 
 @pytest.mark.usefixtures("many_pairs")
@@ -109,5 +113,6 @@ def test_a_plan_names_readout_sketch_and_both_costs():
         "projected_outputs(4, seed=0)",
     )
     assert found.sketch >= 1024 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
+    assert f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs" in found.method
     exact = plan_run(lw.Network(model), data, None, 2**30, exact=True)
     assert (exact.sketch, exact.readout, exact.compared) == (0, "all_outputs", 6)

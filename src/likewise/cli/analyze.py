@@ -123,8 +123,7 @@ def plan(
         found._asdict(),
         f"{found.samples:,} samples × {found.outputs:,} outputs × {found.parameters:,} parameters",
         found.method,
-        f"about {found.seconds:,.0f} s and {gigabytes(found.peak_bytes)} on {settings.device}, beside "
-        "model and data",
+        f"about {gigabytes(found.peak_bytes)} on {settings.device}, beside model and data",
     )
 
 

@@ -19,6 +19,7 @@ from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network, annotate_errors
+from likewise.progress import describe_duration
 from likewise.readouts import (
     MOST_OUTPUTS,
     AutomaticReadout,
@@ -30,6 +31,7 @@ from likewise.runs.columns import Request, Targets, pair_statistics
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
 SAMPLES_TIMED = 4  # for a plan
+SOON = 1.0  # seconds of multiplications, beside which all else that a run does takes longer
 WIDTH = 1024  # numbers per sample of a sketch
 SKETCHED_OUTPUTS = (
     4  # combinations of outputs where gradients are sketched: labels are ranked as by ten (docs/method.md)
@@ -45,17 +47,27 @@ class Method(NamedTuple):
     compared: int  # outputs that the readout selects
     epochs: float
     exact_epochs: float  # of all outputs and all pairs
+    multiplications: float  # of these epochs
 
-    def describe(self) -> str:
-        """Return the choice in a sentence."""
+    def describe(self, time: str = "") -> str:
+        """Return the choice in a sentence; `time`, what it takes in words, comes before the epochs."""
+        cost = (
+            f"{time}, {self.epochs:,.0f} plain epochs" if time else f"about {self.epochs:,.0f} plain epochs"
+        )
         readout = readout_name(self.net.readout)
         outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout
         if not self.sketch:
-            return f"exactly, all pairs of gradients of {outputs}: about {self.epochs:,.0f} plain epochs"
+            return f"exactly, all pairs of gradients of {outputs}: {cost}"
         return (
-            f"from sketches of {self.sketch} numbers a sample, {outputs}: about {self.epochs:,.0f} plain epochs "
+            f"from sketches of {self.sketch} numbers a sample, {outputs}: {cost} "
             f"(exactly: about {self.exact_epochs:,.0f})"
         )
+
+    def estimate_time(self) -> str:
+        """Return in words what its multiplications take on the device of the model, at the rate of matrix products."""
+        rate = _multiplications_per_second(next(self.net.model.parameters()).device)
+        seconds = self.multiplications / rate
+        return "some seconds" if seconds < SOON else f"about {describe_duration(seconds)} or more"
 
 
 class RunPlan(NamedTuple):
@@ -101,18 +113,18 @@ def choose_method(
         net = whole.with_readout(whole.readout)
     cost = _Cost(data.n, sum(net.numels.values()), operations)
     if exact:
-        return Method(whole, 0, outputs, d, cost.exact(d), cost.exact(d))
+        return Method(whole, 0, outputs, d, *cost.of(cost.exact(d), d))
     combinations = usual_combinations(net.model)
     usual = d if net.automatic is None or d <= MOST_OUTPUTS else combinations
     few_pairs = data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
     is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # no sketch is shorter than these
     if sketch == "never" or is_small:
         chosen = _fix_readout(net, first, MOST_OUTPUTS, combinations)
-        return Method(chosen, 0, outputs, usual, cost.exact(usual), cost.exact(d))
+        return Method(chosen, 0, outputs, usual, *cost.of(cost.exact(usual), d))
     few = d if net.automatic is None else min(d, SKETCHED_OUTPUTS)
     width = WIDTH if sketch == "auto" else int(sketch)
     chosen = _fix_readout(net, first, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
-    return Method(chosen, width, outputs, few, cost.sketched(few, width), cost.exact(d))
+    return Method(chosen, width, outputs, few, *cost.of(cost.sketched(few, width), d))
 
 
 def _fix_readout(net: Network, first: Samples, most_outputs: int, combinations: int) -> Network:
@@ -129,6 +141,10 @@ class _Cost(NamedTuple):
     n: int
     p: int
     operations: int  # multiplications of a forward pass of one sample
+
+    def of(self, epochs: float, d: int) -> tuple[float, float, float]:
+        """Return the epochs, those of all d outputs and all pairs, and the multiplications of the first."""
+        return epochs, self.exact(d), 3 * epochs * self.n * self.operations
 
     def exact(self, d: int) -> float:
         """Return what density, uncertainty and all pairs take: two passes each for the first two."""
@@ -171,7 +187,8 @@ def plan_run(
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
     method = method._replace(sketch=width, compared=gram.d)
     costs = round(method.epochs, 1), round(method.exact_epochs, 1)
-    return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *take, method.describe())
+    told = method.describe(f"about {describe_duration(take[0])}")
+    return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *take, told)
 
 
 def _plan_exact(gram: GramMatrix) -> tuple[float, int]:
@@ -190,7 +207,8 @@ def _plan_exact(gram: GramMatrix) -> tuple[float, int]:
 
 def _multiplications_per_second(device: torch.device) -> float:
     """Return how fast the device multiplies matrices, measured."""
-    a = torch.randn(256, 4096, device=device)
+    a = torch.ones(256, 4096, device=device)
+    float((a @ a.T)[0, 0])  # the first product of a device takes longer
     start = time.perf_counter()
     for _ in range(4):
         float((a @ a.T)[0, 0])
