@@ -341,6 +341,26 @@ def test_without_duplicates_the_closest_pair_is_told(browser, tmp_path):
     check_quiet(page, heard)
 
 
+def test_any_sample_that_is_open_can_be_decided(page, run):
+    sample, first = int(run.table["label_suspicion"].argmin()), under_review(page)
+    assert sample not in queue_of(run)
+    page.evaluate(f"location.hash = 'sample={sample}'")
+    page.click("#drawer [data-decide=wrong]")
+    assert "You said: wrong" in page.inner_text("#drawer .decision")
+    assert page.get_attribute("#drawer [data-decide=wrong]", "aria-pressed") == "true"
+    page.click("#drawer [data-decide=other]")
+    page.keyboard.type("7")
+    page.keyboard.press("Enter")
+    stored = page.evaluate(f"JSON.parse(localStorage.getItem('likewise:{run.manifest['data']}'))")
+    assert stored == {str(sample): {"verdict": "relabel", "label": 7}}
+    assert under_review(page) == first and decided(page) == 0
+    page.keyboard.press("Escape")
+    page.click("#undo")
+    page.click("#undo")
+    assert page.evaluate(f"localStorage.getItem('likewise:{run.manifest['data']}')") == "{}"
+    assert under_review(page) == first
+
+
 def test_the_formula_of_the_page_is_that_of_python(page):
     source = (STATIC / "spotcheck.js").read_text()
     for case in CASES["estimates"]:

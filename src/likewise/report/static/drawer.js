@@ -18,6 +18,13 @@ function makeDrawer(state) {
     drawer.querySelector(".close").focus();
   };
   state.on("sample", draw);
+  state.on("decisions", () => {
+    const row = drawer.querySelector(".decision");
+    if (drawer.hidden || !row) return;
+    const focused = row.contains(document.activeElement) && document.activeElement.dataset.decide;
+    row.replaceWith(decisionRow(state.review, state.sample));
+    if (focused) drawer.querySelector(`[data-decide=${focused}]`)?.focus();
+  });
   state.on("threshold", () => !drawer.hidden && recount(state, drawer));
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !drawer.hidden && !document.querySelector("dialog[open]")) close();
@@ -45,6 +52,7 @@ function drawerParts(state, close) {
   return [
     head,
     element("div", { class: "drawer-top" }, enlargeable(data, sample), element("div", {}, flag, trust && element("div", { class: `trust ${trust.level}` }, element("strong", {}, trust.verdict), element("ul", {}, ...trust.reasons.map((reason) => element("li", {}, reason)))))),
+    state.review ? decisionRow(state.review, sample) : null,
     element("h3", {}, "Treated most alike"),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample)),
     element("h3", {}, "All numbers"),

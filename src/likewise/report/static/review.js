@@ -22,8 +22,7 @@ function makeReview(state) {
       review.mode = mode;
       review.show(firstUndecided(review));
     },
-    decide(verdict, label) {
-      const sample = review.queue[review.at];
+    decide(verdict, label, sample = review.queue[review.at]) {
       const { label: labels, suggested_label: suggested } = data.columns;
       if (sample == null) return;
       if (verdict === "relabel" && label == null && suggested.values[sample] === labels.values[sample]) return review.say("It looks like its label: choose another class with c.");
@@ -31,6 +30,7 @@ function makeReview(state) {
       review.decisions[sample] = verdict === "relabel" ? { verdict, label: label ?? data.columns.suggested_label.values[sample] } : { verdict };
       review.say(`${nameOf(data, sample)}: ${saidOf(data, review.decisions[sample])}.`);
       review.keep();
+      if (sample !== review.queue[review.at]) return drawReview(review); // decided elsewhere: the queue stays where it is
       const next = review.queue.findIndex((other, i) => i > review.at && !review.decisions[other]);
       review.show(next < 0 ? review.at + 1 : next);
     },
@@ -42,7 +42,8 @@ function makeReview(state) {
       review.mode = last.mode;
       review.say(`Undone: ${nameOf(data, last.sample)}.`);
       review.keep();
-      review.show(review.queue.indexOf(last.sample));
+      const at = review.queue.indexOf(last.sample);
+      review.show(at < 0 ? review.at : at);
     },
     keep() {
       store.write(review.decisions);
@@ -55,6 +56,7 @@ function makeReview(state) {
   document.querySelectorAll("[data-review]").forEach((link) => link.addEventListener("click", () => review.switchTo(link.dataset.review)));
   makePicker(review);
   makeProgress(review);
+  state.review = review;
   review.at = firstUndecided(review);
   drawReview(review);
 }
@@ -95,7 +97,7 @@ function onKey(review, event) {
     ArrowRight: () => review.go(1),
     ArrowLeft: () => review.go(-1),
     z: () => review.undo(),
-    c: () => document.getElementById("picker").openFor(review),
+    c: () => document.getElementById("picker").openFor(),
     l: () => (review.mode === "spot" ? document.getElementById("picker").openFor() : review.decide("relabel")), // no suggestion is shown there
   }[event.key] ?? (VERDICTS[event.key] && (() => review.decide(VERDICTS[event.key])));
   const undo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
@@ -215,7 +217,7 @@ function actions(review, sample) {
   const differs = data.columns.suggested_label.values[sample] !== data.columns.label.values[sample];
   const relabel = review.mode === "spot" ? null : act("l", "Relabel ", differs ? shown(data, "suggested_label", sample) : "");
   if (relabel) relabel.disabled = !differs; // buttons keep their places
-  const other = button("", () => document.getElementById("picker").openFor(review), { "data-verdict": "other" });
+  const other = button("", () => document.getElementById("picker").openFor(), { "data-verdict": "other" });
   other.append(element("span", {}, "Other class …"), key("c"));
   const undo = button("", review.undo, { id: "undo", "aria-label": "Undo" });
   undo.append(element("span", {}, "Undo"), key("z"));
@@ -224,6 +226,21 @@ function actions(review, sample) {
     { class: "actions" },
     element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, relabel, act("w", "Wrong, drop"), act("r", "Right"), act("u", "Unsure"), other),
     element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions), { id: "download" })),
+  );
+}
+
+// The same decisions for any sample that is open, also one that is not in the queue.
+function decisionRow(review, sample) {
+  const { state: { data }, decisions } = review;
+  const mine = decisions[sample];
+  const { label, suggested_label: suggested } = data.columns;
+  const differs = suggested.values[sample] !== label.values[sample];
+  const act = (text, verdict) => button(text, () => review.decide(verdict, undefined, sample), { "aria-pressed": mine?.verdict === verdict && !(verdict === "relabel" && mine.label !== suggested.values[sample]), "data-decide": verdict });
+  return element(
+    "div",
+    { class: "decision" },
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision on this label" }, differs ? act(`Relabel ${shown(data, "suggested_label", sample)}`, "relabel") : null, act("Wrong, drop", "wrong"), act("Right", "right"), act("Unsure", "unsure"), button("Other class …", () => document.getElementById("picker").openFor(sample), { "data-decide": "other" })),
+    mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   );
 }
 
@@ -257,6 +274,7 @@ function makePicker(review) {
   const { classes } = review.state.data;
   let found = [];
   let at = 0;
+  let target; // undefined: the sample under review
   const draw = () => {
     const part = field.value.trim().toLowerCase();
     const fits = classes.map((name, i) => ({ name, i })).filter(({ name }) => name.toLowerCase().includes(part));
@@ -269,7 +287,7 @@ function makePicker(review) {
   const choose = (place) => {
     if (!found[place]) return;
     box.close();
-    review.decide("relabel", found[place].i);
+    review.decide("relabel", found[place].i, target);
   };
   field.addEventListener("input", () => {
     at = 0;
@@ -283,7 +301,8 @@ function makePicker(review) {
     event.preventDefault();
     if (moves) draw();
   });
-  box.openFor = () => {
+  box.openFor = (sample) => {
+    target = sample;
     field.value = "";
     at = 0;
     draw();
