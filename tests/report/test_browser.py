@@ -10,6 +10,7 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 from browser import chromium, opened
+from playwright.sync_api import expect
 from sklearn.datasets import load_digits
 from synthetic import synthetic_run
 from torch import nn
@@ -149,7 +150,7 @@ def test_a_sample_says_whether_its_prediction_can_be_trusted(page, run):
     page.evaluate(f"location.hash = 'sample={far}'")
     assert "do not rely on it" in page.inner_text("#drawer .trust")
     page.evaluate(f"location.hash = 'sample={near}'")
-    page.wait_for_function(f"document.querySelector('#drawer-title').textContent.endsWith('{near}')")
+    expect(page.locator("#drawer-title")).to_have_text(f"{EVIL}{near}")
     assert "do not rely" not in page.inner_text("#drawer .trust")
     assert f"{table['shift'][near]:.3f}" in page.inner_text("#drawer .trust")
 
@@ -177,9 +178,7 @@ def test_the_table_sorts_and_draws_only_what_is_seen(page, run):
     assert ids()[:5] == expected[:5].tolist() and len(ids()) < 60
     assert page.get_attribute("#table th[data-field=novelty]", "aria-sort") == "descending"
     page.locator("#table").evaluate("element => element.scrollTop = element.scrollHeight")
-    page.wait_for_function(
-        "document.querySelector('#table tbody tr:last-child').getAttribute('aria-rowindex') === '402'"
-    )
+    page.wait_for_selector("#table tbody tr:last-child[aria-rowindex='402']", state="attached")
     assert ids()[-1] == expected[-1]
 
 
