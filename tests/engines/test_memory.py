@@ -204,3 +204,18 @@ def test_a_small_parameter_that_is_written_to_later_is_as_before():
     with pytest.raises(ValueError, match="depend on the other samples"):  # as what it wrote shows
         lw.GramMatrix(model, lw.batches(torch.tensor([0, 1, 2, 3, 0, 1, 2, 4]), 4)).row_sums()
     assert torch.equal(model.table, before)
+
+
+def test_one_sample_may_take_more_than_half_of_the_memory():
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 4)),
+        torch.randn(4, 3, 8, 8),
+    )
+    whole = lw.GramMatrix(lw.Network(model, lw.all_outputs), x, max_memory=2**30)
+    need = whole.engine.memory.fixed_bytes + whole.engine.memory.bytes_per_sample
+    few = lw.GramMatrix(whole.net, x, max_memory=int(1.3 * need))
+    assert few.engine.batch_size == 1
+    assert (few.dense() - whole.dense()).abs().max() < 1e-5
+    with pytest.raises(MemoryError, match="allow max_memory="):
+        _ = lw.GramMatrix(whole.net, x, max_memory=int(0.9 * need)).engine

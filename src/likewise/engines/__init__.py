@@ -41,7 +41,7 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
-from likewise.engines.memory import MemoryMeter, default_max_memory
+from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
 from likewise.engines.validation import check_independent_samples, is_large
@@ -60,6 +60,7 @@ __all__ = [
     "GradientParts",
     "Jacobians",
     "JvpResult",
+    "MemoryLimitError",
     "MemoryMeter",
     "PartsChangedError",
     "Rows",

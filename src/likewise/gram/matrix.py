@@ -30,6 +30,7 @@ from likewise.engines import (
     Engine,
     EngineName,
     Features,
+    MemoryLimitError,
     PartsChangedError,
     ZeroGradientLog,
     check_independent_samples,
@@ -716,8 +717,15 @@ class _Setup:
                 check_independent_samples(self._net.exact(), samples)
             if isinstance(self._asked, Engine):
                 return self._asked
-            share = self._data.n // world_size()
-            return select_engine(self._net, first, later, self._asked, self._max_memory // 2, share, large)
+            share, asked = self._data.n // world_size(), self._asked
+
+            def select(limit: int) -> Engine:
+                return select_engine(self._net, first, later, asked, limit, share, large)
+
+            try:
+                return select(self._max_memory // 2)
+            except MemoryLimitError:  # one sample at a time needs less beside it
+                return select(self._max_memory * 7 // 8)
 
     def feature_bytes(self, exponent: float) -> int:
         """Return the bytes of the features of one sample with its self kernel, measured on the first."""
