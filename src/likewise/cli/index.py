@@ -9,6 +9,7 @@ import typer
 
 from likewise.cli.analyze import merge_run
 from likewise.cli.options import (
+    NEW_INPUTS,
     Force,
     Form,
     Quiet,
@@ -377,17 +378,7 @@ def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
     """Return the new inputs that words name, prepared as the index was."""
     from likewise import loading
 
-    names = (
-        "label",
-        "text_column",
-        "columns",
-        "image_size",
-        "gray",
-        "prepare",
-        "show_columns",
-        "follow_links",
-    )
-    known = {name: getattr(settings, name) for name in names}
+    known = {name: getattr(settings, name) for name in NEW_INPUTS}
     read = loading.new_inputs(
         words,
         sys.stdin.read,

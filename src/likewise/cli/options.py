@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 SHORT = {"text_column": ("--text",)}
 Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
+NEW_INPUTS = (
+    "label",
+    "text_column",
+    "columns",
+    "image_size",
+    "gray",
+    "prepare",
+    "show_columns",
+    "follow_links",
+)
+"""The settings of an index or a run by which new inputs are read."""
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]
 

@@ -9,25 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from likewise.cli.index import open_index
-from likewise.cli.options import Form, Quiet, tokenization
+from likewise.cli.options import NEW_INPUTS, Form, Quiet, tokenization
 from likewise.cli.output import Format, be_quiet, print_message, print_result, print_warning
 
 if TYPE_CHECKING:
     from likewise.index import Index
     from likewise.runs.settings import Settings
     from likewise.serve.inputs import InputReader
-
-READ = (
-    "data",
-    "label",
-    "text_column",
-    "columns",
-    "image_size",
-    "gray",
-    "prepare",
-    "show_columns",
-    "follow_links",
-)
 
 
 def serve(
@@ -104,7 +92,7 @@ def serve(
 def _reader(index: "Index", settings: "Settings") -> "InputReader | None":
     from likewise.serve.inputs import reader_from_settings
 
-    known: dict[str, Any] = {name: getattr(settings, name) for name in READ}
+    known: dict[str, Any] = {name: getattr(settings, name) for name in ("data", *NEW_INPUTS)}
     reader = reader_from_settings(index, {**known, "tokenization": tokenization(settings)})
     if reader is None:
         print_message(

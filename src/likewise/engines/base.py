@@ -230,17 +230,6 @@ class Engine(ABC):
     batch_size: int | None = None
     memory: MemoryUse = UNKNOWN_MEMORY
 
-    def feature_entries(self, samples: Samples) -> dict[str, int] | None:
-        """Return how many numbers the features of one sample have for each parameter, in order.
-
-        None if features of some parameters cannot be computed alone.
-        """
-        return None
-
-    def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
-        """Return J(x) of some parameters as `features` returns it; only if there are `feature_entries`."""
-        raise NotImplementedError
-
     @abstractmethod
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ, (n, d, d), in float64, and its ranks."""

@@ -6,14 +6,14 @@ formed once, and every product taken once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results
-from likewise.engines import Engine, Features, GradientMismatchError, whiten_rows
+from likewise.engines import Engine, Features, GradientMismatchError, TracedEngine, whiten_rows
 from likewise.gram.strips import ExactStrips, Tiles
 from likewise.linalg import Power, matrix_power, rank_floor
 from likewise.model import Network
@@ -72,31 +72,26 @@ def group_parameters(
 
 
 def layerwise_strips(
-    net: Network, tiles: Tiles, groups: Sequence[tuple[str, ...]], self_kernels: Tensor | None
+    net: Network,
+    engine: TracedEngine,
+    tiles: Tiles,
+    groups: Sequence[tuple[str, ...]],
+    self_kernels: Tensor | None,
 ) -> DenseStrips:
     """Return the strips of a symmetric matrix of a mean of diagonals, computed group by group.
 
     Args:
         net: The network.
+        engine: Computes its gradients, also of some parameters alone.
         tiles: The same matrix, computed from the gradients of all parameters at once.
         groups: Of parameters, by `group_parameters`.
         self_kernels: (n, d, d) K(x, x) in float64; None for one output, where they come out on the way.
 
     """
-    data, engine, exponent = tiles.rows, tiles.engine, tiles.kernel.left_power
+    data, exponent = tiles.rows, tiles.kernel.left_power
     floor = rank_floor(net.dtype)
     powers = None if self_kernels is None else matrix_power(self_kernels, exponent, floor)
-    exact = Tiles(
-        engine=engine,
-        rows=data,
-        columns=data,
-        kernel=tiles.kernel,
-        d=tiles.d,
-        dtype=torch.float64,
-        max_memory=tiles.max_memory,
-        zero_gradient_log=tiles.zero_gradient_log,
-        bytes_per_sample=tiles.bytes_per_sample,
-    )
+    exact = replace(tiles, dtype=torch.float64)  # the sum over groups is rounded once
     total: Tensor | None = None
     with net.evaluation_mode():  # of all groups
         for i, names in enumerate(groups):
@@ -113,18 +108,8 @@ def layerwise_strips(
         total = total.mul_(scales[:, None]).mul_(scales)
     ids = data.ids
     tiles.zero_gradient_log.note(Samples(ids, None, ids), powers.rank)
-    return DenseStrips(
-        engine=engine,
-        rows=data,
-        columns=data,
-        kernel=tiles.kernel,
-        d=tiles.d,
-        dtype=tiles.dtype,
-        max_memory=tiles.max_memory,
-        zero_gradient_log=tiles.zero_gradient_log,
-        matrix=total,
-        passes=len(groups),
-    )
+    shared = {field.name: getattr(tiles, field.name) for field in fields(ExactStrips)}
+    return DenseStrips(**shared, matrix=total, passes=len(groups))
 
 
 def _check_diagonal(total: Tensor, data: Batches, engine: Engine, exponent: float) -> None:
@@ -146,7 +131,7 @@ def _check_diagonal(total: Tensor, data: Batches, engine: Engine, exponent: floa
 
 
 def _join_features(
-    data: Batches, engine: Engine, names: tuple[str, ...], powers: Power | None, what: str
+    data: Batches, engine: TracedEngine, names: tuple[str, ...], powers: Power | None, what: str
 ) -> Features:
     """Return S(x) of some parameters of all samples; J(x) where there are no powers."""
 

@@ -32,6 +32,7 @@ from likewise.engines import (
     Features,
     MemoryLimitError,
     PartsChangedError,
+    TracedEngine,
     ZeroGradientLog,
     check_independent_samples,
     default_max_memory,
@@ -491,10 +492,11 @@ class GramMatrix:
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
         if whole._directions_are_cheaper():
             return self._direction_strips(dtype)
-        groups = whole._parameter_groups()
-        if groups is None:
+        groups, engine = whole._parameter_groups(), self.engine
+        if groups is None or not isinstance(engine, TracedEngine):
             return tiles
-        return layerwise_strips(self.net, tiles, groups, self.self_kernel() if self.d > 1 else None)
+        self_kernels = self.self_kernel() if self.d > 1 else None
+        return layerwise_strips(self.net, engine, tiles, groups, self_kernels)
 
     def _parameter_groups(self) -> list[tuple[str, ...]] | None:
         """Return groups of parameters by which all pairs cost less than by strips of rows, None if there are none."""
@@ -745,7 +747,8 @@ class _Setup:
             if self._entries is None:
                 engine, first = self.engine, self._data.samples(range(1))
                 with self._net.evaluation_mode():
-                    self._entries = (engine.feature_entries(first),)
+                    known = engine.feature_entries(first) if isinstance(engine, TracedEngine) else None
+                    self._entries = (known,)
             return self._entries[0]
 
     def count_operations(self, kernel: Kernel, columns: Batches) -> PairOperations:
