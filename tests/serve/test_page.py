@@ -132,6 +132,7 @@ def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):
     page.click("nav [data-part=review]")
     with page.expect_response("**/decisions"):
         page.keyboard.press("u")
+    page.wait_for_selector(f".lw-card:not([data-sample='{second}'])")
     page.click("nav [data-part=report]")
     frame.locator("body[data-ready=yes]").wait_for(timeout=30_000, state="attached")
     kept = frame.locator("body").evaluate(f"() => JSON.parse(localStorage.getItem({key}))")
@@ -140,6 +141,23 @@ def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):
     with page.expect_response("**/decisions"):
         page.keyboard.press("w")  # the report's own key: it has the focus
     assert decided() == {first: "right", second: "unsure", third: "wrong"}
+
+
+def test_a_report_opened_before_a_decision_is_kept_shows_it(browser, live):
+    page, _ = opened(browser, live.address + "#review")
+    page.wait_for_selector(".lw-card")
+    sample = page.get_attribute(".lw-card", "data-sample")
+    held = []
+    page.route("**/decisions", lambda route: held.append(route))  # a method has no attributes
+    page.keyboard.press("r")
+    page.click("nav [data-part=report]")
+    body = page.frame_locator("#report iframe").locator("body[data-ready=yes]")
+    body.wait_for(timeout=30_000, state="attached")
+    page.evaluate("document.querySelector('#report iframe').dataset.early = 'yes'")
+    held[0].continue_()
+    page.wait_for_selector("#report iframe:not([data-early])")
+    body.wait_for(timeout=30_000, state="attached")
+    assert body.locator(f".review-card:not([data-sample='{sample}'])").count() == 1
 
 
 def test_a_phone_shows_the_buttons_without_scrolling(browser, served):

@@ -126,6 +126,7 @@ async function makeReview(about) {
       byReport.delete(String(sample));
       store(key, known);
       $("report").replaceChildren(); // it is loaded again, with this decision
+      if (!$("report").hidden) showReport(); // it was opened before this decision was kept
     },
   });
   // The report writes all decisions that it knows. One that is missing was taken back there only if it was made there.
