@@ -1,9 +1,11 @@
 """The report in a real browser: selections are linked, numbers agree with the run, text stays text."""
 
 import json
+import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -74,6 +76,11 @@ def check_quiet(page, heard):
     page.context.close()
 
 
+def address(page):
+    """Where the page says it is: Playwright's own `page.url` hears of it a moment later."""
+    return page.evaluate("location.href")
+
+
 def rows(page):
     return int(page.get_attribute("#table", "data-rows"))
 
@@ -116,11 +123,79 @@ def test_a_circle_on_the_map_filters_table_and_pictures(page):
     assert shown(page) == rows(page) == N
 
 
+def test_one_filter_holds_for_table_pictures_map_and_review_and_is_cleared_at_once(page, run):
+    queue, first = queue_of(run), under_review(page)
+    label = int(run.table["label"][queue[3]])
+    name = run.manifest["classes"][label]
+    mine = run.table["label"] == label
+    page.locator(".filters [data-field=label] select").select_option(f"={name}")
+    page.wait_for_selector(f"#map[data-selected='{mine.sum()}']")
+    assert rows(page) == shown(page) == mine.sum() < N
+    left = [i for i in queue if label == run.table["label"][i]]
+    assert under_review(page) == left[0]
+    assert f"1 of {len(left)}" in page.inner_text("#review .progress")
+    assert f"{len(left)} label" in page.inner_text("#review-filter")
+    page.locator(".filters [data-field=novelty] input").fill("0.1")
+    both = mine & (run.table["novelty"] >= 0.1)
+    expect(page.locator("#selection")).to_contain_text(
+        f"{both.sum()} samples: label {name}, novelty at least 0.1"
+    )
+    assert rows(page) == shown(page) == both.sum()
+    page.reload()  # the filters are in the address
+    page.wait_for_selector("body[data-ready=yes]")
+    assert rows(page) == both.sum()
+    assert page.input_value(".filters [data-field=novelty] input") == "0.1"
+    page.click("[data-mode=spot]")  # a random draw stays one
+    assert under_review(page) == run.manifest["spot_check"]["samples"][0]
+    page.click("[data-mode=worst]")
+    page.click("#release")
+    page.wait_for_selector("#map[data-selected=all]")
+    assert rows(page) == shown(page) == N and page.locator("#review-filter").count() == 0
+    assert page.input_value(".filters [data-field=novelty] input") == "" and "where" not in address(page)
+    page.reload()
+    page.wait_for_selector("body[data-ready=yes]")
+    assert under_review(page) == first and rows(page) == N
+
+
+def test_a_filter_that_leaves_nothing_says_so_and_lets_go(page):
+    page.locator(".filters [data-field=name] input").fill("no such name")
+    page.wait_for_selector("#map[data-selected='0']")
+    assert rows(page) == 0 and "nothing to review" in page.inner_text("#review-filter")
+    page.click("#review-filter button")
+    page.wait_for_selector("#map[data-selected=all]")
+    assert rows(page) == N
+
+
+def test_an_address_of_another_run_filters_nothing(browser, run):
+    for text in ('{"no such column":"x"}', "{", '{"novelty":3}', "[]", '{"__proto__":"q"}'):
+        page, heard = opened(
+            browser, run.folder / "report.html", f"#where={quote(text)}&select=cell:99:1&sample=9999"
+        )
+        expected = 0 if "__proto__" in text else N  # a column of this run is called so
+        assert rows(page) == expected and page.locator("#drawer").is_hidden()
+        check_quiet(page, heard)
+
+
+def test_every_number_of_a_sample_says_where_it_stands(page, run):
+    table = run.table
+    for column, words in (("novelty", "more unusual than"), ("local_density", "higher than")):
+        order = table[column].sort_values(kind="stable").index
+        sample = int(order[N * 3 // 4])
+        below = (table[column].astype("float32") < np.float32(table[column][sample])).mean()
+        page.evaluate(f"location.hash = 'sample={sample}'")
+        expect(page.locator("#drawer-title")).to_have_text(f"{EVIL}{sample}")
+        text = page.inner_text(f"#drawer tr[data-field={column}] .standing-cell")
+        assert f"{words} {math.floor(100 * below + 1e-9)}\u00a0% of the samples" in text
+        assert f"range {table[column].min():.3f} to {table[column].max():.3f}"[:10] in text
+    page.evaluate(f"location.hash = 'sample={int(table['novelty'].argmax())}'")
+    expect(page.locator("#drawer .trust")).to_contain_text("the most unusual of all samples")
+
+
 def test_a_circle_forgets_the_address_of_what_was_selected_before(page):
     page.click("[data-status=contested]")
-    assert "select=status%3Acontested" in page.url
+    assert "select=status%3Acontested" in address(page)
     circle(page)
-    assert "select" not in page.url
+    assert "select" not in address(page)
     page.reload()
     page.wait_for_selector("body[data-ready=yes]")
     assert rows(page) == N and page.locator("#selection").is_hidden()
@@ -138,9 +213,9 @@ def test_a_row_opens_the_sample_with_its_neighbors(page, run):
     assert told == pytest.approx(run.neighbors(worst)["similarity"].tolist(), abs=0.006)
     tiles.first.click()
     assert page.inner_text("#drawer-title") == f"{EVIL}{found[0]}"
-    assert f"sample={found[0]}" in page.url
+    assert f"sample={found[0]}" in address(page)
     page.keyboard.press("Escape")
-    assert page.locator("#drawer").is_hidden() and "sample" not in page.url
+    assert page.locator("#drawer").is_hidden() and "sample" not in address(page)
 
 
 def test_a_sample_says_whether_its_prediction_can_be_trusted(page, run):
@@ -159,11 +234,14 @@ def test_the_slider_counts_what_the_table_counts(page, run):
     page.evaluate("location.hash = 'sample=7'")
     page.wait_for_selector("#near-count[data-count]")
     count = lambda: int(page.get_attribute("#near-count", "data-count"))  # noqa: E731
-    assert count() == run.table["hard_neighbors"][7]
+    assert count() == run.table["hard_neighbors"][7] - 1  # of the other samples
     edges, counts = run.histogram(7)
     for threshold in (-0.5, 0.0, 0.3, 0.75):
         page.locator("#drawer-threshold").fill(str(threshold))
-        assert count() == counts[edges[:-1] >= threshold - 1e-6].sum(), threshold
+        assert count() == counts[edges[:-1] >= threshold - 1e-6].sum() - 1, threshold
+    bars = page.locator("#drawer .histogram rect")
+    assert sum(int(bar.get_attribute("data-count")) for bar in bars.all()) == N - 1
+    assert int(bars.last.get_attribute("data-count")) == counts[-1] - 1  # without the sample itself
     page.keyboard.press("Escape")
     page.locator(".filters [data-field=sample] input").press_sequentially("7")
     page.wait_for_selector("#table[data-rows='1']")
@@ -244,6 +322,8 @@ def test_undo_takes_back_one_decision_after_the_other(page, run):
 
 def test_review_keys_leave_fields_open_samples_and_what_is_off_screen_alone(page):
     page.locator(".filters [data-field=name] input").press_sequentially("wrul")
+    page.wait_for_selector("#map[data-selected='0']")
+    page.click("#release")
     assert decided(page) == 0
     page.locator("#theme").focus()
     page.evaluate("location.hash = 'sample=7'")
@@ -316,7 +396,7 @@ def test_a_spot_check_is_decided_without_the_opinion_of_the_network(page, run):
     for sample in queue[:6]:
         assert under_review(page) == sample and places() == before
         text = page.inner_text("#review .review-card")
-        assert "looks like it" not in text and ", looks like" not in text and "Chance wrong" not in text
+        assert "looks like it" not in text and ", looks like" not in text and "Probability wrong" not in text
         assert page.locator("[data-verdict=relabel]").count() == 0
         page.keyboard.press("u")
     page.keyboard.press("l")
@@ -379,7 +459,7 @@ def test_a_cell_of_the_confusion_opens_its_samples(page, run):
     page.click(f"[data-cell='{label}:{vote}']")
     page.wait_for_selector("#selection:not([hidden])")
     assert rows(page) == shown(page) == run.confusion.iloc[label, vote]
-    assert f"select=cell%3A{label}%3A{vote}" in page.url
+    assert f"select=cell%3A{label}%3A{vote}" in address(page)
 
 
 def test_steps_statuses_and_bars_open_what_they_count(page, run):
@@ -430,7 +510,7 @@ def test_mixed_classes_are_those_of_the_neighbors(page, run):
     first = page.locator("#mixed .mix").first
     found = tuple(int(v) for v in first.get_attribute("data-pair").split(":"))
     assert counts[found] == counts[a, b] > 0
-    step = page.locator(".step", has_text="mix most")
+    step = page.locator(".step", has_text="confused most")
     assert step.locator(".value").inner_text() == " · ".join(run.manifest["classes"][c] for c in found)
     i, j = (int(t.get_attribute("data-sample")) for t in first.locator(".pair").first.locator(".tile").all())
     assert {label[i], label[j]} == set(found) and not wrong[i] and not wrong[j]
@@ -457,10 +537,22 @@ def test_search_finds_classes_names_and_numbers(page, run):
     field.fill("zero")
     field.press("Enter")
     zero = (run.table[["label", "prediction", "suggested_label"]] == 0).any(axis=1)
-    assert shown(page) == zero.sum() and "search%3Azero" in page.url
-    field.fill("#17")
+    assert shown(page) == zero.sum() and "search%3Azero" in address(page)
+    for text in ("17", "#17"):
+        field.fill(text)
+        field.press("Enter")
+        assert page.inner_text("#drawer-title") == f"{EVIL}17"
+        page.keyboard.press("Escape")
+    field.fill("7")  # is a class, too
     field.press("Enter")
-    assert page.inner_text("#drawer-title") == f"{EVIL}17"
+    assert page.inner_text("#drawer-title") == f"{EVIL}7"
+    assert shown(page) == ((run.table["label"] == 7) | (run.table.index == 7)).sum()
+    field.fill("")
+    field.press("Enter")
+    assert shown(page) == N
+    field.fill(str(N))  # no sample has this number
+    field.press("Enter")
+    assert f"found for “{N}”" in page.inner_text("#selection")
 
 
 def test_words_are_explained_where_they_stand(page):
@@ -508,7 +600,7 @@ def test_columns_of_ones_own_are_shown_as_they_are(page):
 
 def test_every_column_colors_the_map_and_the_theme_redraws_it(page):
     names = page.locator("#color option").all_inner_texts()
-    assert {"label", "suspicion", "tiny", "split", "novelty"} <= set(names)
+    assert {"label", "label suspicion", "tiny", "split", "novelty"} <= set(names)
     for name in names:
         page.select_option("#color", label=name)
         assert page.locator("#legend > *").count() >= 1
@@ -519,12 +611,12 @@ def test_every_column_colors_the_map_and_the_theme_redraws_it(page):
 
 
 def test_zooming_in_shows_pictures(page):
-    for _ in range(12):
+    for step in range(1, 13):
         page.locator("#map-part [aria-label='Zoom in']").click()
-        page.wait_for_timeout(50)
-        if 0 < int(page.get_attribute("#map", "data-visible")) <= 160:
+        page.wait_for_selector(f"#map[data-zoom='{1.6**step:.2f}']")
+        if int(page.get_attribute("#map", "data-visible")) <= 160:
             break
-    page.wait_for_selector("#map[data-drawn=pictures]", timeout=5000)
+    page.wait_for_selector("#map[data-drawn=pictures]")
     page.locator("#map-part .plot-tools").get_by_text("Reset").click()
     page.wait_for_selector("#map[data-drawn=points]")
 

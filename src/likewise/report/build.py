@@ -92,4 +92,4 @@ def _parts(run: Run) -> list[Part]:
     parts += [Part("map-part", "Map"), Part("samples-part", "Samples")]
     parts += [Part("classes-part", "Classes")] if run.manifest["classes"] else []
     parts += [Part("duplicates-part", "Duplicates"), Part("slices-part", "Slices")]
-    return [*parts, Part("run-part", "This run"), Part("words-part", "Words")]
+    return [*parts, Part("run-part", "This run"), Part("words-part", "Glossary")]

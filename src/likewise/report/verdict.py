@@ -261,7 +261,7 @@ def _mixed_step(run: Run) -> Iterator[Step]:
     share = counts.max() / ((mine == a) | (mine == b)).sum()
     yield Step(
         f"{classes[a]} · {classes[b]}",
-        "mix most",
+        "are confused most",
         f"{percent(share)} of their neighbors are of the other class. More pixels, more context, a clearer definition, "
         "or one class.",
         "See pairs",
@@ -288,12 +288,12 @@ def _shift_step(run: Run) -> Iterator[Step]:
 def _fit_step(fit: dict[str, Any]) -> Step:
     text = {
         "underfit": "Neighbors' labels tell nearly as much as the network: train longer, or a larger one.",
-        "overfit": "The network reproduces labels that no neighbor backs: expect a drop on new data. Review labels "
-        "first, then stop earlier, augment, or collect more.",
+        "overfit": "The network reproduces labels that similar samples contradict: expect a drop on new data. "
+        "Review labels first, then stop earlier, augment, or collect more.",
     }[fit["verdict"]]
     return Step(
         f"{percent(fit['learned'])} · {percent(fit['supported'])}",
-        "of labels fitted · backed by neighbors",
+        "accuracy · leave-one-out accuracy",
         f"{text} (If these are the samples it was trained on.)",
         "What it means",
         part="word-supported",

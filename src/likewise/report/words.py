@@ -18,29 +18,39 @@ WORDS = {
     "prediction": Word("prediction", "What the network says."),
     "error": Word("error", "Distance of the prediction from the label."),
     "density": Word(
-        "common ground",
-        "Mean similarity to all samples (N_S / N): large for ordinary samples, small for rare ones.",
+        "mean similarity",
+        "Mean similarity to all samples (soft neighbors over samples, N_S / N): large for ordinary samples, small for "
+        "rare ones.",
     ),
     "local_density": Word(
-        "close company",
-        "How many samples are close to it: similarities to the fourth power, summed. Near 1, it is alone.",
+        "local density",
+        "How many samples are close to it, itself included: similarities to the fourth power, summed. Near 1, it is "
+        "alone.",
     ),
-    "hard_neighbors": Word("similar samples", "How many samples are at least as similar as the slider says."),
+    "hard_neighbors": Word(
+        "similar samples",
+        "How many samples, itself included, are at least as similar to it as the slider above the table says.",
+    ),
     "duplicates": Word(
-        "copies", "In how many pairs of near-duplicates it is.", "Find duplicates and leakage"
+        "duplicate pairs", "In how many pairs of near-duplicates it is.", "Find duplicates and leakage"
     ),
     "novelty": Word(
         "novelty", "1 − mean similarity to the ten most similar samples: large for what is unlike the rest."
     ),
     "uncertainty": Word(
-        "looseness", "How little the other samples hold its prediction in place. Compare within a run only."
+        "uncertainty",
+        "How little the other samples constrain its prediction: large where it rests on few. Compare within a run "
+        "only.",
     ),
     "shift": Word(
         "prediction gap",
-        "How far its prediction is from the predictions of similar samples: 0 the same, 1 another class.",
+        "How far its prediction is from the mean prediction of similar samples. For classes, 0 is the same and 1 "
+        "another class; numbers are in units of the labels' spread.",
     ),
     "agreement": Word(
-        "neighbors agree", "Share of the neighbors' votes for the class that the network predicts."
+        "neighbor agreement",
+        "Share of the similar samples, weighted by similarity, whose label is the predicted class; for numbers, how "
+        "near their mean label is, from 0 to 1.",
     ),
     "status": Word(
         "neighborhood",
@@ -48,13 +58,15 @@ WORDS = {
         "nothing to judge by.",
     ),
     "label_suspicion": Word(
-        "suspicion",
+        "label suspicion",
         "How strongly similar samples and the network contradict the label, from 0 to 1. It ranks; it is no "
         "probability.",
         "Find wrong labels",
     ),
     "suggested_label": Word(
-        "looks like", "The label that similar samples and the network support instead.", "Find wrong labels"
+        "suggested label",
+        "What the sample looks like: the label that similar samples and the network support.",
+        "Find wrong labels",
     ),
     "label_issue": Word(
         "looks wrong",
@@ -62,8 +74,8 @@ WORDS = {
         "Find wrong labels",
     ),
     "chance_wrong": Word(
-        "chance wrong",
-        "Estimated probability that the label is wrong; too high where classes overlap.",
+        "probability wrong",
+        "Estimated probability that the label is wrong. Too high where classes overlap.",
         "Find wrong labels",
     ),
     "target_suspicion": Word(
@@ -92,24 +104,21 @@ WORDS = {
         "Watch a training run",
     ),
     "forgetting": Word(
-        "times forgotten",
-        "How often training went from right to wrong on it. Never learned counts as 0.",
+        "forgetting events",
+        "How often training went from right to wrong on it. One that was never learned counts as 0.",
         "Watch a training run",
     ),
     "similarity": Word(
         "similar",
-        "Two samples are similar to this network if a training step on one moves the other's output alike. 1: "
-        "treated the same; 0: nothing in common beyond what all samples share.",
+        "Two samples are similar if a training step on one changes the network's output for the other in the same way "
+        "(cosine of their gradients). 1: the same; 0: nothing in common beyond what all samples share.",
         "Similarity",
     ),
-    "learned": Word(
-        "fits its labels", "Share of the labels that the network itself predicts.", "Which statistic"
-    ),
+    "learned": Word("accuracy", "Share of the labels that the network itself predicts.", "Which statistic"),
     "supported": Word(
-        "backed by neighbors",
-        "Share of the labels that the most similar samples predict without the sample itself. Much less than "
-        "the network fits: expect a drop on new data. The votes by which labels are judged weigh all samples, so their "
-        "share differs a little.",
+        "leave-one-out accuracy",
+        "Share of the labels that the most similar other samples predict. Much less than the network's accuracy: "
+        "expect a drop on new data. The votes that judge labels weigh all samples, so their share differs a little.",
         "Which statistic",
     ),
     "duplicate": Word(
@@ -126,7 +135,7 @@ WORDS = {
     ),
     "map": Word(
         "map",
-        "Near points are treated alike by the network. Distances between groups, and directions, mean little.",
+        "Near points are similar to the network. Distances between groups, and directions, mean little.",
         "Columns",
     ),
 }

@@ -1,4 +1,4 @@
-// Class by class: which mix, with pairs that show it; what samples look like; mean similarity. Tables, for the keyboard.
+// Class by class: which are confused, with pairs that show it; what samples look like; mean similarity. Tables, for the keyboard.
 
 const MOST_CLASSES = 40;
 const MIXED_SHOWN = 6;
@@ -57,7 +57,7 @@ function mostMixed(data) {
 function mixedParts(state) {
   const { data } = state;
   const pairs = mostMixed(data).slice(0, MIXED_SHOWN);
-  if (!pairs.length) return [element("p", {}, "No two classes mix: all neighbors share their class.")];
+  if (!pairs.length) return [element("p", {}, "No two classes are confused: all neighbors share their class.")];
   return pairs.map(({ a, b, share }) => {
     const seen = ({ i, j }) => data.pictures.has(i) && data.pictures.has(j);
     const examples = mixedPairs(data, a, b).slice(0, 20).sort((p, q) => seen(q) - seen(p)).slice(0, 3); // among the most similar, those to be seen

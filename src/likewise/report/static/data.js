@@ -128,6 +128,47 @@ function countFrom(data, sample, threshold) {
   return total;
 }
 
+// The histogram of a sample's similarities to the others. A run counts the sample too: at 1, or at 0 where its gradient is zero.
+function otherCounts(data, sample) {
+  const bins = data.edges.length - 1;
+  const counts = Array.from(data.counts.subarray(sample * bins, (sample + 1) * bins));
+  const own = counts[bins - 1] ? bins - 1 : Math.floor(bins / 2);
+  counts[own] = Math.max(0, counts[own] - 1);
+  return counts;
+}
+
+// Where a value stands among all samples: the share that is below, and the least and largest value; null for no number.
+function standing(data, name, sample) {
+  const { values } = data.columns[name];
+  const value = values[sample];
+  if (!Number.isFinite(value)) return null;
+  let [below, above, known, low, high] = [0, 0, 0, Infinity, -Infinity];
+  for (let i = 0; i < data.n; i++) {
+    if (!Number.isFinite(values[i])) continue;
+    known++;
+    below += values[i] < value;
+    above += values[i] > value;
+    low = Math.min(low, values[i]);
+    high = Math.max(high, values[i]);
+  }
+  return { below: below / known, above: above / known, low, high };
+}
+
+// The same in words: rounded down, so that nothing is said to exceed more than it does.
+function standingText(data, name, { below, above, low, high }) {
+  if (low === high) return "the same for all samples";
+  const more = { novelty: "more unusual than", label_suspicion: "more suspicious than", target_suspicion: "more suspicious than" }[name] ?? "higher than";
+  if (!above) return below > 0.5 ? "the highest" : `as high as any, ${more} ${floored(below)}`;
+  if (!below) return above > 0.5 ? "the lowest" : `as low as any, lower than ${floored(above)}`;
+  return `${more} ${floored(below)}`;
+}
+
+// A number as its column writes it: counts without digits after the point.
+const written = (data, name, value) => (data.columns[name].kind === "i" ? value.toLocaleString("en", { useGrouping: Math.abs(value) < 1e7 }) : rounded(value));
+const rangeText = (data, name, { low, high }) => `range ${written(data, name, low)} to ${written(data, name, high)}`;
+
+const floored = (share) => `${share >= 0.99 ? Math.floor(1000 * share) / 10 : Math.floor(100 * share)}\u00a0% of the samples`;
+
 // 95 % interval of a share, by Wilson's formula.
 function wilson(hits, count) {
   if (!count) return [0, 1];

@@ -1,4 +1,4 @@
-// The histogram of common ground, with a typical sample of each bin.
+// The histogram of mean similarity, with a typical sample of each bin.
 
 const DENSITY_BINS = 14;
 

@@ -86,20 +86,32 @@ function term(data, name, text = data.words[name].title) {
 
 function makeTips(data) {
   const tip = document.getElementById("tip");
-  const show = (event) => {
-    const word = event.target.closest?.("[data-word]");
-    if (!word || !data.words[word.dataset.word]) return;
-    tip.textContent = data.words[word.dataset.word].meaning;
-    tip.hidden = false;
-    word.setAttribute("aria-describedby", "tip");
-    const { left, bottom, top } = word.getBoundingClientRect();
+  let about = null;
+  const place = () => {
+    const { left, bottom, top } = about.getBoundingClientRect();
     const below = bottom + tip.offsetHeight + 12 < innerHeight;
     tip.style.left = `${Math.max(8, Math.min(left, innerWidth - tip.offsetWidth - 8))}px`;
     tip.style.top = `${below ? bottom + 6 : top - tip.offsetHeight - 6}px`;
   };
-  const hide = () => (tip.hidden = true);
+  const show = (event) => {
+    const word = event.target.closest?.("[data-word]");
+    if (!word || !data.words[word.dataset.word]) return;
+    about = word;
+    tip.textContent = data.words[word.dataset.word].meaning;
+    tip.hidden = false;
+    word.setAttribute("aria-describedby", "tip");
+    place();
+  };
+  const hide = () => {
+    tip.hidden = true;
+    about = null;
+  };
+  // Focus may scroll its word into view: the line stays beside it.
+  const move = () => about && (about === document.activeElement ? place() : hide());
   for (const event of ["pointerover", "focusin"]) document.addEventListener(event, show);
-  for (const event of ["pointerout", "focusout", "scroll"]) document.addEventListener(event, hide, { passive: true });
+  for (const event of ["pointerout", "focusout"]) document.addEventListener(event, hide);
+  document.addEventListener("scroll", move, { passive: true });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 }
 
 // Okabe and Ito's colors with four more, told apart by color-blind readers; class names stand on the map beside them.

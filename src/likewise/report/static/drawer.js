@@ -43,7 +43,7 @@ function drawerParts(state, close) {
     button("✕", close, { class: "close", "aria-label": "close" }),
   );
   const facts = Object.keys(data.columns).filter((key) => !HIDDEN.has(key) && key !== "name" && key !== "hard_neighbors").map((key) =>
-    element("tr", {}, element("th", { scope: "row" }, data.words[key] ? term(data, key) : titleOf(data, key)), element("td", {}, shown(data, key, sample))),
+    element("tr", { "data-field": key }, element("th", { scope: "row" }, data.words[key] ? term(data, key) : titleOf(data, key)), element("td", { class: isNumeric(data, key) ? "value" : "" }, shown(data, key, sample)), standingCell(data, key, sample)),
   );
   const flag = data.columns.label_issue?.values[sample]
     ? element("p", { class: "flag" }, `Labeled ${shown(data, "label", sample)}; similar samples speak for ${shown(data, "suggested_label", sample)}.`)
@@ -51,13 +51,14 @@ function drawerParts(state, close) {
   const trust = trustIn(data, sample);
   return [
     head,
-    element("div", { class: "drawer-top" }, enlargeable(data, sample), element("div", {}, flag, trust && element("div", { class: `trust ${trust.level}` }, element("strong", {}, trust.verdict), element("ul", {}, ...trust.reasons.map((reason) => element("li", {}, reason)))))),
+    element("div", { class: "drawer-top" }, enlargeable(data, sample), element("div", {}, flag, trust && element("div", { class: `trust ${trust.level}` }, element("strong", {}, trust.verdict), element("ul", {}, ...trust.reasons.map((reason) => element("li", {}, ...reason)))))),
     state.review ? decisionRow(state.review, sample) : null,
-    element("h3", {}, "Treated most alike"),
+    element("h3", {}, "Most similar samples"),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample)),
     element("h3", {}, "All numbers"),
+    element("p", { class: "quiet" }, "The mark stands between the lowest (left) and the highest (right) of all samples, by rank."),
     element("table", { class: "facts" }, element("tbody", {}, ...facts)),
-    element("h3", {}, "How similar is everyone?"),
+    element("h3", {}, "How similar are the others?"),
     histogramOf(state),
     thresholdOf(state),
   ].filter(Boolean);
@@ -70,19 +71,23 @@ function trustIn(data, sample) {
   const classes = isClass(data, "prediction");
   const reasons = [];
   const far = shift.values[sample] > (classes ? 0.5 : 1);
-  reasons.push(far ? `Similar samples are predicted differently (${titleOf(data, "shift")} ${rounded(shift.values[sample])}).` : `Similar samples are predicted alike (${titleOf(data, "shift")} ${rounded(shift.values[sample])}).`);
+  reasons.push([`Similar samples are predicted ${far ? "differently" : "alike"} (`, term(data, "shift"), ` ${rounded(shift.values[sample])}).`]);
   const split = classes && agreement && agreement.values[sample] < 0.5;
-  if (agreement) reasons.push(classes ? `${percent(agreement.values[sample])} of the neighbors' votes are for ${shown(data, "prediction", sample)}.` : `Labels of similar samples agree with it: ${rounded(agreement.values[sample])} of 1.`);
+  if (agreement) reasons.push([term(data, "agreement", "Neighbor agreement"), classes ? ` ${percent(agreement.values[sample])}: so much of the similar samples is labeled ${shown(data, "prediction", sample)}.` : ` ${rounded(agreement.values[sample])} of 1: how near the labels of similar samples are to it.`]);
   const alone = status && status.texts[status.values[sample]] === "isolated";
-  if (alone) reasons.push("It has too few similar samples to judge by.");
-  let below = 0;
-  for (let i = 0; i < data.n; i++) below += novelty.values[i] < novelty.values[sample];
-  const odd = data.n > 20 && below / data.n >= 0.98;
-  reasons.push(`It is more unlike the rest than ${percent(below / data.n)} of the samples.`);
+  if (alone) reasons.push(["It has too few similar samples to judge by."]);
+  const place = standing(data, "novelty", sample);
+  const odd = data.n > 20 && place != null && place.below >= 0.98;
+  if (place) reasons.push([`${unusualText(data, place)} (`, term(data, "novelty"), ` ${rounded(novelty.values[sample])}, ${rangeText(data, "novelty", place)}).`]);
   const level = far ? "no" : split || alone || odd ? "care" : "yes";
   const said = shown(data, "prediction", sample);
   const verdict = { yes: `Prediction ${said}: nothing speaks against it.`, care: `Prediction ${said}: with care.`, no: `Prediction ${said}: do not rely on it.` }[level];
   return { level, verdict, reasons };
+}
+
+function unusualText(data, place) {
+  if (!place.above) return "It is the most unusual of all samples";
+  return place.below ? `It is ${standingText(data, "novelty", place)}` : "It is the least unusual of all samples";
 }
 
 function enlargeable(data, sample) {
@@ -103,19 +108,34 @@ function makeLightbox() {
   box.addEventListener("click", () => box.close());
 }
 
+// A number's place among all samples: a mark by rank, and the same in words with the range.
+function standingCell(data, name, sample) {
+  if (!isNumeric(data, name)) return element("td");
+  const place = standing(data, name, sample);
+  if (!place) return element("td");
+  const mark = drawing("svg", { viewBox: "0 0 100 8", class: "standing", "aria-hidden": "true" }, drawing("rect", { x: 0, y: 3, width: 100, height: 2 }), drawing("circle", { cx: 4 + 92 * ((place.below + 1 - place.above) / 2), cy: 4, r: 4 }));
+  return element("td", { class: "standing-cell" }, place.low === place.high ? null : mark, element("span", {}, place.low === place.high ? standingText(data, name, place) : `${standingText(data, name, place)} · ${rangeText(data, name, place)}`));
+}
+
+// How many of the other samples are how similar; bars grow with the logarithm, so that few remain visible beside many.
 function histogramOf(state) {
   const { data, sample } = state;
-  const bins = data.edges.length - 1;
-  const counts = data.counts.subarray(sample * bins, (sample + 1) * bins);
-  const top = Math.log1p(counts.reduce((a, b) => Math.max(a, b), 1));
-  const bars = Array.from(counts, (count, bin) => {
-    const height = (90 * Math.log1p(count)) / top;
-    const bar = drawing("rect", { x: (bin * 400) / bins, y: 92 - height, width: 400 / bins - 1, height, "data-bin": bin });
-    bar.append(drawing("title", {}, `${data.edges[bin]} to ${data.edges[bin + 1]}: ${count}`));
+  const counts = otherCounts(data, sample);
+  const bins = counts.length;
+  const most = Math.max(1, ...counts);
+  const height = (count) => (84 * Math.log1p(count)) / Math.log1p(most);
+  const bars = counts.map((count, bin) => {
+    const bar = drawing("rect", { x: 30 + (bin * 370) / bins, y: 92 - height(count), width: 370 / bins - 1, height: height(count), "data-bin": bin, "data-count": count });
+    bar.append(drawing("title", {}, `similarity ${data.edges[bin]} to ${data.edges[bin + 1]}: ${counted(count, "sample")}`));
     return bar;
   });
-  const mark = (text, x, anchor) => drawing("text", { x, y: 108, "text-anchor": anchor }, text);
-  return drawing("svg", { viewBox: "0 0 400 112", class: "histogram", role: "img", "aria-label": "Histogram of similarities to all samples, on a logarithmic scale" }, ...bars, mark("−1", 0, "start"), mark("0", 200, "middle"), mark("1", 400, "end"));
+  const mark = (text, x, anchor, y = 105) => drawing("text", { x, y, "text-anchor": anchor }, text);
+  const ticks = [0, 10, 100, 1000, 10000, 100000].filter((count) => count < most / 2 || count === 0).concat(most);
+  const lines = ticks.flatMap((count) => [drawing("line", { x1: 28, x2: 400, y1: 92 - height(count), y2: 92 - height(count) }), mark(count.toLocaleString("en"), 25, "end", 95.5 - height(count))]);
+  const others = counts.reduce((a, b) => a + b, 0);
+  return element("figure", { class: "histogram-figure" },
+    drawing("svg", { viewBox: "0 0 400 120", class: "histogram", role: "img", "aria-label": `Histogram of the similarities of ${counted(others, "other sample")} to this one, on a logarithmic scale` }, ...lines, ...bars, mark("−1 opposite", 30, "start"), mark("0 unrelated", 215, "middle"), mark("1 the same", 400, "end"), mark("similarity to this sample", 215, "middle", 118)),
+    element("figcaption", { class: "quiet" }, `Upward: how many of the ${counted(others, "other sample")}, on a logarithmic scale. The sample itself is not counted.`));
 }
 
 function thresholdOf(state) {
@@ -130,8 +150,9 @@ function recount(state, drawer) {
   const { data, sample, threshold } = state;
   const told = drawer.querySelector("#near-count");
   if (!told || sample == null) return;
-  const count = countFrom(data, sample, threshold);
-  told.textContent = ` ${threshold.toFixed(2)}: ${count.toLocaleString("en")} of ${data.n.toLocaleString("en")} samples`;
+  const bins = data.edges.length - 1;
+  const count = otherCounts(data, sample).slice(Math.round(((threshold + 1) * bins) / 2)).reduce((a, b) => a + b, 0);
+  told.textContent = ` ${threshold.toFixed(2)}: ${count.toLocaleString("en")} of the ${(data.n - 1).toLocaleString("en")} other samples`;
   told.dataset.count = count;
   drawer.querySelector("#drawer-threshold").value = threshold;
   drawer.querySelectorAll(".histogram rect").forEach((bar) => {

@@ -21,7 +21,7 @@ function makeGallery(state) {
     count = 0;
     place.replaceChildren();
     const by = { label_suspicion: "most suspicious label first", target_suspicion: "most suspicious target first", error: "largest error first", novelty: "most novel first" }[ranked];
-    what.textContent = `${state.selected ? state.what : "all"} · ${counted(order.length, "sample")} · ${by}`;
+    what.textContent = `${state.selected ? state.describe() : "all"} · ${counted(order.length, "sample")} · ${by}`;
     place.dataset.count = order.length;
     grow();
   };

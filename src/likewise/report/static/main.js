@@ -1,4 +1,4 @@
-// Put the page together, and keep its address in step: #sample=42, #select=status:isolated.
+// Put the page together, and keep its address in step: #sample=42, #select=status:isolated, #where={"label":"=cat"}.
 
 function selectNamed(state, name, scroll = true) {
   const found = namedSelection(state.data, name);
@@ -12,7 +12,7 @@ const addressed = () => new URLSearchParams(location.hash.slice(1));
 function remember(change) {
   const known = addressed();
   for (const [name, value] of Object.entries(change)) value == null ? known.delete(name) : known.set(name, value);
-  [...known.keys()].filter((name) => !["sample", "select"].includes(name)).forEach((name) => known.delete(name));
+  [...known.keys()].filter((name) => !["sample", "select", "where"].includes(name)).forEach((name) => known.delete(name));
   history.replaceState(null, "", known.size ? `#${known}` : location.pathname + location.search);
 }
 
@@ -20,17 +20,32 @@ function followAddress(state) {
   const known = addressed();
   const sample = Number(known.get("sample"));
   if (known.has("select") && known.get("select") !== state.name) selectNamed(state, known.get("select"));
+  const filters = addressedFilters(state.data, known.get("where"));
+  if (filters.some(([name, wanted]) => state.filters.get(name) !== wanted)) state.filter(filters);
   const isThere = known.has("sample") && Number.isInteger(sample) && sample >= 0 && sample < state.data.n;
   if (isThere && sample !== state.sample) state.open(sample);
+}
+
+// The filters of an address; what is not of this run is left out.
+function addressedFilters(data, text) {
+  try {
+    const found = Object.entries(JSON.parse(text ?? "{}"));
+    return found.filter(([name, wanted]) => (name === "sample" || data.columns[name]) && typeof wanted === "string" && wanted);
+  } catch {
+    return [];
+  }
 }
 
 function makeSelectionLine(state) {
   const line = document.getElementById("selection");
   state.on("selection", () => {
-    remember({ select: state.name }); // a circle has no address: an older one would be wrong
+    // A circle has no address: an older one would be wrong, and so would filters without it.
+    const named = !state.group || state.name;
+    remember({ select: state.name, where: named && state.filters.size ? JSON.stringify(Object.fromEntries(state.filters)) : null });
     line.hidden = !state.selected;
     if (!state.selected) return;
-    line.replaceChildren(`${counted(state.selected.length, "sample")}: ${state.what}. `, element("a", { href: "#samples-part" }, "Pictures"), " ", button("Show all again", () => state.select(null, ""), { id: "release" }));
+    const parts = `Map, pictures, table${state.review ? " and review" : ""} show `;
+    line.replaceChildren(element("span", { class: "where" }, parts), element("strong", {}, counted(state.selected.length, "sample")), `: ${state.describe()}. `, element("a", { href: "#samples-part" }, "Pictures"), " ", button("Show all again", state.showAll, { id: "release" }));
   });
 }
 
@@ -40,10 +55,10 @@ function makeSearch(state) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = field.value.trim();
-    const number = /^#?(\d+)$/.exec(text);
-    if (!text) return state.select(null, "");
-    if (number && Number(number[1]) < state.data.n && !state.data.classes?.includes(text)) return state.open(Number(number[1]));
-    selectNamed(state, `search:${text}`);
+    if (!text) return state.showAll();
+    const number = numbered(state.data, text);
+    if (number == null || state.data.classes?.includes(text)) selectNamed(state, `search:${text}`);
+    if (number != null) state.open(number);
   });
 }
 
@@ -117,8 +132,8 @@ async function start() {
   document.querySelectorAll("[data-opens]").forEach((opener) => opener.addEventListener("click", () => selectNamed(state, opener.dataset.opens)));
   window.addEventListener("hashchange", () => followAddress(state));
   followAddress(state);
-  document.body.dataset.ready = "yes";
   document.body.dataset.drawn = Math.round(performance.now());
+  requestAnimationFrame(() => (document.body.dataset.ready = "yes")); // after the frames that were asked for above
 }
 
 start().catch((error) => {

@@ -12,7 +12,7 @@ function makeMap(state) {
     label: "Map of all samples. The table below holds the same samples and can be used by keyboard.",
     square: true,
     pictures: true,
-    onCircle: (samples) => state.select(samples, "circled on the map"),
+    onCircle: (samples) => (samples ? state.select(samples, "circled on the map") : state.showAll()),
     onOpen: (sample) => state.open(sample),
     describe: (sample) => describePoint(data, sample, color.value),
   });

@@ -1,4 +1,4 @@
-// Who has close company, and does the company agree with the prediction?
+// How many samples are close to each, and do they agree with its prediction?
 
 function makeNeighborhoods(state) {
   const { data } = state;
@@ -23,9 +23,9 @@ function makeNeighborhoods(state) {
   const spread = (i) => (((i * 2654435761) % 1000) / 1000 - 0.5) * 0.05; // agreement takes few values
   const y = Float32Array.from({ length: data.n }, (_, i) => (agreement ? agreement.values[i] : 0.5) + spread(i));
   const scatter = makeScatter(place, data, {
-    label: "Close company against agreement of the neighbors; the buttons above select each kind of sample.",
+    label: "Local density against agreement of the neighbors; the buttons above select each kind of sample.",
     axes: { x: { title: `${titleOf(data, "local_density")} (samples, log scale)`, log: true }, y: { title: titleOf(data, "agreement"), min: -0.06, max: 1.06 } },
-    onCircle: (samples) => state.select(samples, "circled among neighborhoods"),
+    onCircle: (samples) => (samples ? state.select(samples, "circled among neighborhoods") : state.showAll()),
     onOpen: (sample) => state.open(sample),
     describe: (sample) => describePoint(data, sample, "status"),
   });

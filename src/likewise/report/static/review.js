@@ -12,7 +12,8 @@ function makeReview(state) {
   const queues = { worst: queueOf(data), spot: data.spotCheck?.samples.slice(0, SPOT_CHECKS) ?? [] };
   const review = {
     state, place, store, queues, mode: "worst", at: 0, decisions: store.read(), past: [],
-    get queue() { return review.queues[review.mode]; },
+    get queue() { return review.mode === "worst" ? review.shown : review.queues.spot; }, // a random draw is not filtered
+    shown: queues.worst,
     go(by) { review.show(review.at + by); },
     show(at) {
       review.at = Math.max(0, Math.min(review.queue.length - 1, at));
@@ -58,6 +59,12 @@ function makeReview(state) {
   makeProgress(review);
   state.review = review;
   review.at = firstUndecided(review);
+  state.on("selection", () => {
+    const before = review.queue[review.at];
+    review.shown = queueOf(data, state.selected);
+    if (review.mode === "worst") review.at = review.queue.includes(before) ? review.queue.indexOf(before) : firstUndecided(review);
+    drawReview(review);
+  });
   drawReview(review);
 }
 
@@ -120,13 +127,13 @@ function isOnScreen(place) {
   return bottom > 80 && top < innerHeight - 80;
 }
 
-function queueOf(data) {
+// The labels that look wrong among some samples (null: all), worst first; where there are none, the top of the ranking.
+function queueOf(data, among = null) {
   const { label_issue: flagged, label_suspicion: suspicion } = data.columns;
-  const found = [];
-  flagged.values.forEach((value, i) => value && found.push(i));
+  const all = among ?? Array.from({ length: data.n }, (_, i) => i);
   const most = (a, b) => suspicion.values[b] - suspicion.values[a];
-  if (found.length) return found.sort(most);
-  return Array.from({ length: data.n }, (_, i) => i).sort(most).slice(0, 50); // none is flagged: the top of the ranking
+  const found = all.filter((i) => flagged.values[i]);
+  return found.length ? found.sort(most) : [...all].sort(most).slice(0, 50);
 }
 
 // A browser may refuse storage to a file from disk: then decisions last as long as the page, and it says so.
@@ -149,7 +156,8 @@ const saidOf = (data, { verdict, label }) => (verdict === "relabel" ? `relabel a
 function drawReview(review) {
   const { state, queue, at, place } = review;
   const sample = queue[at];
-  place.replaceChildren(...(sample == null ? [element("p", {}, "There is no label to review.")] : reviewParts(review, sample)));
+  const nothing = () => [element("p", { id: "review-filter" }, state.selected ? "No sample is selected: nothing to review. " : "There is no label to review.", state.selected ? button("Show all again", state.showAll, { class: "link" }) : null)];
+  place.replaceChildren(...(sample == null ? nothing() : reviewParts(review, sample)));
   state.setFocus(sample ?? null);
 }
 
@@ -166,12 +174,23 @@ function reviewParts(review, sample) {
       element("span", { class: "progress", "data-decided": decided, "data-at": at }, `${at + 1} of ${queue.length} · ${decided} decided`),
       element("progress", { max: queue.length, value: decided, "aria-label": "Decided" }),
     ),
+    filterNote(review),
     mode === "spot" ? estimateBox(review) : null,
     decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.") : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
     filmstrip(review),
   ].filter(Boolean);
+}
+
+// What a selection or a filter leaves to review.
+function filterNote({ state, mode, queue }) {
+  if (!state.selected) return null;
+  const flagged = queue.length && state.data.columns.label_issue.values[queue[0]];
+  const text = mode === "spot" ? "Spot checks are drawn from all samples: what is selected does not change them."
+    : flagged ? `${counted(queue.length, "label that looks", "labels that look")} wrong among the ${counted(state.selected.length, "selected sample")}.`
+    : `No label among the ${counted(state.selected.length, "selected sample")} looks wrong: the most suspicious first.`;
+  return element("p", { class: "filter-note", id: "review-filter" }, text, " ", button("Show all again", state.showAll, { class: "link" }));
 }
 
 function estimateBox({ state, decisions }) {
@@ -182,6 +201,9 @@ function estimateBox({ state, decisions }) {
 // A spot check is decided without the network's opinion, which would make its estimate lean to it.
 const isBlind = ({ mode, decisions }, sample) => mode === "spot" && !decisions[sample];
 
+// What is not certain is never rounded to all or nothing.
+const probability = (share) => (share > 0.99 ? "> 99\u00a0%" : share < 0.01 ? "< 1\u00a0%" : percent(share));
+
 // In words and pictures: who is like it, and what they are labeled.
 function evidence(state, sample, mine, blind) {
   const { data } = state;
@@ -191,14 +213,15 @@ function evidence(state, sample, mine, blind) {
   const told = shown(data, "suggested_label", sample);
   const differs = suggested.values[sample] !== label.values[sample];
   const votes = others.filter((i) => label.values[i] === suggested.values[sample]).length;
+  const certain = chance && flagged.values[sample] && Number.isFinite(chance.values[sample]);
   const facts = [
-    `${votes} of the ${others.length} most similar samples are labeled ${told}${differs ? `, ${same || "none"} ${shown(data, "label", sample)}` : ""}.`,
-    data.columns.prediction ? `The network says ${shown(data, "prediction", sample)}.` : "",
-    chance && Number.isFinite(chance.values[sample]) && flagged.values[sample] ? `Chance wrong: ${percent(chance.values[sample])}.` : "",
+    `${votes} of the ${others.length} most `, term(data, "similarity", "similar"), ` samples are labeled ${told}${differs ? `, ${same || "none"} ${shown(data, "label", sample)}` : ""}. `,
+    data.columns.prediction ? `The network says ${shown(data, "prediction", sample)}. ` : "",
+    ...(certain ? [term(data, "chance_wrong", "Probability wrong"), `: ${probability(chance.values[sample])}.`] : []),
   ];
   return [
     element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
-    element("p", { class: "why" }, blind ? "What it looks like to the network is told once you have decided." : facts.filter(Boolean).join(" ")),
+    element("p", { class: "why" }, ...(blind ? ["What it looks like to the network is told once you have decided."] : facts)),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 8)),
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   ].filter(Boolean);

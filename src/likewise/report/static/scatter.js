@@ -13,7 +13,7 @@ function makeScatter(place, data, options) {
     place, canvas, data, options, x: null, y: null,
     groups: new Uint8Array(data.n), palette: [[128, 128, 128]], names: [],
     selected: null, ring: null, linked: [],
-    view: null, width: 0, height: 0, lasso: null, images: new Map(), waiting: false,
+    view: null, zoom: 1, count: null, width: 0, height: 0, lasso: null, images: new Map(), waiting: false,
   };
   scatter.mode = matchMedia("(pointer: coarse)").matches ? "look" : "circle";
   scatter.redraw = () => {
@@ -38,6 +38,7 @@ function makeScatter(place, data, options) {
     },
     setSelected(samples) {
       scatter.selected = samples && new Uint8Array(data.n);
+      scatter.count = samples?.length ?? null;
       samples?.forEach((i) => (scatter.selected[i] = 1));
       scatter.redraw();
     },
@@ -72,7 +73,7 @@ function fitCanvas(scatter) {
   }
   const changed = scatter.width !== width || scatter.height !== height;
   Object.assign(scatter, { width, height, ratio });
-  if (!scatter.view || changed) scatter.view = wholeView(scatter);
+  if (!scatter.view || changed) Object.assign(scatter, { view: wholeView(scatter), zoom: 1 });
   scatter.redraw();
 }
 
@@ -109,6 +110,7 @@ const screenY = (s, i) => s.height / 2 - (s.y[i] - s.view.y) * s.view.ky;
 function zoomAt(scatter, px, py, by) {
   const { view, width, height } = scatter;
   const at = { x: view.x + (px - width / 2) / view.kx, y: view.y - (py - height / 2) / view.ky };
+  scatter.zoom *= by;
   view.kx *= by;
   view.ky *= by;
   view.x = at.x - (px - width / 2) / view.kx;
@@ -136,7 +138,7 @@ function drawScatter(scatter) {
   drawRing(context, scatter);
   if (!pictured) drawNames(context, scatter);
   drawLasso(context, scatter);
-  Object.assign(place.dataset, { visible: visible.length, drawn: pictured ? "pictures" : dense ? "density" : "points" });
+  Object.assign(place.dataset, { visible: visible.length, selected: scatter.count ?? "all", zoom: scatter.zoom.toFixed(2), drawn: pictured ? "pictures" : dense ? "density" : "points" });
 }
 
 function drawPoints(context, scatter, visible) {

@@ -7,7 +7,7 @@ function makeTable(state) {
   const { data } = state;
   const place = document.getElementById("table");
   const columns = tableColumns(data);
-  const table = { state, place, columns, sort: rankedBy(data), down: true, filters: new Map(), rows: [], first: -1 };
+  const table = { state, place, columns, sort: rankedBy(data), down: true, rows: [], first: -1 };
   const body = element("tbody");
   const grid = element("table", { class: "grid", "aria-label": "All samples" }, element("colgroup", {}, ...columns.map(({ width }) => element("col", { style: `width: ${width}px` }))), element("thead", {}, headRow(table), filterRow(table)), body);
   grid.style.width = `${columns.reduce((sum, { width }) => sum + width, 0)}px`;
@@ -23,7 +23,7 @@ function makeTable(state) {
     if (data.columns.hard_neighbors) {
       for (let i = 0; i < data.n; i++) data.columns.hard_neighbors.values[i] = countFrom(data, i, state.threshold);
     }
-    refill(table, false);
+    state.filters.has("hard_neighbors") ? state.filter([]) : refill(table, false);
   });
   refill(table);
   place.dataset.ready = "yes";
@@ -40,8 +40,6 @@ function tableColumns(data) {
     ...rest.map((name) => ({ name, title: titleOf(data, name), width: width(name) })),
   ];
 }
-
-const isNumeric = (data, name) => name === "sample" || (["f", "i"].includes(data.columns[name].kind) && !isClass(data, name));
 
 function headRow(table) {
   const { data } = table.state;
@@ -64,54 +62,47 @@ function headRow(table) {
 }
 
 function filterRow(table) {
-  const { data } = table.state;
+  const { state, columns } = table;
+  const { data } = state;
   let timer;
+  const typed = new Map(); // since the filters were last taken over: several fields may change in one go
   const change = (name, value) => {
+    typed.set(name, value);
     clearTimeout(timer);
     timer = setTimeout(() => {
-      value ? table.filters.set(name, value) : table.filters.delete(name);
-      refill(table);
+      const changes = [...typed];
+      typed.clear();
+      state.filter(changes);
     }, 120);
   };
-  return element(
+  const fields = new Map();
+  const row = element(
     "tr",
     { class: "filters" },
-    ...table.columns.map(({ name, title }) => {
+    ...columns.map(({ name, title }) => {
       if (!name) return element("td");
       const label = `filter ${title}`;
       const choices = choicesOf(data, name);
       const field = choices
         ? element("select", { "aria-label": label, onchange: (event) => change(name, event.target.value) }, element("option", { value: "" }, "all"), ...choices.map((choice) => element("option", { value: `=${choice}` }, choice)))
         : element("input", { type: "search", "aria-label": label, placeholder: name === "sample" ? "=" : isNumeric(data, name) ? "≥" : "has …", oninput: (event) => change(name, event.target.value.trim()) });
+      fields.set(name, field);
       return element("td", { "data-field": name }, field);
     }),
   );
-}
-
-// The values to choose among, where they are few.
-function choicesOf(data, name) {
-  if (name === "sample" || isNumeric(data, name)) return null;
-  const { kind, texts } = data.columns[name];
-  const all = kind === "truth" ? ["yes", "no"] : name === "status" ? texts.map((text) => data.statuses[text].title) : kind === "text" ? texts : data.classes;
-  return all.length <= 40 ? all : null;
-}
-
-function passes(data, name, wanted) {
-  if (name === "sample") return (i) => i === Number(wanted);
-  if (isNumeric(data, name)) {
-    const least = Number(wanted);
-    return Number.isNaN(least) ? () => true : (i) => data.columns[name].values[i] >= least;
-  }
-  if (wanted.startsWith("=") && choicesOf(data, name)) return (i) => shown(data, name, i) === wanted.slice(1);
-  const part = wanted.toLowerCase();
-  return (i) => shown(data, name, i).toLowerCase().includes(part);
+  state.on("selection", () => {
+    for (const [name, field] of fields) {
+      const wanted = state.filters.get(name) ?? "";
+      if (!typed.has(name) && field.value.trim() !== wanted) field.value = wanted; // cleared, or from the address
+      field.classList.toggle("active", state.filters.has(name));
+    }
+  });
+  return row;
 }
 
 function refill(table, toTop = true) {
   const { data, selected } = table.state;
-  const tests = [...table.filters].map(([name, wanted]) => passes(data, name, wanted));
-  const all = selected ?? Array.from({ length: data.n }, (_, i) => i);
-  const rows = tests.length ? all.filter((i) => tests.every((test) => test(i))) : [...all];
+  const rows = selected ? [...selected] : Array.from({ length: data.n }, (_, i) => i);
   const values = table.sort === "sample" ? null : data.columns[table.sort].values;
   const sign = table.down ? -1 : 1;
   const key = values ? (i) => (Number.isNaN(values[i]) ? sign * Infinity : values[i]) : (i) => i;
@@ -132,7 +123,7 @@ function drawRows(table) {
   Object.assign(table, { first, last });
   const space = (count) => element("tr", { class: "space", "aria-hidden": "true" }, element("td", { colspan: columns.length, style: `height: ${count * ROW}px` }));
   const made = rows.slice(first, last).map((sample, at) => tableRow(table, sample, first + at));
-  if (!rows.length) made.push(element("tr", {}, element("td", { colspan: columns.length, class: "nothing" }, "No sample is left: change the filters or the selection.")));
+  if (!rows.length) made.push(element("tr", {}, element("td", { colspan: columns.length, class: "nothing" }, "No sample is left: change a filter, or show all again.")));
   body.replaceChildren(...(first ? [space(first)] : []), ...made, ...(last < rows.length ? [space(rows.length - last)] : []));
 }
 

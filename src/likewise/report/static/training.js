@@ -9,7 +9,7 @@ function makeTraining(state) {
   const scatter = makeScatter(place, data, {
     label: "Variability against confidence over training. The table holds both columns.",
     axes: { x: { title: titleOf(data, "training_variability"), min: -0.02, max: 0.54 }, y: { title: titleOf(data, "training_confidence"), min: -0.04, max: 1.04 } },
-    onCircle: (samples) => state.select(samples, "circled in the training story"),
+    onCircle: (samples) => (samples ? state.select(samples, "circled in the training story") : state.showAll()),
     onOpen: (sample) => state.open(sample),
     describe: (sample) => [...describePoint(data, sample, "training_confidence"), `forgotten ${counted(forgetting.values[sample], "time")}`],
   });
