@@ -22,6 +22,7 @@ LEVELS = {
     "sharding": 0,
     "cuda_graphs": 0,
     "progress": 0,
+    "version": 0,
     "figures": 0,
     "thumbnails": 0,
     "loading": 0,

@@ -107,9 +107,10 @@ from likewise.statistics.target_issues import (
     value_suspicion,
 )
 from likewise.statistics.uncertainty import disturbance, predicted_move, uncertainty
+from likewise.version import VERSION
 from likewise.watch import Watch, WithIndex
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "CORRELATION",

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from likewise import files
+from likewise.version import VERSION
 
-SCHEMA = 4
+SCHEMA = 5
 NAME, REPORT = "manifest.json", "report.html"
 MISSING, DIFFERENT = "missing", "its checksum differs"
 _ENDING = ',\n "sha256": "{}"\n}\n'
@@ -51,9 +52,15 @@ class Kind(NamedTuple):
     noun: str
     schema: int  # that this version reads and writes
     damaged: type[DamagedRunError]
+    again: str  # what to do with a folder of another schema
 
 
-RUN = Kind("run", SCHEMA, DamagedRunError)
+RUN = Kind(
+    "run",
+    SCHEMA,
+    DamagedRunError,
+    "Analyze again into a new folder: likewise analyze RUN/settings.toml --out NEW, or likewise.analyze(out=NEW).",
+)
 
 
 class Integrity(NamedTuple):
@@ -94,14 +101,14 @@ def read_manifest(folder: Path, kind: Kind = RUN) -> dict[str, Any]:
     content = path.read_bytes()
     if not files.is_sealed(content, _ENDING):
         if kind == RUN:
-            _refuse_schema(folder, _unsealed_schema(content), RUN)
+            _refuse_schema(folder, _unsealed(content), RUN)
         raise kind.damaged(folder, {NAME: DIFFERENT})
     state: dict[str, Any] = json.loads(content)
     if state.get("kind", RUN.noun) != kind.noun:
         raise ValueError(
             f"{folder} holds something else: {state.get('kind', RUN.noun)}, expected {kind.noun}."
         )
-    _refuse_schema(folder, state["schema"], kind)
+    _refuse_schema(folder, state, kind)
     del state["sha256"]
     return state
 
@@ -156,18 +163,21 @@ def _state_of(path: Path, expected: str) -> str | None:
     return None if files.checksum(path) == expected else DIFFERENT
 
 
-def _unsealed_schema(content: bytes) -> int:
-    """Return the schema number of a manifest from before they were sealed, else the present one."""
+def _unsealed(content: bytes) -> Mapping[str, Any]:
+    """Return a manifest from before they were sealed (schemas 1 to 3), else one of the present schema."""
     try:
-        schema = json.loads(content).get("schema")
-    except (ValueError, AttributeError):
-        return SCHEMA
-    return schema if schema in (1, 2, 3) else SCHEMA
+        state = json.loads(content)
+    except ValueError:
+        state = None
+    old = isinstance(state, dict) and state.get("schema") in (1, 2, 3)
+    return state if old else {"schema": SCHEMA}
 
 
-def _refuse_schema(folder: Path, schema: int, kind: Kind) -> None:
-    if schema != kind.schema:
+def _refuse_schema(folder: Path, state: Mapping[str, Any], kind: Kind) -> None:
+    if state["schema"] != kind.schema:
+        writer = state.get("versions", {}).get("likewise", "unknown")
         raise ValueError(
-            f"{folder} holds {'an' if kind.noun == 'index' else 'a'} {kind.noun} of another version of likewise "
-            f"(schema {schema}; this version reads and writes {kind.schema}): choose another folder."
+            f"{folder} holds {'an' if kind.noun == 'index' else 'a'} {kind.noun} of another version of likewise: "
+            f"written by {writer} with schema {state['schema']}, this is {VERSION} and reads and writes "
+            f"schema {kind.schema}. {kind.again} Or read it with the version that wrote it."
         )

@@ -161,16 +161,16 @@ def test_other_data_and_other_folders_are_refused(build, data, tmp_path):
 def test_another_schema_is_refused(build):
     path = build().path
     state = json.loads((path / "manifest.json").read_text())
-    from likewise.manifest import read_manifest, write_manifest
+    from likewise.manifest import SCHEMA, read_manifest, write_manifest
 
     state.pop("sha256")
     write_manifest(path, {**state, "schema": 99})
     with pytest.raises(ValueError, match="another version of likewise"):
         lw.Index(path)
-    write_manifest(path, {**state, "kind": "run", "schema": 4})
+    write_manifest(path, {**state, "kind": "run", "schema": SCHEMA})
     with pytest.raises(ValueError, match="something else"):
         lw.Index(path)
-    assert read_manifest(path)["schema"] == 4
+    assert read_manifest(path)["schema"] == SCHEMA
 
 
 def test_another_version_of_likewise_is_refused(build, net):

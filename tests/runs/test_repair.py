@@ -126,7 +126,7 @@ def test_a_damaged_run_is_not_rebuilt_for_another_model(run):
 def test_the_schema_is_checked(run):
     model, x, y = example()
     state = read_manifest(run)
-    for other in (SCHEMA + 1, 3):
+    for other in (SCHEMA + 1, 4, 3):
         write_manifest(run, {**state, "schema": other})
         for act in (
             lambda: lw.Analysis(run),

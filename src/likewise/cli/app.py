@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -25,6 +24,7 @@ from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
 from likewise.loading.paths import ExpansionError
 from likewise.readouts import ReadoutNotice
+from likewise.version import VERSION
 
 app = typer.Typer(
     name="likewise",
@@ -44,7 +44,7 @@ def _start(
     version: Annotated[bool, typer.Option("--version", help="Tell the version.", is_eager=True)] = False,
 ) -> None:
     if version:
-        typer.echo(metadata.version("likewise"))
+        typer.echo(VERSION)
         raise typer.Exit()
 
 

@@ -24,6 +24,7 @@ from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
 from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, reads_text
+from likewise.version import VERSION
 
 MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
@@ -278,7 +279,7 @@ def describe_network(net: Network) -> dict[str, Any]:
         "readout": _describe_readout(net.readout),
         "parameters": list(net.names),
         "precision": {"dtype": str(net.dtype), **precision_settings(net)},
-        "versions": {name: version(name) for name in ("likewise", "torch")},
+        "versions": {"likewise": VERSION, "torch": version("torch")},
     }
 
 

@@ -37,7 +37,12 @@ from likewise.manifest import (
     write_manifest,
 )
 
-INDEX = Kind("index", 1, DamagedIndexError)
+INDEX = Kind(
+    "index",
+    1,
+    DamagedIndexError,
+    "Build it again in a new folder, by likewise index or likewise.build_index.",
+)
 DTYPES = ("float16", "int8", "float32")
 SETTINGS = "settings.toml"
 PREFIXES = ("shard-", "pictures-", "origins-", "summary-", "removed-", "gradient-")  # of files that are ours

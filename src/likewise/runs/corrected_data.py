@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from csv import QUOTE_NONNUMERIC
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -25,6 +24,7 @@ from likewise.loading.imports import build_object, import_object, is_import
 from likewise.loading.tables import MISSING, table_columns
 from likewise.runs.export import escape_formulas
 from likewise.runs.result import Analysis
+from likewise.version import VERSION
 
 if TYPE_CHECKING:
     import pandas
@@ -518,7 +518,7 @@ def _mark(folder: Path, source: _Source) -> None:
     """Say in a folder where it came from, by which it may be replaced."""
     corrections = source.corrections
     about = {
-        "likewise": version("likewise"),
+        "likewise": VERSION,
         "run": source.run.manifest["data"],
         "relabeled": corrections.relabeled,
         "dropped": corrections.dropped,

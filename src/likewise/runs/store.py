@@ -37,6 +37,7 @@ from likewise.manifest import (
     read_manifest,
     write_manifest,
 )
+from likewise.version import VERSION
 
 Arrays = dict[str, np.ndarray]
 Stage = Callable[[], Mapping[str, Tensor]]
@@ -69,7 +70,7 @@ class RunStore:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self.path, self._identity = path, dict(identity)
-        self.versions = {name: version(name) for name in ("likewise", "torch")}
+        self.versions = {"likewise": VERSION, "torch": version("torch")}
         self._damaged: dict[str, str] = {}
         self._original: dict[str, Any] | None = None  # of a finished run that is being repaired
         self._remove_temporary()
@@ -300,7 +301,7 @@ class FollowingStore(RunStore):
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self.path, self._identity = path, dict(identity)
-        self.versions = {name: version(name) for name in ("likewise", "torch")}
+        self.versions = {"likewise": VERSION, "torch": version("torch")}
         self._damaged: dict[str, str] = {}
         self.state = read_manifest(path)
 

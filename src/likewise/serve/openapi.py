@@ -1,7 +1,8 @@
 """What the routes accept and return, as an OpenAPI document."""
 
-from importlib.metadata import version
 from typing import Any
+
+from likewise.version import VERSION
 
 NUMBER = {"type": "number"}
 MAYBE_NUMBER = {"type": ["number", "null"]}
@@ -14,7 +15,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "likewise serve",
-            "version": version("likewise"),
+            "version": VERSION,
             "description": "A run or an index as a live page on this machine. Every path but this one comes after the "
             "token that the command printed.",
         },

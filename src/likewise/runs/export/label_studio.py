@@ -5,7 +5,6 @@ Create a project with config.xml as its labeling interface, and import tasks.jso
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +13,7 @@ from likewise import files
 from likewise.runs.decisions import Decision
 from likewise.runs.export.suspects import Suspect, Suspects, decide_answers
 from likewise.runs.result import Analysis
+from likewise.version import VERSION
 
 CONTROL, OBJECT = "label", "sample"
 
@@ -76,7 +76,7 @@ def _task(suspect: Suspect, suspects: Suspects) -> dict[str, Any]:
         },
         "predictions": [
             {
-                "model_version": f"likewise {version('likewise')}",
+                "model_version": f"likewise {VERSION}",
                 "score": round(suspect.confidence, 6),
                 "result": [choice],
             }
