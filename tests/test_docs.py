@@ -12,10 +12,11 @@ import pytest
 
 import likewise
 from likewise import figures, losses
+from likewise.integrations import sklearn as likewise_sklearn
 from likewise.losses import directions
 
 ROOT = Path(__file__).parent.parent
-MODULES = (likewise, losses, figures, directions)
+MODULES = (likewise, losses, figures, directions, likewise_sklearn)
 
 
 def public_names():

@@ -26,6 +26,13 @@ PAGES = {
     "CHANGELOG.md": "develop/changelog.md",
     "benchmarks/README.md": "evidence/benchmarks.md",
 }
+MODULES = (  # whose public names the reference shows
+    "likewise",
+    "likewise.losses",
+    "likewise.figures",
+    "likewise.losses.directions",
+    "likewise.integrations.sklearn",
+)
 SOURCES = "examples/**/*.py"
 IMAGES = ("experiments/results/**/*.png", "experiments/results/**/*.jpg")
 FOLDERS = ("examples", "examples/analyze", "docs/decisions")
@@ -91,10 +98,10 @@ def missing_entries(site: Path) -> list[str]:
 
 
 def public_names() -> list[str]:
-    """Names in `__all__` of likewise and its losses, figures and directions, modules left out."""
+    """Names in `__all__` of the modules below, modules left out."""
     package = griffe.load("likewise", search_paths=[str(ROOT / "src")])
     names = []
-    for module in ("likewise", "likewise.losses", "likewise.figures", "likewise.losses.directions"):
+    for module in MODULES:
         members = package if module == "likewise" else package[module.removeprefix("likewise.")]
         listed = members.exports or [name for name, member in members.functions.items() if name[0] != "_"]
         names += [path for path in (_path(members[name], f"{module}.{name}") for name in listed) if path]

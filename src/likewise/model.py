@@ -70,7 +70,7 @@ class Network:
     """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
 
     Args:
-        model: Any torch.nn.Module.
+        model: Any torch.nn.Module, Lightning's too; or a fitted skorch net, whose module is taken.
         readout: Turns what the model returns into outputs (n, d). None: chosen at the model's first call and then
             fixed: all outputs up to ten, `projected_outputs(8)` of more (4 beyond ten million parameters), the
             log-likelihood of the text for a causal language model. A `ReadoutNotice` says what was chosen.
@@ -96,7 +96,7 @@ class Network:
         parameters: str | Sequence[str] | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
-        check_model(model)
+        model = check_model(model)
         if not any(autocast is known for known in (None, torch.bfloat16, torch.float16)):
             raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, found {autocast!r}.")
         self.model = _unwrap(model)
@@ -467,6 +467,7 @@ def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
 
 def check_model(model: Any) -> nn.Module:
     """Return a model whose parameters can be differentiated, or say what is wrong with it."""
+    model = _module_of_skorch(model)
     check_type(
         "model", model, nn.Module, "a torch.nn.Module", "give the model itself, with its weights loaded"
     )
@@ -496,6 +497,18 @@ def check_model(model: Any) -> nn.Module:
             "copy to compare; every process has to call it."
         )
     return model
+
+
+def _module_of_skorch(model: Any) -> Any:
+    """Return the module inside a skorch net, and anything else as it is; skorch need not be installed."""
+    if isinstance(model, type | nn.Module) or not (hasattr(model, "module") and hasattr(model, "initialize")):
+        return model
+    if not isinstance(getattr(model, "module_", None), nn.Module):
+        raise ValueError(
+            f"The skorch net {type(model).__name__} has no module yet: call net.fit(X, y) first, or net.initialize() "
+            "and net.load_params(...)."
+        )
+    return model.module_
 
 
 @contextmanager
