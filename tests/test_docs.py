@@ -12,11 +12,12 @@ import pytest
 
 import likewise
 from likewise import figures, losses
+from likewise.integrations import samplers
 from likewise.integrations import sklearn as likewise_sklearn
 from likewise.losses import directions
 
 ROOT = Path(__file__).parent.parent
-MODULES = (likewise, losses, figures, directions, likewise_sklearn)
+MODULES = (likewise, losses, figures, directions, likewise_sklearn, samplers)
 
 
 def public_names():

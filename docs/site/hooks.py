@@ -32,6 +32,7 @@ MODULES = (  # whose public names the reference shows
     "likewise.figures",
     "likewise.losses.directions",
     "likewise.integrations.sklearn",
+    "likewise.integrations.samplers",
 )
 SOURCES = "examples/**/*.py"
 IMAGES = ("experiments/results/**/*.png", "experiments/results/**/*.jpg")

@@ -216,6 +216,26 @@ def test_datalab_takes_issues_by_its_own_manager(run):
     other = datalab.Datalab({"y": [0, 1, 2]}, label_name="y", verbosity=0)
     with pytest.raises(ValueError, match="same samples"):
         register_issue_manager()(other).find_issues(run=run)
+    with pytest.raises(ValueError, match="Give the run, or label suspicions"):
+        register_issue_manager()(other).find_issues()
+
+
+def test_label_suspicions_are_issues_of_datalab_without_a_run():
+    datalab = pytest.importorskip("cleanlab").Datalab
+    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    x[:, 0] += torch.where(y == 1, 4.0, -4.0)
+    y[7] = 1 - y[7]
+    net = torch.nn.Linear(4, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[-1.0, 0, 0, 0], [1, 0, 0, 0]]))
+    suspicion = lw.label_suspicion(lw.GramMatrix(net, (x, y)))
+    register_issue_manager()
+    lab = datalab({"y": y.tolist()}, label_name="y", verbosity=0)
+    lab.find_issues(issue_types={"likewise_label": {"suspicion": suspicion}})
+    found = lab.get_issues("likewise_label")
+    assert found["is_likewise_label_issue"].tolist() == suspicion.flagged.tolist()
+    assert found["likewise_label_score"].idxmin() == 7
+    assert lab.get_info("likewise_label")["suggested_label"].tolist() == suspicion.suggested.tolist()
 
 
 def test_tables_hold_class_names_beside_numbers(run, tmp_path):

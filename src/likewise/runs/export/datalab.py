@@ -3,7 +3,7 @@
 lab = Datalab(data, label_name="label")
 lab.find_issues(knn_graph=scipy.sparse.load_npz("knn_graph.npz"))          # likewise export --to knn
 register_issue_manager()
-lab.find_issues(issue_types={"likewise_label": {"run": run}})
+lab.find_issues(issue_types={"likewise_label": {"run": run}})                # or {"suspicion": label_suspicion(gram)}
 """
 
 import io
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from likewise import files
+from likewise.checks import check_type
 from likewise.runs.export.tables import escape_formulas
 from likewise.runs.result import Analysis
+from likewise.statistics.label_issues import LabelSuspicion
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +58,8 @@ def datalab_issues(found: Analysis) -> "pandas.DataFrame":
 def register_issue_manager() -> type:
     """Make "likewise_label" a type of issue of cleanlab's Datalab, for classification; return its manager.
 
-    `lab.find_issues(issue_types={"likewise_label": {"run": run}})` with a run on the same samples in the same order.
+    `lab.find_issues(issue_types={"likewise_label": {"run": run}})` with a run on the same samples in the same order, or
+    `{"suspicion": found}` with what `likewise.label_suspicion` returned for them.
     """
     import pandas
     from cleanlab.datalab.internal.issue_manager import IssueManager
@@ -73,14 +76,19 @@ def register_issue_manager() -> type:
         description = "The samples that the network treats like this one carry another label."
         issue_name = ISSUE
 
-        def find_issues(self, run: Analysis | None = None, **_: Any) -> None:
-            """Take issues and scores from a run."""
-            if run is None:
-                raise ValueError(f'Give the run: find_issues(issue_types={{"{ISSUE}": {{"run": run}}}}).')
-            found = datalab_issues(run)
+        def find_issues(
+            self, run: Analysis | None = None, suspicion: LabelSuspicion | None = None, **_: Any
+        ) -> None:
+            """Take issues and scores from a run, or from what `label_suspicion` returned."""
+            if (run is None) == (suspicion is None):
+                raise ValueError(
+                    f'Give the run, or label suspicions: find_issues(issue_types={{"{ISSUE}": {{"run": run}}}}) or '
+                    f'{{"suspicion": found}}.'
+                )
+            found = datalab_issues(run) if run is not None else _suspicion_issues(suspicion)
             if len(found) != len(self.datalab.data):
                 raise ValueError(
-                    f"The run has {len(found):,} samples and the Datalab {len(self.datalab.data):,}: they must be of "
+                    f"{len(found):,} samples were judged and the Datalab has {len(self.datalab.data):,}: they must be "
                     "the same samples, in the same order."
                 )
             scores = found["label_score"].to_numpy()
@@ -92,6 +100,19 @@ def register_issue_manager() -> type:
 
     register(LikewiseLabelIssues, task="classification")
     return LikewiseLabelIssues
+
+
+def _suspicion_issues(found: Any) -> "pandas.DataFrame":
+    import pandas
+
+    check_type("suspicion", found, LabelSuspicion, "what likewise.label_suspicion returned")
+    return pandas.DataFrame(
+        {
+            "is_label_issue": found.flagged.cpu().numpy(),
+            "label_score": (1 - found.suspicion.double().cpu().numpy()).clip(0, 1),
+            "predicted_label": found.suggested.cpu().numpy(),
+        }
+    )
 
 
 def write_graph(path: Path, found: Analysis) -> None:
