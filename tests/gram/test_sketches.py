@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.gram import Reducer
-from likewise.gram.sketches import Sketch, Sketches, similarity_errors, whiten_sketches
+from likewise.gram.sketches import Sketch, Sketches, error_factors, similarity_errors, whiten_sketches
 from nets import SHAPES, case
 
 
@@ -179,6 +179,24 @@ def measure_coverage(gram, q, seeds=24):
             off = (vectors @ vectors.T)[apart] - exact[kind]
             inside[kind] += (off.abs() <= 1.96 * errors[apart]).double().mean() / seeds
     return inside.tolist()
+
+
+def test_error_factors_are_true_errors_in_standard_errors():
+    torch.manual_seed(0)
+    gram = lw.GramMatrix(dense_net(2).double(), torch.randn(32, 20, dtype=torch.float64))
+    sketches = whiten_sketches(sketched(gram, 40))
+    exact = gram.dense()
+    found = error_factors(sketches, exact, 2)
+    centered = gram.with_centering(True).dense()
+    vectors = nn.functional.normalize(sketches - sketches.mean(0), dim=1)
+    for factor, rows, truth in ((found.centered, vectors, centered), (found.plain, sketches, exact)):
+        errors, total = similarity_errors(rows, rows, 2), []
+        for i in range(32):
+            for j in range(i):
+                total.append(((float(rows[i] @ rows[j]) - float(truth[i, j])) / float(errors[i, j])) ** 2)
+        assert factor == pytest.approx((sum(total) / len(total)) ** 0.5, rel=1e-9)
+    assert error_factors(sketches[:20], exact[:20, :20], 2) == (1, 1)  # 190 pairs tell little
+    assert error_factors(sketches[:1].expand(32, -1), torch.full((32, 32), 0.5), 2) == (1, 1)  # equal: no error
 
 
 def test_errors_of_some_pairs_are_those_of_all():

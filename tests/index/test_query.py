@@ -48,6 +48,37 @@ def test_memory_does_not_change_answers(build, net, data, new):
     assert torch.equal(index.nearest(data[0]).indices, tight.nearest(data[0]).indices)
 
 
+def test_stated_errors_are_those_of_the_index_s_own_projection(tmp_path, monkeypatch):
+    """Gradients of few directions, as of texts: all pairs of a projection err by more, or by less, than usual."""
+    monkeypatch.setattr("likewise.index.shards.FEWEST_COMPARED", 120)
+    torch.manual_seed(0)
+    words, latent = nn.Embedding(300, 8), torch.randn(240, 3)
+    model = nn.Sequential(words, nn.Flatten(), nn.Linear(40, 1)).double()
+    x = (latent @ torch.randn(3, 300)).topk(5).indices
+    x, new = x[:200], x[200:]
+    exact = lw.GramMatrix(model, new, columns=x, centered=True).dense()
+    stated, usual = [], []
+    for seed in range(6):
+        index = lw.build_index(model, x, tmp_path / str(seed), width=100, seed=seed, dtype="float32")
+        found = index.nearest(new, len(x))
+        apart = found.errors > 1e-4  # some are equal
+        ratio = ((found.similarities - exact.gather(1, found.indices)) / found.errors)[apart]
+        stated.append(float(ratio.square().mean().sqrt().log()))
+        usual.append(stated[-1] + float(index._columns.error_factors[0].log()))
+    off = [sum(value**2 for value in values) ** 0.5 for values in (stated, usual)]
+    assert off[0] < 0.6 * off[1], (stated, usual)
+
+
+def test_errors_of_several_data_sets_are_those_of_each_by_its_size(build, data, monkeypatch):
+    monkeypatch.setattr("likewise.index.shards.FEWEST_COMPARED", 36)
+    index, other = build("one", width=20), build("other", width=20, data=(data[0].flip(0)[:36], data[1][:36]))
+    factors = [one._columns.error_factors.double() for one in (index, other)]
+    assert all((one != 1).all() for one in factors)
+    index.merge(other)
+    expected = (40 * factors[0].square() + 36 * factors[1].square()).div(76).sqrt()
+    assert torch.allclose(index._columns.error_factors.double(), expected)
+
+
 def test_exact_answers_are_those_of_exact_gradients(build, net, data, new):
     index = build(width=100)
     index.attach(data)

@@ -31,6 +31,8 @@ NARROWEST = 16  # numbers a sample
 REPLICATES = (
     4  # of 2, an error made by two large coordinates shows in one sign only; of 8, narrow sketches err more
 )
+LEAST_ERROR = 1e-4  # below, similarities of sketches differ from exact ones by rounding
+FEWEST_PAIRS = 400  # by which the errors of a projection are told
 
 
 class Sketched(NamedTuple):
@@ -191,7 +193,8 @@ def similarity_errors(rows: Tensor, columns: Tensor, d: int, group: int = 1) -> 
 
     The replicates of a sketch are independent estimates of the same similarities, bucket by bucket, and the error is
     estimated from how far they differ. Lengths are exact or divided by, which is taken into account: a sample's
-    similarity to itself has no error. An interval of ±1.96 errors holds about 95 % of the exact similarities.
+    similarity to itself has no error. An interval of ±1.96 errors holds about 95 % of the exact similarities, over
+    pairs and projections; for the pairs of one projection see `error_factors`.
 
     Args:
         rows: (..., n, d·q) whitened sketches, or unit vectors of sketches less their mean, for centered similarities.
@@ -228,6 +231,45 @@ def similarity_errors(rows: Tensor, columns: Tensor, d: int, group: int = 1) -> 
     least = torch.finfo(squared.dtype).tiny
     freedom = ((REPLICATES + 1) * variance.square() / squared.clamp(min=least) - 2).clamp(min=1)
     return variance.sqrt_() * (1 + 1.21 / freedom + 1.44 / freedom.square())
+
+
+class ErrorFactors(NamedTuple):
+    """By how much the errors of one projection are larger than their standard errors, root mean squares."""
+
+    centered: float
+    plain: float
+
+
+def error_factors(sketches: Tensor, exact: Tensor, d: int, group: int = 1) -> ErrorFactors:
+    """Return the true errors of similarities of some samples in standard errors, 1 where too few pairs tell.
+
+    `similarity_errors` hold on average over projections. All pairs of an index share one projection, and where
+    gradients have few directions, as those of texts do, its errors are larger or smaller than usual for all pairs.
+
+    Args:
+        sketches: (n, d·q) whitened sketches.
+        exact: (n, n) exact plain similarities.
+        d: The number of outputs that were sketched.
+        group: As of `similarity_errors`.
+
+    """
+    exact = exact.to(sketches)
+    means = exact.mean(0)
+    left = exact - means[:, None] - means + exact.mean()
+    lengths = left.diagonal().clamp(min=0).sqrt()
+    scale = torch.where(lengths > 0, 1 / lengths, 0)
+    vectors = torch.nn.functional.normalize(sketches - sketches.mean(0), dim=1)
+    centered = _error_ratio(vectors, left * scale * scale[:, None], d, group)
+    return ErrorFactors(centered, _error_ratio(sketches, exact, d, group))
+
+
+def _error_ratio(vectors: Tensor, exact: Tensor, d: int, group: int) -> float:
+    above = torch.ones_like(exact, dtype=torch.bool).triu(1)
+    errors, off = similarity_errors(vectors, vectors, d, group)[above], (vectors @ vectors.mT - exact)[above]
+    known = errors > LEAST_ERROR
+    if known.sum() < FEWEST_PAIRS:
+        return 1.0
+    return float((off[known] / errors[known]).square().mean().sqrt())
 
 
 def _by_bucket(vectors: Tensor, d: int) -> Tensor:

@@ -105,9 +105,14 @@ def dependent_buckets(facts: Mapping[str, Any]) -> int:
     return SIDE**2 if facts.get("method") == "two-sided" else 1
 
 
+def are_plain(facts: Mapping[str, Any]) -> bool:
+    """Whether the similarities of an index are those of plain gradients."""
+    return not {"unit", "optimizer"} & facts.keys()
+
+
 def refuse_exact(facts: Mapping[str, Any]) -> None:
     """Raise if the similarities of an index are not those of plain gradients."""
-    if {"unit", "optimizer"} & facts.keys():
+    if not are_plain(facts):
         raise ValueError(
             "exact=True compares plain gradients, and this index has scaled layers or steps of Adam: leave it out."
         )
@@ -140,6 +145,11 @@ class LayerProjector(Projector):
         self._shapes = {name: tuple(value.shape) for name, value in gram.net.parameters.items()}
         self._maps: dict[str, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def comparable(self) -> bool:
+        """Whether sketches are those of plain gradients."""
+        return are_plain(self._settings.facts())
+
     def facts(self, samples: Samples) -> dict[str, Any]:
         """Return what must be equal for sketches to match."""
         del samples
@@ -169,14 +179,6 @@ class LayerProjector(Projector):
     def project_query(self, samples: Samples) -> Projected:
         """Return the sketches of plain gradients."""
         return self._by_length(samples, lambda part: self._project(part, None))
-
-    def mean_sketch(self, data: Any, places: list[int]) -> Tensor:
-        """Return the mean sketch of some rows, (width,), in float64."""
-        some = data.take(places)
-        with self.gram.net.evaluation_mode():
-            spans = self.batches(some, range(some.n))
-            parts = [self.project(some.samples(where), where).sketches.double() for where in spans]
-        return torch.cat(parts).mean(0)
 
     def _bytes_per_sample(self, first: Samples) -> int:
         if self._settings.projection == "two-sided" and self._settings.moments is None:

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from likewise.gram import Reducer, Strip
 from likewise.gram.centering import rounding_floor
 from likewise.gram.strips import reduce_strip, split_results
-from likewise.index.store import IndexFolder, Rows, Shard
+from likewise.index.store import IndexFolder, Rows, Shard, read_sources
 from likewise.statistics.reliability import NEIGHBORS, ClosenessReducer
 
 REFERENCE = 1024  # rows whose novelty, each left out in turn, is what new inputs are compared with
@@ -41,7 +41,13 @@ class Columns:
 
     def __init__(self, folder: IndexFolder, device: torch.device | None = None) -> None:
         self.folder, self.device = folder, device or torch.device("cpu")
-        self.origins = folder.read_tensors("origins")["origins"].double()  # (sources, width)
+        sources = read_sources(folder)
+        self.origins = sources.origins.double()  # (sources, width)
+        samples = torch.tensor([float(source["samples"]) for source in folder.state["data"]])
+        weights = (samples / samples.sum())[:, None]
+        self.error_factors = (
+            (weights * sources.factors.square()).sum(0).sqrt()
+        )  # of centered, plain similarities
         removed = folder.read_tensors("removed")
         self.removed = removed["rows"].clone() if removed else torch.zeros(0, dtype=torch.int64)
         self._shards = folder.shards

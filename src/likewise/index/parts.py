@@ -14,7 +14,7 @@ from likewise import files
 from likewise.index.pairs import summarize
 from likewise.index.projection import tell_difference
 from likewise.index.shards import BUILD, hold_folder
-from likewise.index.store import INDEX, SETTINGS, IndexFolder, Shard
+from likewise.index.store import INDEX, SETTINGS, IndexFolder, Shard, join_sources, read_sources
 from likewise.manifest import NAME, DamagedIndexError, read_manifest
 
 SAME = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype")
@@ -32,7 +32,7 @@ def merge_parts(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
     for other in folders[1:]:
         refuse_mismatch(first, other, SAME_PARTS, "part")
     _refuse_gaps(folders)
-    origins = [folder.read_tensors("origins")["origins"] for folder in folders]
+    origins = [read_sources(folder).origins for folder in folders]
     for folder, origin in zip(folders, origins, strict=True):
         if not torch.allclose(origin, origins[0], atol=1e-4):
             raise ValueError(
@@ -49,7 +49,7 @@ def merge_parts(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
             for shard in folder.shards:
                 _copy_shard(folder, merged, shard, shard)
         _copy_settings(ordered[0], merged)
-        merged.write_tensors("origins", {"origins": origins[0]})
+        merged.write_tensors("origins", join_sources([read_sources(ordered[0])]))
         summarize(merged, max_memory)
         state["finished"] = True
         merged.save()
@@ -99,9 +99,8 @@ def append_index(folder: IndexFolder, other: IndexFolder) -> None:
             start=shard.start + rows, stop=shard.stop + rows, source=shard.source + sources
         )
         _copy_shard(other, folder, shard, moved)
-    found = [part.read_tensors("origins").get("origins") for part in (folder, other)]
-    origins = [part for part in found if part is not None]
-    folder.write_tensors("origins", {"origins": torch.cat(origins)})
+    before = [read_sources(folder)] if sources else []
+    folder.write_tensors("origins", join_sources([*before, read_sources(other)]))
     shifted = [None if removed[1] is None else removed[1] + rows]
     every = [part for part in (removed[0], *shifted) if part is not None]
     if every:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from likewise.data import Batches, Samples
+from likewise.distributed import join_results
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.matrix import finite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
@@ -30,6 +31,7 @@ MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
 LONGER = 1.25  # texts of a batch are at most so many times as long as the shortest,
 FEWEST = 16  # unless there are fewer than this
+TOGETHER = 16  # samples that one rank projects, where all share a few
 SHORTEST = 2  # tokens: with one position a layer's gradient would come in another form
 
 
@@ -56,6 +58,11 @@ class Projector:
         self._sketch = Sketch(buckets, seed)
         self._batch: int | None = None
         self._measured: int | None = None  # tokens of the texts by which the engine has chosen its batch size
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a few samples may be compared exactly, to tell how large the errors of this projection are."""
+        return True
 
     @property
     def width(self) -> int:
@@ -133,9 +140,18 @@ class Projector:
         """Return the sketches of inputs that an index is asked about; call it inside `net.evaluation_mode`."""
         return Projector.project(self, samples, range(len(samples)))
 
-    def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
-        """Return the mean sketch of some samples, (width,), in float64."""
-        return self.project_all(data.take(places)).sketches.double().mean(0)
+    def sketch_some(self, data: Batches, places: list[int]) -> Tensor:
+        """Return the sketches of some samples as rows of an index, (n, width), in float64; shared by all ranks."""
+        some, engine = data.take(places), self.gram.engine
+
+        def project(where: range) -> Tensor:
+            return self.project(some.samples(where), where).sketches.double()
+
+        with self.gram.net.evaluation_mode():  # batches that do not depend on the number of ranks
+            next(self.batches(some, range(some.n)))
+            spans = some.spans(min(TOGETHER, self._batch or TOGETHER))
+            found: Tensor = join_results(project, spans, "a few sketches", self.gram, engine.finish_checks)
+            return found
 
 
 def _token_count(samples: Samples) -> int | None:
@@ -197,16 +213,21 @@ class KnownSketches(Projector):
         super().__init__(gram, buckets, seed)
         self._known = sketches
 
+    @property
+    def comparable(self) -> bool:
+        """No gradient is computed."""
+        return False
+
     def project(self, samples: Samples, where: range) -> Projected:
         """Return the sketches of the samples at these places."""
         del samples
         found = self._known[where.start : where.stop]
         return Projected(found, found.square().sum(1) == 0)
 
-    def mean_sketch(self, data: Batches, places: list[int]) -> Tensor:
-        """Return the mean sketch of some samples, (width,), in float64."""
+    def sketch_some(self, data: Batches, places: list[int]) -> Tensor:
+        """Return the sketches of some samples, (n, width), in float64."""
         del data
-        return self._known[places].double().mean(0)
+        return self._known[places].double()
 
 
 def fit_buckets(width: int, d: int) -> int:

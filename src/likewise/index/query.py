@@ -566,7 +566,7 @@ class Index:
             if centered:
                 one, others = (normalize(part - self._columns.mean, dim=1) for part in (one, others))
             found.append(similarity_errors(one, others, d, self._dependent_buckets)[0])
-        return torch.stack(found)
+        return torch.stack(found) * self._columns.error_factors[0 if centered else 1]
 
     def _novelty(self, closeness: Tensor, sketches: Tensor, places: Tensor) -> Novelty:
         reference = self._columns.closeness
@@ -584,7 +584,8 @@ class Index:
             )[0, 0]
             for sketch, some in zip(sketches.double(), places, strict=True)
         ]
-        return Novelty(1 - closeness, percentile, torch.stack(errors).to(closeness))
+        stated = torch.stack(errors) * self._columns.error_factors[1]
+        return Novelty(1 - closeness, percentile, stated.to(closeness))
 
     def _targets(self, new: Batches) -> PredictionTargets:
         """Return predictions of new inputs, and labels and predictions of the rows."""

@@ -17,15 +17,19 @@ from likewise import files
 from likewise.data import Batches
 from likewise.distributed import rank, sum_results
 from likewise.engines import PartsChangedError
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, error_factors
 from likewise.identity import DataRecord, read_data
+from likewise.index.layers import dependent_buckets
 from likewise.index.pairs import summarize
 from likewise.index.pictures import PictureMaker, encode_pictures
 from likewise.index.projection import OutputReader, Projector, encode_outputs
 from likewise.index.store import (
     IndexFolder,
     Shard,
+    Sources,
     encode,
+    join_sources,
+    read_sources,
     refuse_foreign,
     remove_temporary,
     smallest_integers,
@@ -37,6 +41,8 @@ from likewise.statistics.targets import finite_labels
 SHARDS = 64  # of a data set, as far as shards are neither tiny nor huge
 SMALLEST, LARGEST = 64, 16384  # rows of a shard
 ORIGIN_SAMPLES = 64  # whose mean sketch is the origin
+FEWEST_COMPARED, MOST_COMPARED = 64, 128  # samples by which the errors of the projection are told
+COMPARED_SHARE = 40  # one sample in so many is compared, between these
 COMPARED = 8  # samples by which data sets are told apart before all are read
 BUILD = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype", "pictures")
 
@@ -71,10 +77,8 @@ class Task:
         self._maker = maker if maker is not None and maker.available else None
         self._reads_text = reads_text(projector.gram.net.readout)
         self._outputs = OutputReader(projector.gram.net, data.samples(range(1)), outputs)
-        places = (
-            torch.linspace(0, data.n - 1, min(data.n, ORIGIN_SAMPLES), dtype=torch.float64).long().unique()
-        )
-        self.origin = projector.mean_sketch(data, places.tolist()).float()
+        some = projector.sketch_some(data, _spread_places(data.n, ORIGIN_SAMPLES))
+        self.origin = some.mean(0).float()
 
     @property
     def digest(self) -> str:
@@ -121,6 +125,25 @@ class Task:
         self.folder.note_shard(shard, self.digest)
         return shard
 
+    def error_factors(self) -> Tensor:
+        """Return the errors of centered and plain similarities in standard errors, (2,), from a few samples.
+
+        They are compared exactly; 1 where that would take too much memory or time, or where similarities are not those
+        of plain gradients.
+        """
+        part, gram = self.folder.state["part"], self.projector.gram
+        wanted = min(MOST_COMPARED, max(FEWEST_COMPARED, self.data.n // COMPARED_SHARE))
+        fitting = gram.max_memory // 2 // (4 * gram.d * sum(gram.net.numels.values()))
+        count = min(wanted, self.data.n, fitting)
+        first_part = part is None or part[0] == 1  # the factors of a merged index are those of part 1
+        if count < FEWEST_COMPARED or not first_part or not self.projector.comparable:
+            return torch.ones(2)
+        places = _spread_places(self.data.n, count)
+        exact = gram.with_columns(self.data.take(places)).of_columns().dense().cpu()
+        sketches = self.projector.sketch_some(self.data, places)
+        group = dependent_buckets(self.folder.state["projection"])
+        return torch.tensor(error_factors(sketches, exact, gram.d, group))
+
 
 def fill(task: Task, spans: list[range]) -> None:
     """Build the shards that are missing or damaged, shared by all ranks, and finish the index."""
@@ -139,10 +162,11 @@ def fill(task: Task, spans: list[range]) -> None:
         _build_missing(task, missing, gram)
 
     def finish(_: range) -> Tensor:
-        _finish(task, starts)
+        _finish(task, starts, factors)
         return torch.zeros(1)
 
     if not whole:
+        factors = task.error_factors()
         sum_results(finish, [range(1)], "summary of the index")
 
 
@@ -167,26 +191,32 @@ def _known_shards(task: Task) -> list[Shard]:
     return [shard for shard in named if folder.is_intact(shard)] + folder.noted_shards(task.digest)
 
 
-def _finish(task: Task, starts: list[int]) -> None:
+def _finish(task: Task, starts: list[int], factors: Tensor) -> None:
     """Write origins, summary and the manifest that names all shards."""
     folder = task.folder
     found = {shard.start: shard for shard in _known_shards(task)}
     others = [shard for shard in folder.shards if shard.source != task.source_number]
     shards = sorted([*others, *(found[start] for start in starts)])
     folder.state["shards"] = [shard._asdict() for shard in shards]
-    before = folder.read_tensors("origins") if task.source_number else {}
-    origins = torch.cat([before["origins"], task.origin[None]]) if before else task.origin[None]
-    folder.write_tensors("origins", {"origins": origins})
+    before = [read_sources(folder)] if task.source_number else []
+    folder.write_tensors("origins", join_sources([*before, Sources(task.origin[None], factors[None])]))
     if folder.state["part"] is None:
         summarize(folder, task.projector.gram.max_memory)
     folder.state["finished"] = True
     folder.save()
 
 
+def _spread_places(n: int, count: int) -> list[int]:
+    """Return so many places of n samples, first to last."""
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long().unique().tolist()
+
+
 def describe_data(data: Batches) -> dict[str, Any]:
     """Return what tells data sets apart: the number of samples and a fingerprint of a few, first to last."""
-    places = torch.linspace(0, data.n - 1, min(data.n, COMPARED), dtype=torch.float64).long().unique()
-    return {"samples": data.n, "fingerprint": read_data(data.take(places.tolist()))[0]}
+    return {
+        "samples": data.n,
+        "fingerprint": read_data(data.take(_spread_places(data.n, COMPARED)))[0],
+    }
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     manifest.json            what the index is of: model, readout, parameters, precision, projection, data; checksums
     shard-START.safetensors  whitened sketches of consecutive rows, less an origin; their labels and model outputs
     pictures-START.safetensors  what a person sees of these rows: thumbnails or excerpts, and names
-    origins-HASH.safetensors the origins, one for each data set that was added
+    origins-HASH.safetensors the origins, one for each data set that was added; errors in standard errors
     summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; closeness of a sample
     removed-HASH.safetensors rows that were removed
     gradient-HASH.safetensors  the sum of all whitened gradients, once an exact centered answer was asked for
@@ -17,7 +17,7 @@ manifest or note names does not count. No pickle is written or read.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +111,27 @@ def encode(sketches: Tensor, dtype: str) -> dict[str, Tensor]:
     scales = torch.where(largest > 0, largest / 127, 1)
     steps = (sketches / scales[:, None]).round_().clamp_(-127, 127)
     return {"sketches": steps.to(torch.int8).contiguous(), "scales": scales}
+
+
+class Sources(NamedTuple):
+    """What is kept of each data set of an index."""
+
+    origins: Tensor  # (sources, width) what is subtracted from the sketches of its rows
+    factors: Tensor  # (sources, 2) errors of centered and of plain similarities, in standard errors
+
+
+def join_sources(sources: Sequence[Sources]) -> dict[str, Tensor]:
+    """Return data sets, one after another, as the tensors of a file."""
+    return {
+        name: torch.cat(parts)
+        for name, parts in zip(Sources._fields, zip(*sources, strict=True), strict=True)
+    }
+
+
+def read_sources(folder: "IndexFolder") -> Sources:
+    """Return what is kept of each data set; factors of 1 where an index was built before there were any."""
+    found = folder.read_tensors("origins")
+    return Sources(found["origins"], found.get("factors", torch.ones(len(found["origins"]), 2)))
 
 
 class IndexFolder:
