@@ -698,7 +698,9 @@ if __name__ == "__main__":
     arguments.add_argument("--samples", type=int, default=5000)
     arguments.add_argument("--queries", type=int, default=200)
     arguments.add_argument("--epochs", type=int, default=4)
-    arguments.add_argument("--fitted", type=int, help="images: train on so many of the samples; all if left out")
+    arguments.add_argument(
+        "--fitted", type=int, help="images: train on so many of the samples; all if left out"
+    )
     arguments.add_argument("--seeds", type=int, default=12, help="coverage: projections of each network")
     arguments.add_argument(
         "--compared", type=int, default=128, help="coverage: samples that are compared exactly"

@@ -196,7 +196,10 @@ def test_error_factors_are_true_errors_in_standard_errors():
                 total.append(((float(rows[i] @ rows[j]) - float(truth[i, j])) / float(errors[i, j])) ** 2)
         assert factor == pytest.approx((sum(total) / len(total)) ** 0.5, rel=1e-9)
     assert error_factors(sketches[:20], exact[:20, :20], 2) == (1, 1)  # 190 pairs tell little
-    assert error_factors(sketches[:1].expand(32, -1), torch.full((32, 32), 0.5), 2) == (1, 1)  # equal: no error
+    assert error_factors(sketches[:1].expand(32, -1), torch.full((32, 32), 0.5), 2) == (
+        1,
+        1,
+    )  # equal: no error
 
 
 def test_errors_of_some_pairs_are_those_of_all():
