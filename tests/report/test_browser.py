@@ -753,11 +753,14 @@ def test_many_samples_are_shaded_and_stay_all_there(browser, tmp_path):
 
 def test_the_same_page_is_served_with_its_data_from_its_own_origin(browser, run):
     found = read_run(run.folder)
-    answers = {"/": ("text/html", page_of(found, source="data").encode()), "/data": ("", pack_payload(found))}
+    bare = found._replace(pictures={})  # a server has them
+    text = json.dumps({"kind": "text", "content": EVIL}).encode()
+    packed = pack_payload(bare, picture_source="pictures/{sample}")
+    answers = {"/": ("text/html", page_of(found, source="data").encode()), "/data": ("", packed)}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            kind, content = answers.get(self.path, ("", None))
+            kind, content = answers.get(self.path, ("", text if "/pictures/" in self.path else None))
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Type", kind or "application/octet-stream")
             self.end_headers()
@@ -776,6 +779,9 @@ def test_the_same_page_is_served_with_its_data_from_its_own_origin(browser, run)
         page.goto(origin)
         page.wait_for_selector("body[data-ready=yes]")
         assert under_review(page) == queue_of(run)[0]
+        expect(page.locator("#review .enlarge .picture.text")).to_have_text(EVIL)
+        assert page.evaluate("window.hacked") is None
+        assert f"{origin}pictures/{queue_of(run)[0]}" in asked
         assert all(url.startswith((origin, "blob:", "data:")) for url in asked) and f"{origin}data" in asked
         page.close()
     finally:

@@ -13,6 +13,7 @@ from PIL import Image
 from serve_process import CLASSES, content_of
 
 import likewise as lw
+from likewise.report.payload import pack_payload, read_run
 from likewise.serve import openapi
 from likewise.serve.app import STATIC, routes
 from likewise.serve.batching import Batcher
@@ -50,7 +51,45 @@ def test_an_image_is_answered_as_the_index_answers_it(served, place):
     near = found["neighbors"][0]
     assert near["name"] == "bee/001.png" and near["similarity"] > 0.99 and near["picture"]["kind"] == "image"
     status, about = call(served.address + "about")
+    assert about["command"] == "likewise apply run run/decisions.json"
     assert about["input"] == "image" and about["classes"] == list(CLASSES) and about["report"]
+
+
+def test_an_answer_says_what_would_change_it(served, place):
+    run = lw.Analysis(place / "run")
+    index = lw.Index(place / "run" / "index")
+    seen = set()
+    for path in sorted((place / "images").glob("*/00*.png")):
+        found = call(served.address + "ask?k=4", path.read_bytes(), "image/png")[1]
+        change = found["counterfactual"]
+        assert change["text"].endswith("was not trained again.")
+        seen.add(change["leave_out"] is not None)
+        if change["leave_out"] is not None:
+            assert (
+                len(change["rows"]) == min(12, change["leave_out"])
+                and change["relabel"] <= change["leave_out"]
+            )
+            assert {index.sample(row).label_name for row in change["rows"]} == {change["votes_for"]}
+            assert [sample["row"] for sample in change["samples"]] == change["rows"]
+            assert change["samples"][0]["picture"]["kind"] == "image"
+            assert change["would_be"] in CLASSES and change["would_be"] != change["votes_for"]
+    assert True in seen and len(run.table) == len(index)
+
+
+def test_the_report_is_the_same_page_with_its_data_and_pictures_fetched(served, place):
+    run = read_run(place / "run")
+    status, page = call(served.address + "report")
+    assert status == 200 and b'data-source="report-data"' in page
+    assert b"likewise apply run run/decisions.json" in page
+    assert call(served.address + "report-data") == (
+        200,
+        pack_payload(run, picture_source="pictures/{sample}"),
+    )
+    status, found = call(served.address + "pictures/3")
+    assert (
+        status == 200 and found["kind"] == "image" and found["content"].startswith("data:image/webp;base64,")
+    )
+    assert call(served.address + "pictures/150")[0] == 404
 
 
 def test_texts_and_rows_are_answered(start):
@@ -62,7 +101,8 @@ def test_texts_and_rows_are_answered(start):
         status, found = call(server.address + "ask", "crash", "text/plain")
         assert status == 422 and "no such word" in found["error"]
         assert call(server.address + "suspects")[0] == call(server.address + "decisions")[0] == 404
-        assert call(server.address + "report")[0] == 404
+        for path in ("report", "report-data", "pictures/0"):
+            assert call(server.address + path)[0] == 404
     finally:
         server.stop()
     server = start("rows")

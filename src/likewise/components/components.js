@@ -39,12 +39,12 @@ function renderSignal(values, size) {
 }
 
 export function neighborTile(near, same) {
-  const error = near.error ? ` ± ${near.error.toFixed(2)}` : "";
+  const similarity = near.similarity == null ? "" : `${near.similarity.toFixed(2)}${near.error ? ` ± ${near.error.toFixed(2)}` : ""}`;
   return element(
     "figure",
     { class: `lw-tile${same == null ? "" : same ? " lw-same" : " lw-other"}` },
     renderPicture(near.picture, near.name),
-    element("figcaption", {}, element("strong", {}, near.label_name || near.name), element("span", { class: "lw-quiet" }, `${near.similarity.toFixed(2)}${error}`)),
+    element("figcaption", {}, element("strong", {}, near.label_name || near.name), element("span", { class: "lw-quiet" }, similarity || near.name)),
   );
 }
 
@@ -58,17 +58,27 @@ const PAGE = 10;
 const chance = (share) => (share > 0.99 ? "> 99 %" : share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`);
 
 // source: { classes, total, flagged, decisions: {sample: {verdict, label}}, load(start, count), decide(sample, decision or null), everywhere }
+// root.dataset.saving says how many decisions are on their way.
 export function mountReview(root, source) {
   const entries = [];
   const past = [];
   const decisions = { ...source.decisions };
   let at = 0;
   let note = "";
+  let filling = Promise.resolve();
+  let saving = Promise.resolve();
+  const pending = new Map(); // sample -> how many of its decisions are on their way
   const current = () => entries[at];
 
-  async function fill(place) {
+  // One after the other: two that ask for more in the same moment get the same samples.
+  const fill = (place) => (filling = filling.then(() => load(place)));
+
+  async function load(place) {
     while (entries.length <= place && entries.length < source.total) {
-      const more = await source.load(entries.length, PAGE);
+      const more = await source.load(entries.length, PAGE).catch((error) => {
+        note = `Not loaded: ${error.message}`;
+        return [];
+      });
       if (!more.length) return;
       entries.push(...more);
     }
@@ -76,36 +86,49 @@ export function mountReview(root, source) {
 
   async function go(place) {
     at = Math.max(0, Math.min(source.total - 1, place));
-    await fill(at);
+    if (!current()) {
+      draw(); // a key that comes before the next sample is seen decides nothing
+      await fill(at);
+    }
     draw();
     fill(Math.min(source.total - 1, at + 3)); // the next ones, while this one is looked at
   }
 
-  async function decide(verdict, label) {
+  function decide(verdict, label) {
     const entry = current();
     if (!entry) return;
     const decision = verdict === "relabel" ? { verdict, label: label ?? entry.suggested_label } : { verdict };
     past.push({ sample: entry.sample, before: decisions[entry.sample] ?? null, at });
-    await save(entry.sample, decision);
-    await go(at + 1);
+    save(entry.sample, decision);
+    return go(at + 1);
   }
 
-  async function undo() {
+  function undo() {
     const last = past.pop();
     if (!last) return;
-    await save(last.sample, last.before);
-    await go(last.at);
+    save(last.sample, last.before);
+    return go(last.at);
   }
 
-  async function save(sample, decision) {
+  // The next sample is there at once; decisions are kept in the order in which they were made.
+  function save(sample, decision) {
     if (decision) decisions[sample] = decision;
     else delete decisions[sample];
-    try {
-      await source.decide(sample, decision);
-      note = "";
-    } catch (error) {
-      note = `Not saved: ${error.message}`;
-    }
+    root.dataset.saving = Number(root.dataset.saving) + 1;
+    pending.set(String(sample), (pending.get(String(sample)) ?? 0) + 1);
+    saving = saving.then(() => source.decide(sample, decision)).then(
+      () => (note = ""),
+      (error) => (note = `Not saved: ${error.message}`),
+    ).then(() => {
+      pending.set(String(sample), pending.get(String(sample)) - 1);
+      root.dataset.saving = Number(root.dataset.saving) - 1;
+      tellNote();
+    });
+  }
+
+  function tellNote() {
+    const place = root.querySelector("[role=status]");
+    if (place) place.textContent = note;
   }
 
   function draw() {
@@ -183,6 +206,7 @@ export function mountReview(root, source) {
     act();
   };
   root.tabIndex = 0;
+  root.dataset.saving = 0;
   (source.everywhere ? document : root).addEventListener("keydown", listener);
   draw();
   const first = async () => {
@@ -197,10 +221,15 @@ export function mountReview(root, source) {
   };
   first();
   return {
+    say(text) {
+      note = text;
+      tellNote();
+    },
     stop: () => (source.everywhere ? document : root).removeEventListener("keydown", listener),
     update(changed) {
-      for (const sample of Object.keys(decisions)) if (!changed[sample]) delete decisions[sample];
-      Object.assign(decisions, changed);
+      const settled = (sample) => !pending.get(sample); // what was decided here since is newer
+      for (const sample of Object.keys(decisions)) if (!changed[sample] && settled(sample)) delete decisions[sample];
+      for (const [sample, decision] of Object.entries(changed)) if (settled(sample)) decisions[sample] = decision;
       draw();
     },
   };

@@ -8,6 +8,7 @@ shards      builds shards: alone, in parts, or shared by ranks
 parts       puts parts and indexes together
 exact       exact similarities of candidates
 approximate candidates by faiss, where rows are very many
+counterfactual  the fewest rows that change the vote of an input's neighbors
 query       Index: nearest, novelty, reliability, explain, add, remove, merge
 selection   rows chosen for targets; diversity
 states      hidden states of texts, and rows chosen by them: the baseline

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from likewise.index.counterfactual import Counterfactual
 from likewise.thumbnails import Picture
 
 NOVEL = 99.0  # percentile of the index's own rows
@@ -54,6 +55,7 @@ class Explanation:
     novelty: float
     novelty_percentile: float  # share of the index's rows, each left out in turn, that are less novel
     novelty_error: float
+    counterfactual: Counterfactual | None = None  # what would change the neighbors' vote
 
     @classmethod
     def without_labels(
@@ -103,6 +105,7 @@ class Explanation:
             "novelty": self.novelty,
             "novelty_percentile": None if math.isnan(self.novelty_percentile) else self.novelty_percentile,
             "novelty_error": self.novelty_error,
+            "counterfactual": None if self.counterfactual is None else self.counterfactual.as_dict(),
             "neighbors": [
                 {**n.sample.as_dict(), "similarity": n.similarity, "error": n.error} for n in self.neighbors
             ],

@@ -21,6 +21,14 @@ from likewise.checks import check_flag, check_integer, check_type
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, similarity_errors
 from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
+from likewise.index.counterfactual import (
+    Counterfactual,
+    Flip,
+    FlipReducer,
+    MeanShiftReducer,
+    describe_flip,
+    describe_mean_shift,
+)
 from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
 from likewise.index.layers import dependent_buckets, refuse_exact, restore_projector
@@ -329,11 +337,70 @@ class Index:
         k, exact = check_integer("k", k, 1), check_flag("exact", exact)
         neighbors = self._nearest(new, sketches, k, exact, lists=lists)
         novelty = self._novelty_of(sketches, min(NEIGHBORS, len(self)))
-        found = self._reliability_of(new, sketches) if self.labels is not None else None
-        return [self._explanation(i, neighbors, novelty, found) for i in range(new.n)]
+        if self.labels is None:
+            return [self._explanation(i, neighbors, novelty, None, None) for i in range(new.n)]
+        found, changes = self._reliability_with_changes(new, sketches)
+        return [self._explanation(i, neighbors, novelty, found, changes[i]) for i in range(new.n)]
+
+    def _reliability_with_changes(
+        self, new: Batches, sketches: Tensor
+    ) -> tuple[Reliability, list[Counterfactual]]:
+        """Return what speaks for each prediction and what would change it, from one pass over the rows."""
+        targets = self._targets(new)
+        values = targets.labels
+        changing = (
+            FlipReducer(values.argmax(1), values.shape[1]) if targets.classes else MeanShiftReducer(values)
+        )
+        pairs = IndexPairs(self._columns, sketches, max_memory=self._max_memory)
+        (closeness,), (means,), change = pairs.visit(
+            ClosenessReducer(min(NEIGHBORS, len(self))), NeighborMeansReducer(targets.values), changing
+        )
+        found = self._reliability(targets, closeness.cpu(), means.cpu())
+        parts = [part.cpu() for part in change]
+        describe = self._flip if targets.classes else self._mean_shift
+        return found, [describe(found.prediction[i], *(part[i] for part in parts)) for i in range(new.n)]
+
+    def _flip(self, prediction: Tensor, *fields: Tensor) -> Counterfactual:
+        flip = Flip(*fields)
+        leave_out, relabel, share = int(flip.leave_out), int(flip.relabel), float(flip.share)
+        leader, other = self.class_name(int(flip.leader)), int(flip.other)
+        would_be = self.class_name(other) if other >= 0 else ""
+        places = flip.places[flip.places >= 0][: max(0, leave_out)]
+        return Counterfactual(
+            votes_for=leader if share else "",
+            would_be=would_be,
+            share=share,
+            leave_out=leave_out if leave_out > 0 else None,
+            relabel=relabel if relabel > 0 and other >= 0 else None,
+            rows=tuple(self._columns.numbers(places).tolist()),
+            text=describe_flip(
+                self.class_name(int(prediction)), leader, would_be, share, (leave_out, relabel)
+            ),
+        )
+
+    def _mean_shift(self, prediction: Tensor, before: Tensor, after: Tensor, place: Tensor) -> Counterfactual:
+        del prediction
+        rows = tuple(self._columns.numbers(place[None]).tolist()) if int(place) >= 0 else ()
+        named = [self.sample(row).name or f"row {row}" for row in rows]
+        told = [", ".join(f"{value:.4g}" for value in part.tolist()) for part in (before, after)]
+        text = describe_mean_shift(told[0], told[1], named[0] if named else "")
+        return Counterfactual(
+            votes_for=told[0] if rows else "",
+            would_be=told[1] if rows else "",
+            share=None,
+            leave_out=len(rows) or None,
+            relabel=None,
+            rows=rows,
+            text=text,
+        )
 
     def _explanation(
-        self, i: int, neighbors: IndexNeighbors, novelty: Novelty, found: Reliability | None
+        self,
+        i: int,
+        neighbors: IndexNeighbors,
+        novelty: Novelty,
+        found: Reliability | None,
+        change: Counterfactual | None,
     ) -> Explanation:
         shown = tuple(
             Neighbor(self.sample(int(row)), float(similarity), float(error))
@@ -353,6 +420,7 @@ class Index:
             novelty=float(novelty.novelty[i]),
             novelty_percentile=float(novelty.percentile[i]),
             novelty_error=float(novelty.errors[i]),
+            counterfactual=change,
         )
 
     def sample(self, row: int) -> Sample:

@@ -42,7 +42,12 @@ class Run(NamedTuple):
     @property
     def command(self) -> str:
         """What a shell is told to apply decisions to the data, from beside the run folder."""
-        return f"likewise apply {shlex.quote(self.folder)} decisions.json"
+        return apply_command(self.folder, "decisions.json")
+
+    @property
+    def saved_command(self) -> str:
+        """The same for decisions that are saved in the run folder."""
+        return apply_command(self.folder, f"{self.folder}/decisions.json")
 
     @property
     def costs(self) -> dict[str, float]:
@@ -57,6 +62,11 @@ class Run(NamedTuple):
     def own_columns(self) -> list[str]:
         """The columns that the user added."""
         return [name for name in self.manifest.get("own_columns", []) if name in self.columns]
+
+
+def apply_command(folder: str, decisions: str) -> str:
+    """Return what a shell is told to correct the data of a run by a file of decisions."""
+    return f"likewise apply {shlex.quote(folder)} {shlex.quote(decisions)}"
 
 
 def read_run(folder: Path) -> Run:
@@ -88,13 +98,13 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def pack_payload(run: Run, originals: str | None = None) -> bytes:
+def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
     """Return everything that the page's scripts read.
 
     Args:
         run: What the page shows.
-        originals: Where on its own origin a served page finds a sample in full, with {sample} for its number; None
-            enlarges what is kept in the run.
+        picture_source: Where on its own origin a served page finds what to see of a sample that the run keeps no
+            picture of, as JSON of kind and content, with {sample} for its number; None shows its number.
 
     """
     blob = _Blob()
@@ -111,7 +121,7 @@ def pack_payload(run: Run, originals: str | None = None) -> bytes:
         "words": {name: word._asdict() for name, word in WORDS.items()},
         "statuses": {name: word._asdict() for name, word in STATUSES.items()},
         "spotCheck": manifest.get("spot_check"),
-        "originals": originals,
+        "pictureSource": picture_source,
         "ownColumns": run.own_columns,
         "columns": {
             name: blob.column(values, name in RANKED)

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from likewise.locks import FolderLockedError
 from likewise.serve import openapi
 from likewise.serve.batching import Batcher, BusyError
-from likewise.serve.service import Question, Service
+from likewise.serve.service import REPORT_DATA, Question, Service
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MOST_BYTES = {"image": 20_000_000, "text": 200_000, "json": 1_000_000}
@@ -92,6 +92,8 @@ def routes(service: Service, batcher: Batcher) -> list[BaseRoute]:
     return [
         Route("/", handlers.page),
         Route("/report", handlers.report),
+        Route(f"/{REPORT_DATA}", handlers.report_data),
+        Route("/pictures/{sample:int}", handlers.picture),
         Route("/static/{name}", handlers.static),
         Route("/about", handlers.about),
         Route("/ask", handlers.ask, methods=["POST"]),
@@ -130,10 +132,24 @@ class _Handlers:
         return FileResponse(HERE / "page.html", media_type="text/html", headers=headers)
 
     async def report(self, _: Request) -> Response:
-        path = self._service.report
-        if path is None or not path.exists():
-            raise RequestError(404, "There is no report: likewise report RUN writes it.")
-        return FileResponse(path, media_type="text/html")  # its policy is inside
+        try:
+            text = await asyncio.to_thread(self._service.report_page)
+        except LookupError as error:
+            raise RequestError(404, str(error)) from error
+        return Response(text.encode(), media_type="text/html")  # its policy is inside
+
+    async def report_data(self, _: Request) -> Response:
+        try:
+            content = await asyncio.to_thread(lambda: self._service.report_data)
+        except LookupError as error:
+            raise RequestError(404, str(error)) from error
+        return Response(content, media_type="application/octet-stream")
+
+    async def picture(self, request: Request) -> Response:
+        try:
+            return _answer(await asyncio.to_thread(self._service.picture, request.path_params["sample"]))
+        except LookupError as error:
+            raise RequestError(404, str(error)) from error
 
     async def static(self, request: Request) -> Response:
         if request.path_params["name"] not in STATIC:

@@ -23,6 +23,14 @@ def document() -> dict[str, Any]:
         "paths": {
             "/": {"get": _operation("The page.", {"text/html": TEXT})},
             "/report": {"get": _operation("The report of the run.", {"text/html": TEXT}, 404)},
+            "/report-data": {
+                "get": _operation("What the report shows, packed.", {"application/octet-stream": TEXT}, 404)
+            },
+            "/pictures/{sample}": {
+                "get": _operation(
+                    "What to see of a sample.", _json(_PICTURE), 404, _path("sample", {"type": "integer"})
+                )
+            },
             "/static/{name}": {
                 "get": _operation(
                     "Scripts and styles of the page.", {"text/javascript": TEXT}, 404, _path("name", TEXT)
@@ -107,6 +115,21 @@ _NEIGHBOR = {
         "picture": _PICTURE,
     },
 }
+_COUNTERFACTUAL = {
+    "type": ["object", "null"],
+    "description": "The fewest training samples that change the vote of similar ones; null without labels.",
+    "required": ["votes_for", "would_be", "share", "leave_out", "relabel", "rows", "text"],
+    "properties": {
+        "votes_for": TEXT,
+        "would_be": TEXT,
+        "share": MAYBE_NUMBER,
+        "leave_out": {"type": ["integer", "null"]},
+        "relabel": {"type": ["integer", "null"]},
+        "rows": {"type": "array", "items": {"type": "integer"}},
+        "samples": {"type": "array", "items": {"type": "object"}},
+        "text": TEXT,
+    },
+}
 _ANSWER = {
     "type": "object",
     "required": ["prediction", "trusted", "reasons", "novelty", "neighbors"],
@@ -124,11 +147,12 @@ _ANSWER = {
         "novelty_comparison": TEXT,
         "picture": _PICTURE,
         "neighbors": {"type": "array", "items": _NEIGHBOR},
+        "counterfactual": _COUNTERFACTUAL,
     },
 }
 _ABOUT = {
     "type": "object",
-    "required": ["model", "samples", "classes", "input", "columns", "run", "flagged", "report"],
+    "required": ["model", "samples", "classes", "input", "columns", "run", "flagged", "report", "command"],
     "properties": {
         "model": TEXT,
         "samples": {"type": "integer"},
@@ -138,6 +162,7 @@ _ABOUT = {
         "run": {"type": ["string", "null"]},
         "flagged": {"type": ["integer", "null"]},
         "report": {"type": "boolean"},
+        "command": {"type": ["string", "null"], "description": "Corrects the data by the decisions."},
     },
 }
 _SUSPECTS = {

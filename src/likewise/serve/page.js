@@ -38,9 +38,9 @@ function answerParts(found) {
     ? element("div", { class: "verdict" }, element("p", {}, "Nothing speaks against it."))
     : element("div", { class: "verdict distrust" }, element("p", {}, "Look twice:"), element("ul", {}, ...found.reasons.map((reason) => element("li", {}, reason))));
   const meters = [
-    found.agreement != null && meter("Neighbors agree", percent(found.agreement), found.agreement, "share of their votes for this prediction"),
+    found.agreement != null && meter("Neighbor agreement", percent(found.agreement), found.agreement, "share of similar samples, by similarity, with this label"),
     found.novelty != null && meter("Novelty", found.novelty.toFixed(2), (found.novelty_percentile ?? 0) / 100, found.novelty_comparison),
-    found.shift != null && meter("Shift", found.shift.toFixed(2), Math.min(1, found.shift), "how far its neighbors are predicted otherwise"),
+    found.shift != null && meter("Prediction gap", found.shift.toFixed(2), Math.min(1, found.shift), "distance from the predictions of similar samples: 0 the same, 1 another class"),
   ].filter(Boolean);
   return [
     name && element("p", { class: "prediction" }, element("strong", { id: "prediction" }, name), found.confidence == null ? null : element("span", { class: "lw-quiet" }, `${percent(found.confidence)} by the network itself`)),
@@ -48,13 +48,27 @@ function answerParts(found) {
     element("dl", { class: "meters" }, ...meters),
     element("p", { class: "lw-head" }, "It rests on these training samples"),
     element("div", { class: "lw-tiles", id: "neighbors" }, ...found.neighbors.map((near) => neighborTile(near, found.prediction_name ? near.label_name === found.prediction_name : null))),
+    ...changeParts(found),
   ].filter(Boolean);
+}
+
+// The fewest training samples without which the similar ones would vote otherwise.
+function changeParts({ counterfactual: change }) {
+  if (!change) return [];
+  const samples = change.samples ?? [];
+  const more = (change.leave_out ?? 0) - samples.length;
+  return [
+    element("p", { class: "lw-head" }, "What would change it"),
+    element("p", { id: "change" }, change.text),
+    samples.length ? element("div", { class: "lw-tiles", id: "change-samples" }, ...samples.map((sample) => neighborTile(sample, null))) : null,
+    samples.length && more > 0 ? element("p", { class: "lw-quiet" }, `and ${more.toLocaleString("en")} more`) : null,
+  ];
 }
 
 function meter(title, value, share, meaning) {
   const filled = element("i", {});
   filled.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
-  return element("div", {}, element("dt", {}, title), element("dd", {}, value), element("div", { class: "bar" }, filled), element("small", {}, meaning));
+  return element("div", {}, element("dt", {}, title), element("dd", {}, value, element("span", { class: "bar" }, filled), element("small", {}, meaning)));
 }
 
 const FORMS = {
@@ -145,17 +159,24 @@ async function makeReview(about) {
   await take({ ...read(key), ...known }); // what was decided in the report before; the run folder is right where both know
   byReport.clear();
   store(key, known);
-  window.addEventListener("storage", async (event) => {
+  let taking = Promise.resolve(); // one after the other, in the order in which the report wrote
+  document.body.dataset.taken = 0;
+  window.addEventListener("storage", (event) => {
     if (event.key !== key || !event.newValue) return;
-    await take(read(key));
-    store(key, known);
+    taking = taking.then(async () => {
+      await take(parse(event.newValue)).catch((error) => review.say(`Not saved: ${error.message}`));
+      if (localStorage.getItem(key) === event.newValue) store(key, known); // else the report has written again since
+      document.body.dataset.taken = Number(document.body.dataset.taken) + 1;
+    });
   });
 }
 
 // What the report's review keeps: sample -> decision. Anything else in its place is left alone.
-function read(key) {
+const read = (key) => parse(localStorage.getItem(key));
+
+function parse(text) {
   try {
-    const found = JSON.parse(localStorage.getItem(key) ?? "{}");
+    const found = JSON.parse(text ?? "{}");
     const entries = Object.entries(found).filter(([sample, decision]) => /^\d+$/.test(sample) && typeof decision?.verdict === "string");
     return Object.fromEntries(entries.map(([sample, { verdict, label }]) => [sample, label == null ? { verdict } : { verdict, label }]));
   } catch {
@@ -199,6 +220,7 @@ async function start() {
   });
   if (about.input) $("input").append(...FORMS[about.input](about));
   else $("input").append(element("p", { class: "lw-quiet" }, "New inputs cannot be asked about here: this run keeps no index. likewise index builds one; likewise serve RUN --index INDEX serves both."));
+  $("command").textContent = about.command ?? "";
   if (about.report) await makeReview(about);
   const wanted = location.hash.slice(1);
   show(PARTS.includes(wanted) && (wanted === "ask" || about.report) ? wanted : about.input || !about.report ? "ask" : "review");

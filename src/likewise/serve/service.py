@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from likewise.data import batches
 from likewise.index import Index
 from likewise.locks import lock_folder
+from likewise.report.build import page
+from likewise.report.payload import Run, apply_command, pack_payload, read_run
 from likewise.runs.decisions import Decision, decisions_as_dict, write_decisions
 from likewise.runs.result import Analysis
 from likewise.runs.review import ReviewQueue, describe_picture
@@ -15,6 +17,8 @@ from likewise.serve.inputs import InputReader, NewInput
 from likewise.thumbnails import Picture
 
 DECISIONS = "decisions.json"
+REPORT_DATA = "report-data"  # where the report finds its data and its pictures, beside its own address
+PICTURES = "pictures/{sample}"
 SECONDS_FOR_LOCK = 10
 
 
@@ -46,6 +50,7 @@ class Service:
     def about(self) -> dict[str, Any]:
         """Return what is served and which new inputs are taken."""
         index, run, reader = self.index, self.run, self.reader
+        name = "" if run is None else run.folder.resolve().name
         if run is not None:
             model, samples = run.manifest["about"]["model"], len(run.table)
         else:
@@ -60,6 +65,7 @@ class Service:
             "run": None if run is None else run.manifest["data"],
             "flagged": None if self.queue is None else self.queue.flagged,
             "report": run is not None,
+            "command": None if run is None else apply_command(name, f"{name}/{DECISIONS}"),
         }
 
     @property
@@ -83,6 +89,9 @@ class Service:
             answer["neighbors"] = [
                 {**near, "picture": shown} for near, shown in zip(answer["neighbors"], pictures, strict=True)
             ][: question.k]
+            change = explanation.counterfactual
+            if change is not None:
+                answer["counterfactual"]["samples"] = [self._describe_row(row) for row in change.rows]
             answers.append(answer)
         return answers
 
@@ -130,10 +139,40 @@ class Service:
             raw = {name: row[name] for name in self.reader.columns or row if name in row}
         self.explain([Question(self.reader.read(raw), 1)])
 
-    @property
-    def report(self) -> Path | None:
-        """The report of the run."""
-        return None if self.run is None else self.run.folder / "report.html"
+    def report_page(self) -> str:
+        """Return the report of the run; it fetches its data from `REPORT_DATA`.
+
+        Raises:
+            LookupError: Only an index is served.
+
+        """
+        return page(self._report_run, source=REPORT_DATA)
+
+    @cached_property
+    def report_data(self) -> bytes:
+        """What the report shows, packed once."""
+        return pack_payload(self._report_run, picture_source=PICTURES)
+
+    def picture(self, sample: int) -> dict[str, Any] | None:
+        """Return what to see of a sample that the report itself holds no picture of.
+
+        Raises:
+            LookupError: There is no such sample, or only an index is served.
+
+        """
+        run = self._run
+        if not 0 <= sample < len(run.table):
+            raise LookupError(f"There is no sample {sample}.")
+        return describe_picture(run.pictures.get(sample) or self._stored_picture(sample))
+
+    @cached_property
+    def _report_run(self) -> Run:
+        return read_run(self._run.folder)
+
+    def _describe_row(self, row: int) -> dict[str, Any]:
+        assert self.index is not None
+        sample = self.index.sample(row)
+        return {**sample.as_dict(), "picture": describe_picture(sample.picture)}
 
     @property
     def _run(self) -> Analysis:

@@ -52,6 +52,7 @@ function readPictures(samples, kinds, ends, content) {
   const places = new Map();
   samples.forEach((sample, i) => places.set(sample, i));
   const addresses = new Map();
+  const answers = new Map();
   return {
     count: samples.length,
     wide: kinds.some((kind) => kind === "text" || kind === "row"), // more to read than a thumbnail has room for
@@ -60,6 +61,11 @@ function readPictures(samples, kinds, ends, content) {
     bytes(sample) {
       const i = places.get(sample);
       return content.subarray(i ? ends[i - 1] : 0, ends[i]);
+    },
+    // From a server; null where there is none. Asked for once.
+    fetch(source, sample) {
+      if (!answers.has(sample)) answers.set(sample, fetched(source.replace("{sample}", sample)).then((answer) => answer.json(), () => null));
+      return answers.get(sample);
     },
     text(sample) {
       return new TextDecoder().decode(this.bytes(sample));

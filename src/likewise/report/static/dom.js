@@ -27,16 +27,25 @@ function drawing(tag, attributes, ...children) {
 function picture(data, sample, large = false) {
   const { pictures } = data;
   const size = large ? "large" : "small";
-  if (!pictures.has(sample)) return element("span", { class: `picture none ${size}`, title: "no picture kept" }, `#${sample}`);
+  if (!pictures.has(sample)) return laterPicture(data, sample, size);
   const kind = pictures.kind(sample);
-  if (kind === "image") {
-    return element("img", { class: `picture ${size}`, src: pictures.address(sample), alt: `sample ${sample}` });
-  }
-  if (kind === "text") return element("span", { class: `picture text ${size}` }, pictures.text(sample));
-  const content = JSON.parse(pictures.text(sample));
+  const content = kind === "image" ? pictures.address(sample) : kind === "text" ? pictures.text(sample) : JSON.parse(pictures.text(sample));
+  return drawPicture(kind, content, size, sample);
+}
+
+// Its number; and what is to be seen of it once a server has sent that.
+function laterPicture(data, sample, size) {
+  const made = element("span", { class: `picture none ${size}`, title: "no picture kept" }, `#${sample}`);
+  if (data.pictureSource) data.pictures.fetch(data.pictureSource, sample).then((found) => found && made.replaceWith(drawPicture(found.kind, found.content, size, sample)));
+  return made;
+}
+
+function drawPicture(kind, content, size, sample) {
+  if (kind === "image") return element("img", { class: `picture ${size}`, src: content, alt: `sample ${sample}` });
+  if (kind === "text") return element("span", { class: `picture text ${size}` }, content);
   if (kind === "signal") return signal(content, size, sample);
   const rows = Object.entries(content).map(([name, value]) => element("span", { class: "field" }, element("span", {}, name), element("span", {}, String(value))));
-  return element("span", { class: `picture row ${size}` }, ...(large ? rows : rows.slice(0, 4)));
+  return element("span", { class: `picture row ${size}` }, ...(size === "large" ? rows : rows.slice(0, 4)));
 }
 
 function signal(values, size, sample) {

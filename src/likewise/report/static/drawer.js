@@ -94,12 +94,11 @@ function enlargeable(data, sample) {
   return element("button", { type: "button", class: "plain enlarge", "aria-label": `enlarge ${nameOf(data, sample)}`, onclick: () => enlarge(data, sample) }, picture(data, sample, true));
 }
 
-// The sample as large as the screen: what is kept in this file, or the original where a server may show it.
+// The sample as large as the screen allows: what is kept in this file.
 function enlarge(data, sample) {
   const box = document.getElementById("lightbox");
-  const seen = data.originals ? element("img", { src: data.originals.replace("{sample}", sample), alt: `sample ${sample}` }) : picture(data, sample, true);
-  box.querySelector(".seen").replaceChildren(seen);
-  box.querySelector(".caption").textContent = `${nameOf(data, sample)} · ${captionOf(data, sample)}${data.originals ? "" : " · as kept in this file"}`;
+  box.querySelector(".seen").replaceChildren(picture(data, sample, true));
+  box.querySelector(".caption").textContent = `${nameOf(data, sample)} · ${captionOf(data, sample)} · as kept in ${data.pictureSource ? "the run" : "this file"}`;
   box.showModal();
 }
 
