@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-exports docs matrix wheel check format screenshots screenshot-serve
+.PHONY: demo test test-slow test-exports docs gallery matrix wheel check format screenshots screenshot-serve
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -26,6 +26,10 @@ test-exports:
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "out/docs/index.html"
+
+# Every figure of likewise.figures, drawn again, and docs/gallery.md with the code that drew it.
+gallery: .venv/test.stamp
+	$(BIN)/python docs/site/gallery.py
 
 # The fast tests on each Python and torch that installs here; writes docs/versions.md.
 matrix:

@@ -1,6 +1,7 @@
 """What is drawn is what was given; bad input is refused with a reason; names are never parsed."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.colors import to_hex
 
 from likewise import figures
 
+ROOT = Path(__file__).parent.parent
 ODD = ["$x^2$", "<script>", "_hidden"]  # formulas, markup and matplotlib's mark of "no label"
 STATUSES = ["ordinary", "isolated", "contested"]
 
@@ -29,7 +31,9 @@ def table_of(n, classes=3):
     status = [STATUSES[i % 3] for i in range(n)]
     agreement = [1.0 if name == "ordinary" else 0.0 for name in status]
     issue = np.arange(n) % 4 == 2
-    return pd.DataFrame(numbers | labels | dict(agreement=agreement, label_issue=issue, status=status))
+    training = {name: rng.random(n) / 2 for name in ("training_confidence", "training_variability")}
+    rest = dict(agreement=agreement, label_issue=issue, status=status)
+    return pd.DataFrame(numbers | labels | training | rest)
 
 
 def matrix_of(n):
@@ -37,6 +41,7 @@ def matrix_of(n):
 
 
 TABLE = table_of(40)
+LEVELS = [(0.6, 0.55, 0.4, 0.7, 30), (0.9, 0.93, 0.85, 0.97, 40)]
 IMAGES = np.random.default_rng(0).random((40, 5, 4))
 DRAWN = {
     "neighbor_grid": lambda ax: figures.neighbor_grid(IMAGES, [0, 1], [[1, 2, 3], [0, 4, 5]], ax=ax),
@@ -46,6 +51,10 @@ DRAWN = {
     "kernel_map": lambda ax: figures.kernel_map(TABLE, ax=ax),
     "confusion": lambda ax: figures.confusion([[3, 1], [0, 4]], ax=ax),
     "class_similarity": lambda ax: figures.class_similarity([[0.3, -0.1], [-0.1, 0.4]], ax=ax),
+    "pair_grid": lambda ax: figures.pair_grid(IMAGES, [0, 1, 2], [3, 4, 6], [0.9, 0.8, 0.7], ax=ax),
+    "cartography": lambda ax: figures.cartography(TABLE, ax=ax),
+    "slices": lambda ax: figures.slices(TABLE, ax=ax),
+    "calibration": lambda ax: figures.calibration(LEVELS, ax=ax),
     "dynamics": lambda ax: figures.dynamics([TABLE, TABLE], ax=ax),
 }
 
@@ -88,7 +97,7 @@ def test_imports_neither_torch_nor_the_rest_of_likewise():
     nodes = list(ast.walk(ast.parse(Path(figures.__file__).read_text())))
     modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     modules |= {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
-    allowed = {"__future__", "collections", "matplotlib", "numpy", "pandas", "typing"}
+    allowed = {"__future__", "collections", "itertools", "matplotlib", "numpy", "pandas", "scipy", "typing"}
     assert {module.split(".")[0] for module in modules} <= allowed
 
 
@@ -355,6 +364,151 @@ def test_dynamics_draws_median_band_and_samples(ax):
 def test_dynamics_refuses_what_does_not_match(given, message):
     with pytest.raises(ValueError, match=message):
         figures.dynamics(**given)
+
+
+# pair_grid
+
+
+def test_pairs_have_similarities_names_and_frames(ax):
+    labels = np.arange(40) % 3
+    figures.pair_grid(IMAGES, [0, 1, 2], [3, 5, 6], [0.98765, 0.5, 0.25], labels, ["a", "b", "c"], 2, ax)
+    assert texts(drawn(ax)) == ["0.988", "0.500", "0.250"]
+    insets = ax.child_axes
+    assert [inset.get_xlabel() for inset in insets] == ["a", "a", "b", "c", "c", "a"]
+    frames = [to_hex(inset.spines["left"].get_edgecolor()).upper() for inset in insets]
+    assert frames == [figures.GRAY] * 2 + [figures.VERMILION] * 4
+    shown = IMAGES[[[0, 3], [1, 5], [2, 6]]]
+    expected = (shown - shown.min()) / np.ptp(shown)
+    assert np.allclose([inset.images[0].get_array() for inset in insets], expected.reshape(6, 5, 4))
+    rows = [round(inset.get_position().y0, 2) for inset in insets]
+    assert rows[0] == rows[3] > rows[4] == rows[5]  # two pairs in a row
+
+
+def test_pairs_refuse_what_does_not_match():
+    with pytest.raises(ValueError, match=r"second: int64 \(1,\) found, pass finite numbers of shape \(2,\)"):
+        figures.pair_grid(IMAGES, [0, 1], [2])
+    with pytest.raises(ValueError, match="Places 0 to 40 found: choose from 0 to 39"):
+        figures.pair_grid(IMAGES, [0], [40])
+    with pytest.raises(ValueError, match="0 pairs per row"):
+        figures.pair_grid(IMAGES, [0], [1], pairs_per_row=0)
+    assert not plt.get_fignums()
+
+
+# cartography
+
+
+def test_cartography_draws_variability_against_confidence(ax):
+    figures.cartography(TABLE, ax)
+    right, wrong = (group.get_offsets() for group in drawn(ax).collections)
+    expected = TABLE[["training_variability", "training_confidence"]].to_numpy()
+    assert np.array_equal(right, expected[~TABLE["label_issue"]])
+    assert np.array_equal(wrong, expected[TABLE["label_issue"]])
+    assert legend(ax) == ["looks right: 30", "looks wrong: 10"]
+
+
+def test_cartography_needs_a_record_of_training():
+    with pytest.raises(ValueError, match="No column 'training_variability' found"):
+        figures.cartography(TABLE.drop(columns="training_variability"))
+
+
+# slices
+
+
+def test_slices_are_shares_with_the_intervals_of_wilson(ax):
+    table = pd.DataFrame(
+        {"label": [0] * 10 + [2] * 20, "label_issue": [True] * 2 + [False] * 8 + [True] * 15 + [False] * 5}
+    )
+    figures.slices(table, classes=["a", "b", "c"], ax=ax)
+    assert [bar.get_width() for bar in drawn(ax).patches] == [0.75, 0.2]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["c (n = 20)", "a (n = 10)"]
+    assert ax.get_title(loc="right") == "all samples: 56.7%"
+    ends = ax.collections[0].get_segments()
+    z = 1.959964
+    for (low, high), hits, n in zip([segment[:, 0] for segment in ends], (15, 2), (20, 10), strict=True):
+        middle, spread = (
+            hits / n + z * z / (2 * n),
+            z * np.sqrt(hits / n * (1 - hits / n) / n + z * z / (4 * n * n)),
+        )
+        assert (low, high) == pytest.approx(
+            np.array([middle - spread, middle + spread]) / (1 + z * z / n), abs=1e-6
+        )
+    assert ax.lines[0].get_xdata()[0] == pytest.approx(17 / 30)
+
+
+def test_slices_of_numbers_are_quintiles_and_count_the_largest_tenth(ax):
+    table = pd.DataFrame({"size": np.arange(50.0), "novelty": np.arange(50.0)[::-1], "label_issue": False})
+    figures.slices(table, by="size", of="novelty", ax=ax)
+    assert [bar.get_width() for bar in drawn(ax).patches] == [
+        0.5,
+        0,
+        0,
+        0,
+        0,
+    ]  # 5 of 50 are above the 90th percentile
+    names = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert names == [f"{name} (n = 10)" for name in ("< 10", "10 to 20", "20 to 30", "30 to 40", "≥ 40")]
+    assert ax.get_xlabel() == "share of the largest tenth of novelty"
+
+
+@pytest.mark.parametrize(("of", "share"), [("mistakes", 0.5), ("isolated", 0.25)])
+def test_slices_count_mistakes_and_isolated_samples(of, share, ax):
+    table = pd.DataFrame({"source": list("aaaa"), "label": [0, 1, 0, 1], "prediction": [0, 0, 1, 1]})
+    figures.slices(table.assign(status=["isolated", *["ordinary"] * 3]), by="source", of=of, ax=ax)
+    assert [bar.get_width() for bar in drawn(ax).patches] == [share]
+
+
+def test_slices_show_the_largest_shares_first_and_no_more_than_asked(ax):
+    table = pd.DataFrame({"source": list("abcd"), "label_issue": [False, True, False, True]})
+    figures.slices(table, by="source", most=3, ax=ax)
+    assert [tick.get_text()[0] for tick in drawn(ax).get_yticklabels()] == ["b", "d", "a"]
+    with pytest.raises(ValueError, match="No column 'origin' found"):
+        figures.slices(table, by="origin")
+
+
+# calibration
+
+
+def test_calibration_draws_what_was_found_with_its_interval(ax):
+    figures.calibration(LEVELS, ax)
+    diagonal, points, *_ = drawn(ax).lines
+    assert np.array_equal(points.get_xydata(), [[0.6, 0.55], [0.9, 0.93]])
+    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+    (bars,) = ax.collections
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [
+        pytest.approx([0.4, 0.7]),
+        pytest.approx([0.85, 0.97]),
+    ]
+    assert ax.get_title(loc="right") == "70 held-out predictions"
+
+
+def test_calibration_takes_the_levels_of_a_calibration(ax):
+    import torch
+
+    import likewise as lw
+
+    torch.manual_seed(0)
+    share, classes = torch.linspace(0, 1, 60), torch.zeros(60, dtype=torch.long)
+    found = lw.calibrate(lw.Reliability(share, share, 1 - share, classes, share), torch.arange(60) % 2)
+    figures.calibration(found.levels, ax)
+    assert len(drawn(ax).lines[1].get_xdata()) == len(found.levels)
+
+
+def test_calibration_refuses_intervals_beside_what_was_found():
+    with pytest.raises(ValueError, match="pass low <= found <= high"):
+        figures.calibration([(0.6, 0.55, 0.6, 0.7, 30)])
+    with pytest.raises(ValueError, match=r"levels: float64 \(1, 2\) found"):
+        figures.calibration([(0.6, 0.55)])
+
+
+# The gallery
+
+
+def test_the_gallery_shows_every_figure():
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for name in DRAWN:
+        assert f"lw.figures.{name}(" in page, "run make gallery"
+    for picture in re.findall(r"\(images/gallery/(\w+\.png)\)", page):
+        assert (ROOT / "docs" / "images" / "gallery" / picture).stat().st_size < 60_000
 
 
 # Everywhere

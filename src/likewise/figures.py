@@ -1,11 +1,13 @@
 """What does an analysis look like? The report's plots, one matplotlib function each.
 
-Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`.
+Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`. The
+gallery of the documentation shows all of them (`make gallery`).
 Colors are Okabe and Ito's, told apart by color-blind readers. Names are never parsed as formulas.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,11 @@ TITLES = {
     "density": "density $N_S / N$",
     "local_density": "local density",
     "agreement": "agreement with the prediction",
+    "training_confidence": "confidence (mean over training)",
+    "training_variability": "variability (standard deviation over training)",
+    "label_issue": "labels that look wrong",
+    "mistakes": "predictions that differ from the label",
+    "isolated": "samples with few neighbors",
 }
 
 
@@ -83,6 +90,75 @@ def neighbor_grid(
     if labels is not None:
         keys = [ax.plot([], [], "s", mfc="none", mec=color, mew=1.8)[0] for color in (BLUE, VERMILION)]
         _legend(ax, keys, ["the query's label", "another label"], beside=False)
+    return ax
+
+
+def pair_grid(
+    images: ArrayLike,
+    first: ArrayLike,
+    second: ArrayLike,
+    similarities: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    classes: Names = None,
+    pairs_per_row: int = 4,
+    ax: Axes | None = None,
+) -> Axes:
+    """Return pairs of images side by side: near-duplicates, or the most similar samples of two classes.
+
+    Args:
+        images: (n, h, w), (n, c, h, w) or (n, h, w, c), in any range.
+        first: (pairs,) places in the images, as `Analysis.duplicates["first"]`.
+        second: (pairs,) places in the images.
+        similarities: (pairs,), written above the pairs.
+        labels: (n,) class numbers, written below; pairs of two labels are framed vermilion.
+        classes: Names of the classes.
+        pairs_per_row: How many pairs a row has.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.pair_grid(np.random.rand(9, 8, 8), [0, 1], [3, 4], similarities=[0.99, 0.98])
+        >>> [text.get_text() for text in ax.texts]
+        ['0.990', '0.980']
+        >>> plt.close(ax.figure)
+
+    """
+    count = len(_numbers(first, "first", None))
+    if pairs_per_row < 1:
+        raise ValueError(f"{pairs_per_row} pairs per row found: pass at least one.")
+    places = np.column_stack([np.asarray(first), _numbers(second, "second", count)]).astype(int)
+    pictures = _pictures(images, places)
+    names, frames = np.full(places.shape, "", object), np.full(count, GRAY, object)
+    if labels is not None:
+        own = _numbers(labels, "labels", len(np.asarray(images)))[places]
+        names[:] = np.reshape(_names(own.ravel(), classes, 10), own.shape)
+        frames[own[:, 0] != own[:, 1]] = VERMILION
+    texts = np.full(count, "", object)
+    if similarities is not None:
+        texts[:] = np.vectorize("{:.3f}".format)(_numbers(similarities, "similarities", count))
+    columns = min(pairs_per_row, count)
+    rows = -(-count // columns)
+    above, below = 0.05 if similarities is None else 0.3, 0.08 if labels is None else 0.34
+    ratio = pictures.shape[2] / pictures.shape[3]
+    pitch, width = ratio + above + below, 2.3 * columns - 0.3
+    ax = _axes(ax, 0.75 * width, 0.75 * pitch * rows)
+    ax.set_axis_off()
+    for pair in range(count):
+        row, column = divmod(pair, columns)
+        bottom = (rows - 1 - row) * pitch + below
+        for side in (0, 1):
+            left = 2.3 * column + side + 0.02
+            box = (left / width, bottom / pitch / rows, 0.96 / width, ratio / pitch / rows)
+            _draw_image(ax, pictures[pair, side], box, frames[pair], below=str(names[pair, side]))
+        if texts[pair]:
+            middle, top = (2.3 * column + 1) / width, (bottom + ratio + 0.04) / pitch / rows
+            ax.text(
+                middle, top, texts[pair], transform=ax.transAxes, ha="center", va="bottom", fontsize="small"
+            )
     return ax
 
 
@@ -216,6 +292,8 @@ def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
 def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax: Axes | None = None) -> Axes:
     """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each.
 
+    Similar samples lie near each other. The axes have no name: only with `layout="pca"` are they directions.
+
     Args:
         table: `Analysis.table`.
         color: A column of it.
@@ -230,8 +308,8 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
         >>> plt.switch_backend("Agg")                                         # no window
         >>> table = pandas.DataFrame({"map_x": [0, 1, 2], "map_y": [0, 1, 0], "density": [0.2, 0.4, 0.6]})
         >>> ax = lw.figures.kernel_map(table, color="density")
-        >>> ax.get_xlabel()
-        'kernel PC 1'
+        >>> ax.collections[0].get_array().tolist()
+        [0.2, 0.4, 0.6]
         >>> plt.close(ax.figure)
 
     """
@@ -255,8 +333,9 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
             keys.append(ax.scatter(x[here], y[here], size, shade, marker=MARKERS[slot], lw=0))
             keys[-1].set(zorder=2 + 1 / here.sum(), rasterized=True)
         _legend(ax, keys, names, beside=True)
-    ax.set(xlabel="kernel PC 1", ylabel="kernel PC 2", xticks=[], yticks=[], aspect="equal")
+    ax.set(xticks=[], yticks=[], aspect="equal")
     ax.set_adjustable("datalim")
+    ax.spines[:].set_visible(False)
     return ax
 
 
@@ -311,6 +390,136 @@ def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None =
     signed = np.char.replace(np.vectorize("{:.2f}".format)(means.round(2) + 0.0), "-", "−")  # never −0.00
     texts = np.where(shades.mask, "", signed)
     return _heat_map(ax, shades, texts if len(means) <= 12 else None, classes, diverging=True)
+
+
+def cartography(table: DataFrame, ax: Axes | None = None) -> Axes:
+    """Return how training went, sample by sample: variability against confidence, labels that look wrong on top.
+
+    Top left: easy to learn. Right: ambiguous. Bottom left: hardly ever believed, often a wrong label.
+    From Swayamdipta et al., *Dataset Cartography*, 2020.
+
+    Args:
+        table: `Analysis.table` of a run with the record of training (`analyze(..., watch=)`).
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"training_confidence": [0.9, 0.1], "training_variability": [0.1, 0.2]})
+        >>> ax = lw.figures.cartography(table.assign(label_issue=[False, True]))
+        >>> [text.get_text().strip() for text in ax.get_legend().get_texts()]
+        ['looks right: 1', 'looks wrong: 1']
+        >>> plt.close(ax.figure)
+
+    """
+    x, y = (_column(table, name, numeric=True) for name in ("training_variability", "training_confidence"))
+    wrong = _column(table, "label_issue").astype(bool)
+    ax = _axes(ax, 5.0, 4.0)
+    size = float(np.clip(16000 / len(x), 4, 18))
+    keys, names = [], []
+    for here, name, color, marker in ((~wrong, "right", GRAY, "o"), (wrong, "wrong", VERMILION, "X")):
+        scale = 1 if name == "right" else 2
+        keys.append(ax.scatter(x[here], y[here], scale * size, color, marker=marker, lw=0, rasterized=True))
+        names.append(f"looks {name}: {here.sum():,}")
+    ax.set(xlim=(-0.02, max(0.5, x.max()) + 0.02), ylim=(-0.04, 1.04))
+    ax.set(xlabel=TITLES["training_variability"], ylabel=TITLES["training_confidence"])
+    _legend(ax, keys, names, beside=False)
+    return ax
+
+
+def slices(
+    table: DataFrame,
+    by: str = "label",
+    of: str = "label_issue",
+    classes: Names = None,
+    most: int = 30,
+    ax: Axes | None = None,
+) -> Axes:
+    """Return the share of samples for which something holds, group by group, with Wilson's 95 % intervals.
+
+    The dashed line is the share among all samples. As in the report, a column of numbers is cut into five groups of
+    about equal size, in their order; other groups come with the largest share first.
+
+    Args:
+        table: `Analysis.table`.
+        by: The column whose groups are compared.
+        of: What is counted: a column of truth values, "mistakes" (the prediction is not the label), "isolated" (its
+            status), or a column of numbers, of which the largest tenth is counted.
+        classes: Names of the classes, where `by` holds class numbers.
+        most: How many groups are shown.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"source": ["a", "a", "b", "b"], "label_issue": [True, False, False, False]})
+        >>> ax = lw.figures.slices(table, by="source")
+        >>> [bar.get_width() for bar in ax.patches]
+        [0.5, 0.0]
+        >>> plt.close(ax.figure)
+
+    """
+    from scipy.stats import binomtest
+
+    hits = _counted(table, of)
+    groups, names, ranked = _grouped(table, by, classes)
+    sizes = np.bincount(groups, minlength=len(names))
+    found = np.bincount(groups, weights=hits, minlength=len(names)).astype(int)
+    shares = found / sizes
+    order = np.argsort(-shares, kind="stable")[:most] if ranked else np.arange(len(names))
+    rows = range(len(order))
+    ends = [binomtest(int(found[g]), int(sizes[g])).proportion_ci(method="wilson") for g in order]
+    ax = _axes(ax, 5.5, 0.28 * len(order) + 1.1)
+    from matplotlib.ticker import PercentFormatter
+
+    ax.barh(rows, shares[order], 0.72, color=BLUE, alpha=0.75)
+    ax.hlines(rows, [end.low for end in ends], [end.high for end in ends], color="black", lw=1.2)
+    ax.axvline(hits.mean(), color=VERMILION, lw=1.2, ls="--")
+    ax.set_title(f"all samples: {hits.mean():.1%}", loc="right", color=VERMILION, fontsize="medium")
+    ax.set_yticks(rows, [f"{names[g]} (n = {sizes[g]:,})" for g in order])
+    ax.set(xlim=(0, min(1.0, 1.02 * max(end.high for end in ends))), ylim=(len(order) - 0.4, -0.6))
+    ax.set(xlabel=f"share of {TITLES.get(of, f'the largest tenth of {_plain(of)}')}")
+    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def calibration(levels: ArrayLike, ax: Axes | None = None) -> Axes:
+    """Return what was expected of held-out predictions against what was found; on the diagonal they agree.
+
+    Args:
+        levels: `Calibration.levels`: rows of expected, found, low and high ends of its 95 % interval, and samples.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.calibration([(0.6, 0.55, 0.4, 0.7, 30), (0.9, 0.93, 0.85, 0.97, 40)])
+        >>> ax.get_title(loc="right")
+        '70 held-out predictions'
+        >>> plt.close(ax.figure)
+
+    """
+    rows = _numbers([tuple(level) for level in np.asarray(levels)], "levels", None, 5).astype(float)
+    x, y, low, high, samples = rows.T
+    if (low > y).any() or (high < y).any():
+        raise ValueError("levels: intervals that do not hold what was found, pass low <= found <= high.")
+    ax = _axes(ax, 4.0, 4.0)
+    end = 1.03 * max(x.max(), high.max())
+    ax.plot([0, end], [0, end], color=GRAY, lw=1, ls="--", zorder=1)
+    ax.errorbar(x, y, yerr=[y - low, high - y], fmt="o", color=BLUE, ms=5, lw=1.2, capsize=2)
+    ax.set(xlim=(0, end), ylim=(0, end), aspect="equal", xlabel="expected", ylabel="found")
+    ax.set_title(f"{samples.sum():,.0f} held-out predictions", loc="right", fontsize="medium")
+    return ax
 
 
 def dynamics(
@@ -388,6 +597,34 @@ def _column(table: DataFrame, name: str, numeric: bool = False) -> np.ndarray:
     return _numbers(table[name], name, None).astype(float) if numeric else np.asarray(table[name])
 
 
+def _counted(table: DataFrame, of: str) -> np.ndarray:
+    """Return for which samples something holds."""
+    if of == "mistakes":
+        return _column(table, "prediction") != _column(table, "label")
+    if of == "isolated":
+        return _column(table, "status") == "isolated"
+    values = _column(table, of)
+    if values.dtype.kind == "b":
+        return values
+    numbers = _column(table, of, numeric=True)
+    return numbers > np.sort(numbers)[int(0.9 * (len(numbers) - 1))]
+
+
+def _grouped(table: DataFrame, by: str, classes: Names) -> tuple[np.ndarray, list[str], bool]:
+    """Return the group of every sample, their names, and whether they are ranked: quintiles of numbers are not."""
+    values = _column(table, by)
+    labels = by in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"
+    found, which = np.unique(values, return_inverse=True)
+    if values.dtype.kind != "f" and (labels or values.dtype.kind not in "iu" or len(found) <= 12):
+        return which, _names(found, classes if labels else None), True
+    numbers = _column(table, by, numeric=True)
+    edges = np.unique(np.sort(numbers)[np.arange(1, 5) * len(numbers) // 5])
+    found, which = np.unique(np.searchsorted(edges, numbers, "right"), return_inverse=True)
+    ends = [f"{edge:.3g}" for edge in edges]
+    names = [f"< {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"≥ {ends[-1]}"]
+    return which, [names[group] for group in found], False
+
+
 def _pictures(images: ArrayLike, places: np.ndarray) -> np.ndarray:
     """Return the images at these places, gray or RGB with the channels last, scaled to 0..1 together."""
     found = np.asarray(images)
@@ -425,7 +662,8 @@ def _names(values: np.ndarray, classes: Names, width: int = 24) -> list[str]:
 def _legend(ax: Axes, keys: Sequence[Artist], names: Sequence[str], beside: bool) -> None:
     """Draw a legend without a frame, beside the plot or above."""
     texts = [f" {name}" for name in names]  # matplotlib before 3.10 leaves out those that start with "_"
-    legend = ax.legend(keys, texts, loc="center left" if beside else "lower center", ncols=1 if beside else 2)
+    place = "center left" if beside else "lower center"
+    legend = ax.legend(keys, texts, loc=place, ncols=1 if beside else 2, markerscale=1.5, handletextpad=0.2)
     legend.set(frame_on=False, bbox_to_anchor=(1.0, 0.5) if beside else (0.5, 1.0))
 
 

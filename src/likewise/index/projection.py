@@ -339,6 +339,15 @@ def recover_readout(described: Mapping[str, Any]) -> Readout:
     )
 
 
+def refuse_other_version(there: Mapping[str, Any], what: str) -> None:
+    """Raise if another version of likewise built an index: its sketches may be drawn otherwise."""
+    built = there["versions"]["likewise"]
+    if built != VERSION:
+        raise ValueError(
+            f"{what} is of another version of likewise ({built}, here {VERSION}): build it again with this one."
+        )
+
+
 def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
     """Raise, by name, if an index was built with another model, readout, parameters or precision.
 
@@ -366,11 +375,6 @@ def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what
             raise ValueError(
                 f"{what} is of another precision{found}: convert the model, or build an index of this one."
             )
-    if there["versions"]["likewise"] != here["versions"]["likewise"]:
-        raise ValueError(
-            f"{what} is of another version of likewise ({there['versions']['likewise']}, here "
-            f"{here['versions']['likewise']}): build it again with this one."
-        )
     if there["precision"] != here["precision"]:
         warnings.warn(
             f"{what} was built in another precision{tell_difference(there['precision'], here['precision'])}: "

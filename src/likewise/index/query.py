@@ -43,6 +43,7 @@ from likewise.index.projection import (
     refuse_other_inputs,
     refuse_other_network,
     refuse_other_projection,
+    refuse_other_version,
 )
 from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_per_shard
 from likewise.index.store import IndexFolder
@@ -566,6 +567,9 @@ class Index:
 
     def _check_network(self, model: nn.Module | Network, readout: Readout | None) -> Network:
         state = self.manifest
+        refuse_other_version(
+            state, f"The index in {self.path}"
+        )  # its readout may be known by another fingerprint
         if isinstance(model, Network):
             net = to_network(model, readout)
             if net.automatic is not None and net.automatic.chosen is None:
