@@ -662,8 +662,8 @@ def _names(values: np.ndarray, classes: Names, width: int = 24) -> list[str]:
 def _legend(ax: Axes, keys: Sequence[Artist], names: Sequence[str], beside: bool) -> None:
     """Draw a legend without a frame, beside the plot or above."""
     texts = [f" {name}" for name in names]  # matplotlib before 3.10 leaves out those that start with "_"
-    place = "center left" if beside else "lower center"
-    legend = ax.legend(keys, texts, loc=place, ncols=1 if beside else 2, markerscale=1.5, handletextpad=0.2)
+    style = {"ncols": 1 if beside else 2, "markerscale": 1.5, "handletextpad": 0.2}
+    legend = ax.legend(keys, texts, loc="center left" if beside else "lower center", **style)
     legend.set(frame_on=False, bbox_to_anchor=(1.0, 0.5) if beside else (0.5, 1.0))
 
 
