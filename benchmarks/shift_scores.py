@@ -14,8 +14,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from records import FOLDER, add
 from scipy.stats import rankdata
+
+from likewise.statistics.novelty import Ingredients, novel_share
 
 Array = np.ndarray
 
@@ -74,14 +77,44 @@ class Network:
         standard = (stacked - mean) / spread
         return LogisticRegression(C=1.0).fit(standard[held], self.right[held]).decision_function(standard)
 
-    def calibrated_by(self, parameters: str, unseen: float | None) -> Array:
-        """Return what `lw.calibrate` makes of `lw.reliability`, cautious below this quantile of held-out closeness."""
+    @cached_property
+    def novel_share(self) -> Array:
+        """What `lw.novelty` returns: the share of the training samples, each left out, that are less novel."""
+        found = [
+            torch.tensor(part)
+            for part in (
+                self.novelty("all"),
+                self.novelty("last layer"),
+                np.exp(self[f"length part {self.parts - 1}"]),
+            )
+        ]
+        rows = torch.tensor(self.rows("training"))
+        return novel_share(Ingredients(*found), Ingredients(*(part[rows] for part in found))).numpy()
+
+    def calibrated_by(
+        self, parameters: str, unseen: float | None, *, hedged: bool = False, edge: float | None = None
+    ) -> Array:
+        """Return log-odds of being right from the ingredients of `lw.reliability`.
+
+        Args:
+            parameters: Which gradients.
+            unseen: Below this quantile of held-out closeness, no more than the log-odds by confidence alone.
+            hedged: The mean of both log-odds, as `lw.calibrate` does.
+            edge: Both, weighted by the share of held-out predictions that are no closer, up to this share.
+
+        """
         closeness, confidence = 1 - self.novelty(parameters), log_odds(self.confidence())
         agreement, shift = (
             log_odds(self[f"agreement {parameters}"]),
             np.log(self[f"shift {parameters}"] + 1e-3),
         )
         found = self.calibrated(closeness, agreement, shift, confidence)
+        if edge is not None:
+            inside = np.searchsorted(np.sort(closeness[self.rows("held")]), closeness, side="right")
+            weight = (inside / len(self.rows("held")) / edge).clip(max=1)
+            return weight * found + (1 - weight) * self.calibrated(confidence)
+        if hedged:
+            found = (found + self.calibrated(confidence)) / 2
         if unseen is None:
             return found
         far = closeness < np.quantile(closeness[self.rows("held")], unseen)
@@ -99,8 +132,9 @@ def energy(net: Network) -> Array:
 
 
 NOVELTY: dict[str, Callable[[Network], Array]] = {
-    "likewise": lambda net: net.novelty("all"),
-    "likewise, auto": lambda net: np.sqrt(net.novelty("all") * net.novelty("last layer")),
+    "likewise": lambda net: net.novel_share,
+    "all parameters": lambda net: net.novelty("all"),
+    "all and last layer": lambda net: np.sqrt(net.novelty("all") * net.novelty("last layer")),
     "last layer": lambda net: net.novelty("last layer"),
     "last three layers": lambda net: net.novelty("last 3"),
     "neighbors in features": lambda net: net["feature tenth"],
@@ -111,7 +145,9 @@ NOVELTY: dict[str, Callable[[Network], Array]] = {
     "Mahalanobis": lambda net: net["Mahalanobis"],
 }
 TRUST: dict[str, Callable[[Network], Array]] = {
-    "likewise": lambda net: net.calibrated_by("all", 0.01),
+    "likewise": lambda net: net.calibrated_by("all", 0.01, hedged=True),
+    "weighted by closeness": lambda net: net.calibrated_by("all", None, edge=0.3),
+    "not hedged": lambda net: net.calibrated_by("all", 0.01),
     "never cautious": lambda net: net.calibrated_by("all", None),
     "last three layers": lambda net: net.calibrated_by("last 3", 0.01),
     "last three, cautious below the median": lambda net: net.calibrated_by("last 3", 0.5),

@@ -115,7 +115,11 @@ def test_neighbors(small):
     k, count = small.k.clone().fill_diagonal_(-2), min(3, small.n - 1)
     best = k.sort(1, descending=True).values[:, :count]
     close(lw.nearest(small.gram, count).similarities, best)
-    close(lw.novelty(small.gram, count), 1 - best.mean(1), TOLERANCE / (1 - best.mean(1)).abs().max().item())
+    close(
+        lw.novelty(small.gram, count, parameters=None),
+        1 - best.mean(1),
+        TOLERANCE / (1 - best.mean(1)).abs().max().item(),
+    )
     close(lw.positive_neighbors(small.gram, 3), small.k.clamp(min=0).pow(3).sum(1))
 
 

@@ -96,7 +96,8 @@ from likewise.statistics.fit import FitQuality, fit_quality
 from likewise.statistics.label_issues import LabelSuspicion, label_evidence, label_suspicion
 from likewise.statistics.lipschitz import lipschitz_bound
 from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
-from likewise.statistics.reliability import Reliability, novelty, reliability
+from likewise.statistics.novelty import novelty
+from likewise.statistics.reliability import Reliability, reliability
 from likewise.statistics.spot_check import SpotCheck, SpotCheckEstimate, spot_check
 from likewise.statistics.target_issues import (
     CellSuspicion,

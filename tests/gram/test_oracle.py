@@ -207,7 +207,7 @@ def test_label_votes(case):
 def test_novelty(case):
     _, own, left, _ = case
     k = own_correlation(left).clone().fill_diagonal_(-torch.inf)
-    close(lw.novelty(own, k=3), 1 - k.sort(1, descending=True).values[:, :3].mean(1))
+    close(lw.novelty(own, k=3, parameters=None), 1 - k.sort(1, descending=True).values[:, :3].mean(1))
 
 
 def test_reliability_of_values(case):
@@ -222,7 +222,7 @@ def test_reliability_of_values(case):
         gap, shift = ((outputs[i] - weights @ of).norm() / spread for of in (labels, outputs))
         close(found.agreement[i], (-gap).exp(), 1e-6)
         close(found.shift[i], shift, 1e-6)
-    close(found.closeness, 1 - lw.novelty(own))
+    close(found.closeness, 1 - lw.novelty(own, parameters=None))
     assert found.confidence is None
 
 

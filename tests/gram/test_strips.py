@@ -68,7 +68,9 @@ def test_statistics_of_few_queries_do_not_depend_on_the_way(grams, monkeypatch, 
     torch.testing.assert_close(gram.dense(), c, rtol=1e-8, atol=1e-9)
     found = lw.nearest(gram, 4)
     torch.testing.assert_close(found.similarities, c.topk(4).values, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(lw.novelty(gram, 5), 1 - k.topk(5).values.mean(1), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        lw.novelty(gram, 5, parameters=None), 1 - k.topk(5).values.mean(1), rtol=1e-8, atol=1e-9
+    )
     reliability = lw.reliability(gram)
     torch.testing.assert_close(reliability.closeness, k.topk(10).values.mean(1), rtol=1e-8, atol=1e-9)
 

@@ -25,7 +25,9 @@ def test_wide_sketches_give_exact_similarities(build, net, data, new):
 def test_statistics_are_those_of_the_package(build, net, data, new, dtype, tolerance):
     index = build(width=WIDE, dtype=dtype)
     gram = lw.GramMatrix(net, new, columns=data)
-    assert torch.allclose(index.novelty(new).novelty.double(), lw.novelty(gram), atol=tolerance)
+    assert torch.allclose(
+        index.novelty(new).novelty.double(), lw.novelty(gram, parameters=None), atol=tolerance
+    )
     for found, expected in zip(index.reliability(new), lw.reliability(gram), strict=True):
         assert torch.allclose(found.double(), expected.double(), atol=10 * tolerance)
 
@@ -121,7 +123,7 @@ def test_errors_tell_how_far_sketches_are_off(tmp_path):
 def test_novelty_percentiles_are_uniform_on_the_index_itself(build, net, data):
     index = build(width=WIDE, dtype="float32")
     own = 1 - index._columns.closeness.double()
-    expected = lw.novelty(lw.GramMatrix(net, data))
+    expected = lw.novelty(lw.GramMatrix(net, data), parameters=None)
     assert torch.allclose(own.flip(0), expected.sort().values, atol=1e-5)
     far = index.novelty(data[0] * 100)
     assert far.percentile.max() <= 100 and far.percentile.min() >= 0

@@ -53,7 +53,7 @@ def test_every_column_and_table_equals_the_function_of_its_name(tmp_path, classe
 
     close("density", lw.soft_neighbors(plain) / 40)
     close("uncertainty", lw.uncertainty(plain))
-    close("novelty", lw.novelty(plain))
+    close("novelty", lw.novelty(plain, parameters=None))
     close("hard_neighbors", lw.hard_neighbors(gram, 0.3))
     close("local_density", lw.positive_neighbors(gram, 4))
     reliability = lw.reliability(gram)

@@ -115,8 +115,10 @@ def test_no_gradient_is_novel_by_sketches_too():
     model, x = nn.Linear(4, 2, bias=False), torch.randn(50, 4).abs()
     gram = lw.GramMatrix(model, torch.zeros(2, 4), columns=x)
     with pytest.warns(lw.ZeroGradientWarning):
-        exact = lw.novelty(gram)
-    assert torch.allclose(exact, torch.ones(2)) and torch.allclose(lw.novelty(gram, sketch=64), torch.ones(2))
+        exact = lw.novelty(gram, parameters=None)
+    sketched = lw.novelty(gram, parameters=None, sketch=64)
+    assert torch.allclose(exact, torch.ones(2)) and torch.allclose(sketched, torch.ones(2))
+    assert lw.novelty(gram, sketch=64).min() > 0.99
 
 
 def test_sketches_are_of_one_kernel():
@@ -169,8 +171,10 @@ def test_expected_errors_are_right_on_average_where_they_were_fitted():
 def test_copies_are_not_novel(digits):
     x, _, model = digits
     data = torch.cat([x[:20]] * 3)
-    assert lw.novelty(lw.GramMatrix(model, x[:20], columns=data), k=3).abs().max() < 1e-4
-    assert lw.novelty(lw.GramMatrix(model, data), k=2).abs().max() < 1e-4  # itself is not counted
+    assert lw.novelty(lw.GramMatrix(model, x[:20], columns=data), k=3, parameters=None).abs().max() < 1e-4
+    assert (
+        lw.novelty(lw.GramMatrix(model, data), k=2, parameters=None).abs().max() < 1e-4
+    )  # itself is not counted
 
 
 def test_sketches_say_nearly_the_same(digits):
@@ -332,13 +336,12 @@ def test_a_part_of_the_network_judges_new_inputs():
     make = lambda net: lw.GramMatrix(net, x[:10], columns=(x[10:], y[10:]))  # noqa: E731
     gram = make(model)
     three = make(lw.Network(model, parameters=["3.*", "5.*", "6.*", "8.*"]))
-    one = lw.novelty(make(lw.Network(model, parameters="8.*")))
-    torch.testing.assert_close(lw.novelty(gram, parameters="last 3 layers"), lw.novelty(three))
+    one = lw.novelty(make(lw.Network(model, parameters="8.*")), parameters=None)
+    torch.testing.assert_close(
+        lw.novelty(gram, parameters="last 3 layers"), lw.novelty(three, parameters=None)
+    )
     torch.testing.assert_close(lw.novelty(gram, parameters="last layer"), one)
-    mean = (one * lw.novelty(gram)).sqrt()
-    torch.testing.assert_close(lw.novelty(gram, parameters="auto"), mean)
-    assert not torch.allclose(mean, lw.novelty(gram), rtol=1e-3)
-    assert lw.novelty(gram, parameters="auto", sketch=4000).sub(mean).abs().max() < 0.05
+    torch.testing.assert_close(lw.novelty(gram, parameters="features"), one)
     for mine, other in zip(
         lw.reliability(gram, parameters="last 3 layers"), lw.reliability(three), strict=True
     ):
@@ -366,3 +369,37 @@ def test_far_predictions_get_the_more_cautious_chance():
         assert (calibration(agreed(-0.5)) < 0.7).all()  # as if neighbors had said nothing
     assert not calibration.applies(agreed(-0.5)).any()
     assert "600 held-out predictions, closeness 0.0" in repr(calibration)
+
+
+def test_log_odds_are_the_mean_of_two_and_no_more_than_by_confidence_beyond_what_was_seen():
+    from sklearn.linear_model import LogisticRegression
+
+    chance = torch.Generator().manual_seed(0)
+    parts = [torch.rand(300, generator=chance, dtype=torch.float64) for _ in range(4)]
+    right = torch.rand(300, generator=chance) < 0.2 + 0.3 * parts[0] + 0.4 * parts[3]
+    classes = torch.zeros(300, dtype=torch.long)
+    held = lw.Reliability(*parts[:3], classes, parts[3])
+    calibration = lw.calibrate(held, (~right).long())
+    odds = lambda v: v.clamp(1e-4, 1 - 1e-4).logit()  # noqa: E731
+    columns = lambda r: torch.stack(  # noqa: E731
+        [r.closeness, odds(r.agreement), (r.shift + 1e-3).log(), odds(r.confidence)], 1
+    )
+    known = columns(held)
+    mean, spread = known.mean(0), known.std(0, correction=0)
+    far = held._replace(closeness=held.closeness - 5)
+    fitted = {}
+    for name, used in (("all", slice(None)), ("confidence", slice(3, 4))):
+        regression = LogisticRegression(C=1.0).fit(((known - mean) / spread)[:, used].numpy(), right.numpy())
+        for asked, given in (("held", held), ("far", far)):
+            standard = ((columns(given) - mean) / spread)[:, used].numpy()
+            fitted[name, asked] = torch.tensor(regression.decision_function(standard))
+    inside = calibration.applies(held)
+    hedged = (fitted["all", "held"] + fitted["confidence", "held"]) / 2
+    expected = torch.where(inside, hedged, torch.minimum(hedged, fitted["confidence", "held"])).sigmoid()
+    torch.testing.assert_close(calibration(held), expected, rtol=1e-6, atol=1e-8)
+    with pytest.warns(lw.CalibrationWarning):
+        found = calibration(far)
+    hedged = (fitted["all", "far"] + fitted["confidence", "far"]) / 2
+    expected = torch.minimum(hedged, fitted["confidence", "far"]).sigmoid()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    assert not calibration.applies(far).any()

@@ -6,6 +6,7 @@ features    per-sample gradients that are kept, where they fit: products and str
 strips      all pairs, one strip of whole rows at a time; many reducers in one visit
 centering   double centering of a kernel, then normalization
 sketches    random projections of gradients, and the same strips from them
+last_layer  what the last layer sees: features of samples, from a forward pass
 similarity  similarity in one call, of gradients or of activations
 cost        what a statistic will take, from a dry run
 """
@@ -23,6 +24,7 @@ from likewise.gram.sketches import (
     measure_error,
     pair_source,
     similarity_errors,
+    sketch_pair,
     sketch_rows,
     whiten_sketches,
 )
@@ -45,6 +47,7 @@ __all__ = [
     "perceptual",
     "similarity",
     "similarity_errors",
+    "sketch_pair",
     "sketch_rows",
     "whiten_sketches",
 ]

@@ -365,6 +365,13 @@ def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:
     """Return the matrix itself, or its sketches of about `sketch` numbers a sample."""
     if sketch is None:
         return gram
+    rows, columns = sketch_pair(gram, sketch)
+    columns_or_none = None if gram.square else columns
+    return Sketches(rows, columns=columns_or_none, centered=gram.centered, max_memory=gram.max_memory)
+
+
+def sketch_pair(gram: GramMatrix, sketch: int) -> tuple[Tensor, Tensor]:
+    """Return whitened sketches of rows and columns, of about `sketch` numbers a sample; equal for a square matrix."""
     sketch = check_integer("sketch", sketch, NARROWEST, 2**20, "numbers a sample, such as 1024, or None")
     if gram.kernel != CORRELATION:
         raise ValueError(
@@ -372,10 +379,9 @@ def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:
         )
     projection = Sketch(bucket_count(sketch, gram.d), 0)
     rows = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
-    columns = (
-        None if gram.square else whiten_sketches(sketch_rows(gram.of_columns(), projection)).to(gram.device)
-    )
-    return Sketches(rows, columns=columns, centered=gram.centered, max_memory=gram.max_memory)
+    if gram.square:
+        return rows, rows
+    return rows, whiten_sketches(sketch_rows(gram.of_columns(), projection)).to(gram.device)
 
 
 def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) -> Sketched:

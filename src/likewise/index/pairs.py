@@ -20,7 +20,7 @@ from likewise.gram import Reducer, Strip
 from likewise.gram.centering import rounding_floor
 from likewise.gram.strips import reduce_strip, split_results
 from likewise.index.store import IndexFolder, Rows, Shard, read_sources
-from likewise.statistics.reliability import NEIGHBORS, ClosenessReducer
+from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 
 REFERENCE = 1024  # rows whose novelty, each left out in turn, is what new inputs are compared with
 TALLEST = 512  # rows of a strip

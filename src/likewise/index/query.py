@@ -53,9 +53,8 @@ from likewise.model_state import tensor_versions
 from likewise.progress import announce
 from likewise.readouts import Readout, reads_text
 from likewise.statistics.neighbors import NearestReducer
+from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 from likewise.statistics.reliability import (
-    NEIGHBORS,
-    ClosenessReducer,
     NeighborMeansReducer,
     PredictionTargets,
     Reliability,

@@ -26,9 +26,8 @@ from likewise.statistics.neighbors import (
     SelfSimilarityReducer,
     mean_between_classes,
 )
+from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 from likewise.statistics.reliability import (
-    NEIGHBORS,
-    ClosenessReducer,
     NeighborMeansReducer,
     PredictionTargets,
     Reliability,

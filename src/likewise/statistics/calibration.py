@@ -49,10 +49,11 @@ class Level(NamedTuple):
 class Calibration:
     """What is to be expected of predictions: the chance to be right, or for values the size of the error.
 
-    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones. Where an
-    input is less similar to the training data than 99 % of the held-out ones (`applies`), nothing like it was seen, and
-    distant neighbors mean little: its chance is the smaller of two, one from all ingredients and one from the network's
-    confidence alone. Many such inputs raise a `CalibrationWarning`.
+    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones. The log-odds
+    of being right are the mean of two, one from all ingredients and one from the network's confidence alone: each
+    misleads under shifts that the other survives. Where an input is less similar to the training data than 99 % of the
+    held-out ones (`applies`), nothing like it was seen, and neighbors may only lower what the confidence says. Many
+    such inputs raise a `CalibrationWarning`.
 
     Example:
         >>> import torch, likewise as lw
@@ -94,8 +95,9 @@ class Calibration:
         standard = (_ingredients(found) - mean) / spread
         score = standard @ self._weights[1:] + self._weights[0]
         if self._cautious is not None:
-            smaller = torch.minimum(score, standard @ self._cautious[1:] + self._cautious[0])
-            score = torch.where(self.applies(found).cpu(), score, smaller)
+            alone = standard @ self._cautious[1:] + self._cautious[0]
+            score = (score + alone) / 2
+            score = torch.where(self.applies(found).cpu(), score, torch.minimum(score, alone))
         expected = score.sigmoid() if self._factor is None else self._factor * score.exp()
         return expected.to(found.closeness.device)
 
@@ -121,7 +123,7 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     """Return a Calibration from predictions whose true labels are known and were not trained on.
 
     A logistic regression on closeness, agreement, shift and the network's confidence, and one on the confidence
-    alone for inputs that are far from the training data (see `Calibration`). For values a linear
+    alone; `Calibration` says how they are put together. For values a linear
     one of the logarithm of the error: what comes out is then an expected error, larger for less trusted
     predictions. At least 50 held-out samples, better 500: levels carry their intervals.
 

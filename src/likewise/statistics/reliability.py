@@ -1,4 +1,4 @@
-"""Can a prediction be trusted? How novel its input is, and whether similar samples agree with it.
+"""Can a prediction be trusted? How close its input is to the training data, and whether similar samples agree.
 
 `calibrate` turns these ingredients into how often such predictions are right.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from likewise.checks import check_integer
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 from likewise.statistics.targets import (
     class_chances,
     given_labels,
@@ -23,82 +23,14 @@ from likewise.statistics.targets import (
     to_device,
 )
 
-NEIGHBORS = 10  # over which closeness is averaged
 EXPONENT = 8  # of the weights of neighbors: more local than votes on labels
-
-
-@dataclass(frozen=True)
-class ClosenessReducer(Reducer):
-    """The mean plain similarity of each row to its k most similar columns, a sample itself left out."""
-
-    k: int
-
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
-        """Return the means, (b,); 0 where there is no other sample."""
-        plain = strip.plain
-        if self.k == 0:
-            return (plain.new_zeros(len(plain)),)
-        return (strip.without_self(plain, -torch.inf).topk(self.k, dim=1).values.mean(1),)
-
-
-def novelty(
-    gram: GramMatrix,
-    k: int = NEIGHBORS,
-    *,
-    parameters: str | Sequence[str] | None = None,
-    sketch: int | None = None,
-) -> Tensor:
-    """1 − the mean plain similarity to the k most similar columns: larger is more unlike all data.
-
-    0 means that the network cannot tell the input from k training samples. Its range depends on the network,
-    so compare with the novelty of held-out data. Plain similarities are used whatever the matrix is: what all
-    training samples share is what a novel input lacks. Visits all pairs; sums over all data, which take two
-    passes, tell little (docs/uses.md).
-
-    Args:
-        gram: Rows are the inputs in question, columns the training set: lw.GramMatrix(net, new, columns=training).
-            Of a data set with itself, a sample is not its own neighbor.
-        k: How many neighbors are averaged.
-        parameters: By whose gradients: those of the matrix if None, or what `Network` takes, such as "last layer".
-            "auto": the geometric mean of two novelties, by those of the matrix and by the last layer alone. Each
-            misses inputs that the other knows, and the mean has the best worst case (docs/uses.md).
-        sketch: Estimate from random projections of so many numbers a sample.
-
-    Returns:
-        (n,) at most 2; as a rule in [0, 1].
-
-    Example:
-        >>> import torch, likewise as lw
-        >>> train = torch.randn(60, 4), torch.arange(60) % 3
-        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), torch.randn(5, 4), columns=train)
-        >>> lw.novelty(gram).shape
-        torch.Size([5])
-
-    """
-    refuse_unbounded(gram)
-    k = check_integer("k", k, 1)
-    count = min(k, gram.shape[1] - gram.square)
-    if count < 1:
-        raise ValueError("There is no other sample to be like: give more than one.")
-    if parameters != "auto":
-        return _one_novelty(gram, parameters, count, sketch)
-    both = [_one_novelty(gram, part, count, sketch).clamp(min=0) for part in (None, "last layer")]
-    return (both[0] * both[1]).sqrt()
-
-
-def _one_novelty(
-    gram: GramMatrix, parameters: str | Sequence[str] | None, k: int, sketch: int | None
-) -> Tensor:
-    chosen = gram if parameters is None else gram.with_parameters(parameters)
-    ((closeness,),) = pair_source(chosen, sketch).visit(ClosenessReducer(k))
-    return 1 - closeness
 
 
 class Reliability(NamedTuple):
     """What speaks for each prediction. Larger is better, but for the shift.
 
     Attributes:
-        closeness: (n,) mean similarity to the ten most similar training samples: 1 − novelty.
+        closeness: (n,) mean similarity to the ten most similar training samples: 1 − novelty(gram, parameters=None).
         agreement: (n,) in [0, 1]: of neighbors' labels with the prediction.
         shift: (n,) how far the prediction is from its neighbors' predictions.
         prediction: (n,) class numbers, or (n, q) values.

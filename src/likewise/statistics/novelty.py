@@ -1,0 +1,296 @@
+"""How novel an input is: the share of the training data that is less unusual than it.
+
+Three ingredients: similarity to the nearest training samples by the gradients of all parameters, the same by the inputs
+of the last layer (features), and the length of these. Cosines drop the length, and inputs of another kind often have a
+longer or a shorter one. Each ingredient is compared with that of training samples, each left out in turn:
+
+    surprise = −log (share of the training samples that are at least as unusual)
+
+beyond the most unusual 30 % by an exponential tail. That of the length, on the more surprising of two sides, counts
+from 1 on: of the usual lengths none is more usual. The surprises are added up, and their sum is compared with that of
+training samples again. What was chosen on which cases: docs/uses.md.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from likewise.checks import check_integer
+from likewise.gram import GramMatrix, Reducer, Sketches, Strip, pair_source, sketch_pair
+from likewise.gram.last_layer import LastLayer, last_layer_inputs
+from likewise.statistics.targets import refuse_unbounded
+
+NEIGHBORS = 10  # over which closeness is averaged
+REFERENCE = 1024  # training samples, each left out in turn, that inputs are compared with
+TAIL = 0.3  # share of the reference whose excess gives the scale of what lies beyond
+CLOSEST = 1e-4  # novelties below are the same: rounding
+USUAL = 1.0  # surprise of a length up to which it says nothing: of the usual lengths, none is more usual
+STEP = 1e-3  # smallest scale of a tail, of logarithms: a difference of a thousandth is none
+FEATURES = "features"
+
+
+@dataclass(frozen=True)
+class ClosenessReducer(Reducer):
+    """The mean plain similarity of each row to its k most similar columns, a sample itself left out."""
+
+    k: int
+    own: Tensor | None = None  # the column that each row is, where rows are some of the columns
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the means, (b,); 0 where there is no other sample."""
+        plain = strip.plain
+        if self.k == 0:
+            return (plain.new_zeros(len(plain)),)
+        others = strip.without_self(plain, -torch.inf)
+        if self.own is not None:
+            mine = self.own[strip.rows.start : strip.rows.stop].to(others.device)
+            others[torch.arange(len(others), device=others.device), mine] = -torch.inf
+        return (others.topk(self.k, dim=1).values.mean(1),)
+
+
+def novelty(
+    gram: GramMatrix,
+    k: int = NEIGHBORS,
+    *,
+    parameters: str | Sequence[str] | None = "auto",
+    sketch: int | None = None,
+) -> Tensor:
+    """The share of the training data that is less unusual than each input: .992 is more unusual than 99.2 % of it.
+
+    From three ingredients, each compared with training samples that are left out in turn: how similar the nearest
+    training samples are by the gradients of all parameters, how similar by the inputs of the last layer (features), and
+    how long these are, in both directions (see `likewise.statistics.novelty`). Beyond the most novel training sample,
+    that is from 1 − 1/2048 on, values only rank. Test data are more novel than the training data that a network has
+    memorized: compare with held-out inputs to choose a threshold.
+
+    One visit of all pairs, one more of up to 1,024 training samples with all, and a forward pass of both. Where a model
+    has no last linear or convolutional layer, or reads texts, and of activations, the first ingredient is alone.
+
+    Args:
+        gram: Rows are the inputs in question, columns the training set: lw.GramMatrix(net, new, columns=training).
+            Of a data set with itself, a sample is not its own neighbor. Plain or centered makes no difference.
+        k: How many neighbors are averaged.
+        parameters: "auto": the share above. Anything else is one number without a reference, 1 − the mean plain
+            similarity to the k nearest, by the gradients of the matrix (None: the paper's kernel), of some parameters
+            (what `Network` takes, such as "last 3 layers"), or by "features", the inputs of the last layer.
+        sketch: Estimate similarities of gradients from random projections of so many numbers a sample.
+
+    Returns:
+        (n,) from 0 to 1 for "auto"; else at most 2, 0 where the network cannot tell the input from k training samples.
+
+    Raises:
+        ValueError: There are too few training samples to compare with.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> train = torch.randn(60, 4), torch.arange(60) % 3
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), torch.randn(5, 4), columns=train)
+        >>> lw.novelty(gram).shape
+        torch.Size([5])
+
+    """
+    refuse_unbounded(gram)
+    k = check_integer("k", k, 1)
+    least = 2 if parameters == "auto" or gram.square else 1
+    if gram.shape[1] < least:
+        raise ValueError(
+            f"There is no other sample to be like: give more than one, found {gram.shape[1]}."
+            + ("" if gram.square or parameters is None else " parameters=None needs one only.")
+        )
+    if parameters == "auto":
+        found, reference = _ingredients(gram, k, sketch)
+        return novel_share(found, reference).to(gram.device, gram.dtype)
+    count = min(k, gram.shape[1] - gram.square)
+    if parameters == FEATURES:
+        return (1 - _feature_closeness(_features(gram), count)).to(gram.device, gram.dtype)
+    chosen = gram if parameters is None else gram.with_parameters(parameters)
+    ((closeness,),) = pair_source(chosen, sketch).visit(ClosenessReducer(count))
+    return 1 - closeness
+
+
+class Ingredients(NamedTuple):
+    """What novelty is made of; the fields after the first are None where there are no features."""
+
+    gradient_novelty: Tensor  # (n,) 1 − mean similarity to the nearest, by gradients
+    feature_novelty: Tensor | None = None  # (n,) the same by inputs of the last layer
+    feature_length: Tensor | None = None  # (n,) of these
+
+
+def novel_share(found: Ingredients, reference: Ingredients) -> Tensor:
+    """Return the share of the reference that is less unusual, (n,) in float64.
+
+    Args:
+        found: Of inputs.
+        reference: Of training samples, each left out in turn.
+
+    """
+    scores = total_surprise(reference, reference)
+    return shares_below(total_surprise(found, reference), scores, scale=_tail(scores)[1])
+
+
+def total_surprise(found: Ingredients, reference: Ingredients) -> Tensor:
+    """Return the sum of the surprises of all ingredients, (n,) in float64; see the module."""
+    total = surprise(_log_novelty(found.gradient_novelty), _log_novelty(reference.gradient_novelty))
+    if found.feature_novelty is None or found.feature_length is None:
+        return total
+    if reference.feature_novelty is None or reference.feature_length is None:
+        raise ValueError("Inputs have features, and the training samples they are compared with have none.")
+    total = total + surprise(_log_novelty(found.feature_novelty), _log_novelty(reference.feature_novelty))
+    lengths, known = (
+        part.feature_length.double().clamp(min=1e-30).log()  # type: ignore[union-attr]
+        for part in (found, reference)
+    )
+    either = torch.maximum(surprise(lengths, known), surprise(-lengths, -known))
+    return total + (either - math.log(2) - USUAL).clamp(min=0)  # two sides
+
+
+def _log_novelty(values: Tensor) -> Tensor:
+    return values.double().clamp(min=CLOSEST).log()
+
+
+def surprise(values: Tensor, reference: Tensor) -> Tensor:
+    """Return −log of the share of the reference that is at least as large as each value, (n,) in float64.
+
+    Of equal values half count. Beyond the largest 30 % of the reference the logarithm falls linearly, by 1 for each
+    mean excess of these 30 %.
+    """
+    threshold, scale = _tail(reference)
+    inside = -torch.log1p(-shares_below(values.clamp(max=threshold), reference, scale=scale))
+    return inside + ((values - threshold) / scale).clamp(min=0)
+
+
+def _tail(reference: Tensor) -> tuple[float, float]:
+    """Return where the largest 30 % of the reference begin, and how far beyond they are on average."""
+    ordered = reference.double().sort().values
+    threshold = ordered[max(0, math.ceil((1 - TAIL) * len(ordered)) - 1)]
+    excess = ordered[ordered > threshold] - threshold
+    return float(threshold), max(float(excess.mean()) if len(excess) else 0.0, STEP)
+
+
+def shares_below(values: Tensor, reference: Tensor, *, scale: float) -> Tensor:
+    """Return the share of the reference below each value, (n,) in float64, strictly between 0 and 1.
+
+    Of equal values half count; between values of the reference the share is interpolated, so that it keeps the order.
+    Beyond the m values of the reference, 1/2m falls off as 1 / (1 + distance / scale).
+    """
+    known, counts = reference.double().cpu().unique(return_counts=True)
+    asked, m = values.double().cpu(), len(reference)
+    middles = (counts.cumsum(0) - counts / 2).double() / m
+    right = torch.searchsorted(known, asked).clamp(1, max(1, len(known) - 1))
+    left = right - 1
+    right = right.clamp(max=len(known) - 1)
+    gap = (known[right] - known[left]).clamp(min=torch.finfo(torch.float64).tiny)
+    along = ((asked - known[left]) / gap).clamp(0, 1)
+    inside = middles[left] + along * (middles[right] - middles[left])
+    below, above = (known[0] - asked).clamp(min=0), (asked - known[-1]).clamp(min=0)
+    low, high = middles[0] / (1 + below / scale), (1 - middles[-1]) / (1 + above / scale)
+    return torch.where(asked < known[0], low, torch.where(asked > known[-1], 1 - high, inside))
+
+
+def closest_cosines(
+    rows: Tensor, columns: Iterable[Tensor], k: int, own: Tensor | None = None, height: int = 512
+) -> Tensor:
+    """Return the mean cosine of each row with its k most similar columns, (n,).
+
+    Args:
+        rows: (n, q) of unit length.
+        columns: Parts (m, q) of the columns in order, of unit length.
+        k: How many; there are at least so many columns, but for a row itself.
+        own: (n,) the column that each row is, which is left out; None if rows are other samples.
+        height: Rows that are compared at a time.
+
+    """
+    best = rows.new_full((len(rows), k), -torch.inf)
+    start = 0
+    for part in columns:
+        part = part.to(rows)
+        for first in range(0, len(rows), height):
+            here = slice(first, first + height)
+            cosines = rows[here] @ part.T
+            if own is not None:
+                mine = own[here].to(rows.device) - start
+                inside = ((mine >= 0) & (mine < len(part))).nonzero()[:, 0]
+                cosines[inside, mine[inside]] = -torch.inf
+            best[here] = torch.cat([best[here], cosines], 1).topk(k, dim=1).values
+        start += len(part)
+    return best.mean(1)
+
+
+def reference_places(m: int) -> Tensor:
+    """Return the places of the training samples that inputs are compared with, spread over all, (r,)."""
+    return torch.linspace(0, m - 1, min(m, REFERENCE), dtype=torch.float64).long().unique()
+
+
+class _Features(NamedTuple):
+    rows: Tensor  # (n, q)
+    columns: Tensor  # (m, q); the same tensor for a square matrix
+
+
+def _features(gram: GramMatrix) -> _Features:
+    """Return the features of rows and columns."""
+    found = _find_features(gram)
+    if found is None:
+        raise ValueError(
+            'parameters="features" are the inputs of the last linear or convolutional layer, and this model calls none '
+            "of them, or not once for all samples: leave it out."
+        )
+    return found
+
+
+def _find_features(gram: GramMatrix) -> _Features | None:
+    if not gram.of_network:
+        return None
+    layer = LastLayer.find(gram.net, gram.columns.samples(range(min(2, gram.columns.n))))
+    if layer is None:
+        return None
+    columns = last_layer_inputs(layer, gram.net, gram.columns)
+    return _Features(columns if gram.square else last_layer_inputs(layer, gram.net, gram.data), columns)
+
+
+def _feature_closeness(features: _Features, k: int) -> Tensor:
+    rows, columns = (normalize(part, dim=1) for part in features)
+    own = torch.arange(len(rows)) if features.rows is features.columns else None
+    return closest_cosines(rows, [columns], k, own)
+
+
+def _ingredients(gram: GramMatrix, k: int, sketch: int | None) -> tuple[Ingredients, Ingredients]:
+    """Return those of the rows, and of some columns, each left out in turn."""
+    m, features = gram.shape[1], _find_features(gram)
+    count, left = min(k, m), min(k, m - 1)
+    if gram.square:
+        ((closeness,),) = pair_source(gram, sketch).visit(ClosenessReducer(left))
+        if features is None:
+            found = Ingredients(1 - closeness)
+        else:
+            near = _feature_closeness(features, left)
+            found = Ingredients(1 - closeness, 1 - near, features.rows.norm(dim=1))
+        return found, found
+    places = reference_places(m)
+    if sketch is None:
+        left_out = gram.of_columns()
+        left_out.data = gram.columns.take(places.tolist())
+        ((closeness,),) = gram.visit(ClosenessReducer(count))
+        ((known,),) = left_out.visit(ClosenessReducer(left, places))
+    else:
+        rows, columns = sketch_pair(gram, sketch)
+        ((closeness,),) = Sketches(rows, columns=columns, max_memory=gram.max_memory).visit(
+            ClosenessReducer(count)
+        )
+        some = Sketches(columns[places.to(columns.device)], columns=columns, max_memory=gram.max_memory)
+        ((known,),) = some.visit(ClosenessReducer(left, places))
+    if features is None:
+        return Ingredients(1 - closeness), Ingredients(1 - known)
+    rows, columns = (normalize(part, dim=1) for part in features)
+    chosen = places.to(columns.device)
+    near = closest_cosines(rows, [columns], count)
+    others = closest_cosines(columns[chosen], [columns], left, places)
+    lengths = [part.norm(dim=1) for part in features]
+    return (
+        Ingredients(1 - closeness, 1 - near, lengths[0]),
+        Ingredients(1 - known, 1 - others, lengths[1][chosen]),
+    )
