@@ -170,7 +170,7 @@ export function mountReview(root, source) {
           element("p", { class: "lw-quiet" }, facts.filter(Boolean).join(" · ")),
           element("div", { class: "lw-buttons" }, ...Object.keys(KEYS).map(button)),
           picker(),
-          element("p", { class: "lw-head" }, "The samples that the network treats most like it"),
+          element("p", { class: "lw-head" }, "Most similar samples"),
           element("div", { class: "lw-tiles" }, ...entry.neighbors.map((near) => neighborTile(near, near.label === entry.label))),
         ),
       ),

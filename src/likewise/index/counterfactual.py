@@ -142,9 +142,10 @@ def describe_flip(
     if not share:
         return "No training sample is similar to it: the prediction rests on none of them alone."
     if votes_for != prediction:
+        without = f"; without {_samples(leave_out)} they would vote for {would_be}" if leave_out > 0 else ""
         return (
-            f"The training samples like it already vote for {votes_for} ({share:.0%}), not for {prediction}: the "
-            f"prediction does not rest on them. {CAVEAT}"
+            f"Similar training samples already vote for {votes_for} ({share:.0%}), not for {prediction}: the prediction "
+            f"does not rest on them{without}. {CAVEAT}"
         )
     if not would_be:
         return f"All training samples like it are labeled {votes_for}: leaving some out changes nothing. {CAVEAT}"
@@ -152,14 +153,15 @@ def describe_flip(
         return f"Only without every similar sample labeled {votes_for} would {would_be} lead. {CAVEAT}"
     if leave_out < 0:
         return f"It rests on many: without {MOST:,} training samples the vote would still be {votes_for}. {CAVEAT}"
-    samples, them = (
-        ("one training sample", "it is") if leave_out == 1 else (f"{leave_out:,} training samples", "")
-    )
-    them = them or f"{relabel:,} of them {'is' if relabel == 1 else 'are'}"
+    them = "it is" if leave_out == 1 else f"{relabel:,} of them {'is' if relabel == 1 else 'are'}"
     return (
-        f"Without {samples} the similar ones would vote for {would_be} instead of {votes_for}; so they would if {them} "
+        f"Without {_samples(leave_out)} the similar ones would vote for {would_be} instead of {votes_for}; so they would if {them} "
         f"labeled {would_be}. {CAVEAT}"
     )
+
+
+def _samples(count: int) -> str:
+    return "one training sample" if count == 1 else f"{count:,} training samples"
 
 
 def describe_mean_shift(before: str, after: str, sample: str) -> str:

@@ -39,11 +39,11 @@ function answerParts(found) {
     : element("div", { class: "verdict distrust" }, element("p", {}, "Look twice:"), element("ul", {}, ...found.reasons.map((reason) => element("li", {}, reason))));
   const meters = [
     found.agreement != null && meter("Neighbor agreement", percent(found.agreement), found.agreement, "share of similar samples, by similarity, with this label"),
-    found.novelty != null && meter("Novelty", found.novelty.toFixed(2), (found.novelty_percentile ?? 0) / 100, found.novelty_comparison),
+    found.novelty != null && meter("Novelty", found.novelty.toFixed(2), (found.novelty_percentile ?? 0) / 100, unusual(found)),
     found.shift != null && meter("Prediction gap", found.shift.toFixed(2), Math.min(1, found.shift), "distance from the predictions of similar samples: 0 the same, 1 another class"),
   ].filter(Boolean);
   return [
-    name && element("p", { class: "prediction" }, element("strong", { id: "prediction" }, name), found.confidence == null ? null : element("span", { class: "lw-quiet" }, `${percent(found.confidence)} by the network itself`)),
+    name && element("p", { class: "prediction" }, element("strong", { id: "prediction" }, name), found.confidence == null ? null : element("span", { class: "lw-quiet" }, `the network's own confidence: ${percent(found.confidence)}`)),
     verdict,
     element("dl", { class: "meters" }, ...meters),
     element("p", { class: "lw-head" }, "It rests on these training samples"),
@@ -52,16 +52,22 @@ function answerParts(found) {
   ].filter(Boolean);
 }
 
+// Where a novelty stands, rounded down.
+function unusual({ novelty_percentile: percentile, novelty_comparison: otherwise }) {
+  if (percentile == null) return otherwise;
+  if (percentile === 100) return "more unusual than all of the training data";
+  return `more unusual than ${Math.floor(10 * percentile) / 10} % of the training data`;
+}
+
 // The fewest training samples without which the similar ones would vote otherwise.
 function changeParts({ counterfactual: change }) {
   if (!change) return [];
-  const samples = change.samples ?? [];
-  const more = (change.leave_out ?? 0) - samples.length;
+  const all = change.samples ?? [];
+  const samples = all.length === change.leave_out ? all : []; // the beginning of a long list is that of the neighbors above
   return [
     element("p", { class: "lw-head" }, "What would change it"),
     element("p", { id: "change" }, change.text),
     samples.length ? element("div", { class: "lw-tiles", id: "change-samples" }, ...samples.map((sample) => neighborTile(sample, null))) : null,
-    samples.length && more > 0 ? element("p", { class: "lw-quiet" }, `and ${more.toLocaleString("en")} more`) : null,
   ];
 }
 

@@ -1,14 +1,15 @@
 // The histogram of mean similarity, with a typical sample of each bin.
 
-const DENSITY_BINS = 14;
+const DENSITY_BINS = { narrow: 14, wide: 10 }; // by how much room a sample takes
 
 function makeDensity(state) {
   const { data } = state;
   const values = data.columns.density.values;
   const [low, high] = ends(values, data.n);
-  const width = (high - low) / DENSITY_BINS || 1;
-  const bins = Array.from({ length: DENSITY_BINS }, () => []);
-  values.forEach((value, i) => bins[Math.min(DENSITY_BINS - 1, Math.floor((value - low) / width))].push(i));
+  const count = DENSITY_BINS[data.pictures.wide ? "wide" : "narrow"];
+  const width = (high - low) / count || 1;
+  const bins = Array.from({ length: count }, () => []);
+  values.forEach((value, i) => bins[Math.min(count - 1, Math.floor((value - low) / width))].push(i));
   const most = Math.max(...bins.map((bin) => bin.length));
   document.getElementById("density").append(
     ...bins.map((samples, i) => {

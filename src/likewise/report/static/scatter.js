@@ -77,7 +77,7 @@ function fitCanvas(scatter) {
   scatter.redraw();
 }
 
-const MARGIN = { l: 46, r: 14, t: 14, b: 40 };
+const MARGIN = { l: 46, r: 14, t: 40, b: 40 }; // the buttons of the plot stand at the top
 
 // The view shows (x - view.x) * view.kx + width / 2, and y upwards likewise; most points of a map, not its farthest.
 function wholeView({ x, y, width, height, options, data }) {

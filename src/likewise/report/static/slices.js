@@ -13,6 +13,8 @@ function makeSlices(state) {
   by.append(...columns.map((name) => element("option", { value: name }, titleOf(data, name))));
   of.append(...measures.map(({ name, title }) => element("option", { value: name }, title)));
   const draw = () => place.replaceChildren(...sliceRows(state, by.value, measures.find(({ name }) => name === of.value)));
+  const some = measures.find(({ test }) => Array.from({ length: data.n }, (_, i) => i).some(test)); // not one that counts nothing
+  if (some) of.value = some.name;
   for (const field of [by, of]) field.addEventListener("change", draw);
   document.getElementById("slices-found").append(...standouts(data, columns, measures).map(({ text, column, measure }) => {
     const made = button(text, () => {

@@ -35,7 +35,7 @@ function tableColumns(data) {
   const least = (name) => (name === "name" ? 200 : data.columns[name].kind === "text" || isClass(data, name) ? 130 : 92);
   const width = (name) => Math.min(260, Math.max(least(name), 40 + 8 * titleOf(data, name).length)); // a head is not cut
   return [
-    { name: null, title: "", width: data.pictures.wide ? 260 : 62 },
+    { name: null, title: "", width: data.pictures.wide ? Math.min(260, Math.round(innerWidth * 0.4)) : 62 },
     { name: "sample", title: titleOf(data, "sample"), width: 92 },
     ...rest.map((name) => ({ name, title: titleOf(data, name), width: width(name) })),
   ];
