@@ -1,13 +1,14 @@
 """Two runs are compared where they compared the same outputs by the same parameters."""
 
 import json
+import re
 
 import pytest
 import torch
 
 import likewise as lw
 from likewise.cli.app import exit_code
-from likewise.runs.compare import compare_runs, neighbors_side_by_side
+from likewise.runs.compare import compare_runs, neighbors_side_by_side, write_comparison
 
 
 def test_runs_of_other_outputs_or_parameters_are_refused_unless_asked_for(tmp_path):
@@ -67,3 +68,49 @@ def test_neighbors_are_shown_side_by_side(tmp_path, capsys):
     for extra, code in (([], 2), (["--across-settings"], 0)):
         assert exit_code(["compare", str(tmp_path / "0"), str(one.folder), *extra]) == code
         assert exit_code(["compare", str(tmp_path / "0"), str(one.folder), "--sample", "7", *extra]) == code
+
+
+EVIL = "<script>window.hacked = 1</script>"
+
+
+def test_a_page_shows_the_samples_whose_neighbors_changed_most(tmp_path, capsys):
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 1, 6, 6), torch.arange(30) % 3
+    nets = [
+        torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(36, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        )
+    ]
+    nets.append(
+        torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(36, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        )
+    )
+    runs = [
+        lw.analyze(net, (x, y), out=tmp_path / name, neighbors=5, classes=["a", EVIL, "c"])
+        for net, name in zip(nets, ("early", "late"), strict=True)
+    ]
+    page = write_comparison(*runs, tmp_path / "compare.html", count=4).read_text()
+    kept = compare_runs(*runs).changes["kept_neighbors"]
+    found = [int(sample) for sample in re.findall(r'<article class="sides" data-sample="(\d+)"', page)]
+    assert len(found) == 4 and kept[found].max() <= kept.drop(found).min()
+    first = page[page.index("<article") : page.index("</article>")]
+    shown = [
+        int(sample) for sample in re.findall(r'<figure class="tile [a-z]*\s*" data-sample="(\d+)"', first)
+    ]
+    assert shown == [*runs[0].neighbor_matrix[found[0]], *runs[1].neighbor_matrix[found[0]]]
+    gone = set(runs[0].neighbor_matrix[found[0]]) - set(runs[1].neighbor_matrix[found[0]])
+    assert first.count('class="tile left"') == first.count('class="tile came"') == len(gone)
+    assert "data:image/webp;base64," in first and "early" in page and "late" in page
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    words = [
+        "compare",
+        str(tmp_path / "early"),
+        str(tmp_path / "late"),
+        "--html",
+        str(tmp_path / "again.html"),
+    ]
+    assert exit_code(words) == 0 and (tmp_path / "again.html").exists()
+    with pytest.raises(ValueError, match="different data"):
+        write_comparison(runs[0], lw.analyze(nets[0], x[:20], out=tmp_path / "other"), tmp_path / "no.html")
+    assert not (tmp_path / "no.html").exists()

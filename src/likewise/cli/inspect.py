@@ -92,16 +92,21 @@ def compare(
             help="Also compare runs of other outputs (readout) or parameters.",
         ),
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write a page with the samples that changed most.")
+    ] = None,
     form: Form = Format.text,
 ) -> None:
     """Compare two runs on the same data: whose neighbors changed, whose density fell.
 
-    Example: `likewise compare run-epoch-1 run-epoch-20`
+    Example: `likewise compare run-epoch-1 run-epoch-20 --html compare.html`
     """
-    from likewise.runs.compare import compare_runs, neighbors_side_by_side
+    from likewise.runs.compare import compare_runs, neighbors_side_by_side, write_comparison
     from likewise.runs.result import Analysis
 
     before, after = Analysis(run_a), Analysis(run_b)
+    if html is not None:
+        print_message(f"page: {write_comparison(before, after, html, across_settings=across_settings)}")
     if sample is not None:
         near = neighbors_side_by_side(before, after, sample, k, across_settings=across_settings)
         rows = [

@@ -144,8 +144,8 @@ def describe_flip(
     if votes_for != prediction:
         without = f"; without {_samples(leave_out)} they would vote for {would_be}" if leave_out > 0 else ""
         return (
-            f"Similar training samples already vote for {votes_for} ({share:.0%}), not for {prediction}: the prediction "
-            f"does not rest on them{without}. {CAVEAT}"
+            f"Similar training samples already vote for {votes_for} ({share:.0%}), not for {prediction}: the "
+            f"prediction does not rest on them{without}. {CAVEAT}"
         )
     if not would_be:
         return f"All training samples like it are labeled {votes_for}: leaving some out changes nothing. {CAVEAT}"
@@ -155,8 +155,8 @@ def describe_flip(
         return f"It rests on many: without {MOST:,} training samples the vote would still be {votes_for}. {CAVEAT}"
     them = "it is" if leave_out == 1 else f"{relabel:,} of them {'is' if relabel == 1 else 'are'}"
     return (
-        f"Without {_samples(leave_out)} the similar ones would vote for {would_be} instead of {votes_for}; so they would if {them} "
-        f"labeled {would_be}. {CAVEAT}"
+        f"Without {_samples(leave_out)} the similar ones would vote for {would_be} instead of {votes_for}; so they "
+        f"would if {them} labeled {would_be}. {CAVEAT}"
     )
 
 

@@ -1,9 +1,13 @@
 """Two runs on the same data, two checkpoints say: what has the network come to see differently?"""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from likewise import files
+from likewise.report.comparison import comparison_page
+from likewise.report.payload import read_run
 from likewise.runs.result import Analysis
 
 if TYPE_CHECKING:
@@ -75,6 +79,57 @@ def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = F
         predictions_changed=int((first["prediction"] != second["prediction"]).sum()) if predicted else None,
     )
     return Comparison(summary, changes)
+
+
+def write_comparison(
+    before: Analysis, after: Analysis, path: str | Path, *, count: int = 24, across_settings: bool = False
+) -> Path:
+    """Write a page that shows two runs side by side: the samples whose neighbors changed most, with pictures.
+
+    Args:
+        before: A run.
+        after: Another one, on the same data.
+        path: Of the page.
+        count: How many samples.
+        across_settings: As of `compare_runs`.
+
+    """
+    found = compare_runs(before, after, across_settings=across_settings)
+    summary, changes = found.summary, found.changes
+    order = changes.assign(rank=changes["density_rank_change"].abs()).sort_values(
+        ["kept_neighbors", "rank"], ascending=[True, False], kind="stable"
+    )
+    headline = f"{summary.kept_neighbors:.0%} of the neighbors stay the same."
+    text = comparison_page(
+        read_run(before.folder),
+        read_run(after.folder),
+        headline,
+        _lines(summary),
+        order.index[:count].tolist(),
+    )
+    files.write_text(Path(path), text)
+    return Path(path)
+
+
+def _lines(summary: ComparisonSummary) -> list[tuple[str, str]]:
+    found = [
+        ("Neighbors that stay", f"{summary.kept_neighbors:.1%}, the mean over samples"),
+        (
+            "Mean similarity to all others",
+            f"median {summary.median_density_before:.3f}, then {summary.median_density_after:.3f}; rank correlation "
+            f"{summary.density_correlation:.2f}",
+        ),
+    ]
+    if summary.predictions_changed is not None:
+        found.append(("Predictions that changed", f"{summary.predictions_changed:,} of {summary.samples:,}"))
+    if summary.label_issues_gone is not None:
+        found.append(
+            (
+                "Labels that look wrong",
+                f"{summary.label_issues_gone:,} no longer do, {summary.label_issues_new:,} newly do",
+            )
+        )
+    return found
 
 
 def _refuse_other_settings(before: Analysis, after: Analysis, across_settings: bool) -> None:
