@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-exports docs gallery matrix wheel check format screenshots screenshot-serve
+.PHONY: demo test test-slow test-exports docs gallery benchmarks-page bench-smoke matrix wheel check format screenshots screenshot-serve
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -30,6 +30,14 @@ docs: .venv/docs.stamp
 # Every figure of likewise.figures, drawn again, and docs/gallery.md with the code that drew it.
 gallery: .venv/test.stamp
 	$(BIN)/python docs/site/gallery.py
+
+# docs/benchmarks.md and its plots, from benchmarks/results.
+benchmarks-page: .venv/test.stamp
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/page.py
+
+# The main ratios of time, taken again inside one run, beside the recorded ones: a minute.
+bench-smoke: .venv/test.stamp
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/smoke.py
 
 # The fast tests on each Python and torch that installs here; writes docs/versions.md.
 matrix:
