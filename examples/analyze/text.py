@@ -2,7 +2,7 @@
 
 python examples/analyze/text.py out/text          # collects docstrings, trains, saves the weights
 likewise analyze examples/analyze/text.py:model out/text/docstrings.csv --label package \
-        --text-column docstring --prepare examples/analyze/text.py:tokens \
+        --text docstring --prepare examples/analyze/text.py:tokens \
         --weights out/text/bag.pt --out out/text/run
 """
 

@@ -66,7 +66,7 @@ def words(made, kind):
                 f"{own}/docstrings.csv",
                 "--label",
                 "package",
-                "--text-column",
+                "--text",
                 "docstring",
             ),
             *("--prepare", f"{EXAMPLES}/text.py:tokens", "--weights", f"{own}/bag.pt"),

@@ -31,7 +31,7 @@ def words(made, kind):
         ],
         "text": [
             *(f"{EXAMPLES}/text.py:model", f"{own}/docstrings.csv", "--label", "package", "--limit", "40"),
-            *("--text-column", "docstring", "--prepare", f"{EXAMPLES}/text.py:tokens"),
+            *("--text", "docstring", "--prepare", f"{EXAMPLES}/text.py:tokens"),
             *("--weights", f"{own}/bag.pt"),
         ],
     }[kind]
@@ -132,6 +132,37 @@ def test_texts_are_asked_about_exactly_too(indexes, capsys, monkeypatch):
     assert all(near["error"] == 0 for one in found for near in one["neighbors"])
     monkeypatch.setattr(sys, "stdin", io.StringIO("fit a model\n\nread a file\n"))
     assert len(answers(capsys, indexes / "text", "-")) == 2
+
+
+def test_what_stays_sketched_beside_exact_similarities_is_told(indexes, capsys):
+    assert exit_code(["ask", str(indexes / "text"), "Return the mean of an array", "--exact", "-q"]) == 0
+    assert "similarities are exact, agreement, shift, novelty from sketches" in capsys.readouterr().out
+    assert answers(capsys, indexes / "text", "fit a model")[0]["sketched"][0] == "similarity"
+
+
+def test_an_index_is_asked_from_another_folder_and_after_it_was_moved(tmp_path, capsys, monkeypatch):
+    project = tmp_path / "project"
+    (project / "deep").mkdir(parents=True)
+    (project / "net.py").write_text(
+        "import torch\ndef model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(2, 2)\n"
+    )
+    rows = "\n".join(f"{i / 7:.3f},{i % 5},{'ab'[i % 2]}" for i in range(12))
+    (project / "rows.csv").write_text(f"x,y,label\n{rows}\n")
+    monkeypatch.chdir(project)
+    given = ["index", "net.py:model", "rows.csv", "--label", "label", "--out", "deep/index", "--width", "64"]
+    assert exit_code([*given, "-q"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("new.csv").write_text("x,y\n0.1,1\n")
+    capsys.readouterr()
+    assert len(answers(capsys, project / "deep" / "index", "new.csv", "--exact")) == 1
+    shutil.move(project / "deep" / "index", tmp_path / "elsewhere" / "moved")
+    assert exit_code(["ask", "moved", "new.csv", "-q"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "was built with net.py, which is neither in" in said and "--model" in said
+    assert len(answers(capsys, "moved", "new.csv", "--model", f"{project / 'net.py'}:model")) == 1
+    shutil.move(tmp_path / "elsewhere" / "moved", project / "moved")
+    assert len(answers(capsys, project / "moved", "new.csv", "--exact")) == 1
 
 
 def test_a_page_shows_the_answers_escaped(indexes, tmp_path, monkeypatch, capsys):

@@ -143,6 +143,25 @@ def test_explanations_show_neighbors_with_labels_and_pictures(build, data, new):
     assert json.loads(json.dumps(one.as_dict()))["neighbors"][0]["picture"] == texts[first.row]
 
 
+def test_an_explanation_reads_the_rows_once_and_says_what_is_sketched(build, data, new, monkeypatch):
+    from likewise.index.pairs import IndexPairs
+
+    index, passes, compute = build(), [], IndexPairs._centered_similarities
+    index.attach(data)
+    novelty, found = index.novelty(new), index.reliability(new)
+    monkeypatch.setattr(
+        IndexPairs, "_centered_similarities", lambda self, rows: passes.append(1) or compute(self, rows)
+    )
+    told = index.explain(new)
+    assert len(passes) == 1
+    assert [one.novelty for one in told] == novelty.novelty.tolist()
+    assert [one.agreement for one in told] == pytest.approx(found.agreement.tolist())
+    assert told[0].sketched == ("similarity", "agreement", "shift", "novelty")
+    exact = index.explain(new, exact=True)[0]
+    assert exact.exact and exact.sketched == ("agreement", "shift", "novelty")
+    assert exact.as_dict()["sketched"] == ["agreement", "shift", "novelty"]
+
+
 def test_an_index_without_labels_explains_by_neighbors_and_novelty(build, data, new):
     index = build(data=data[0])
     found = index.explain(new)[0]
@@ -196,8 +215,9 @@ def test_a_readout_of_the_package_is_found_by_itself(build, net, data, new):
     assert index.nearest(new, 2).indices.shape == (5, 2)
 
 
-def test_what_is_asked_wrongly_is_told(build, net, data, new):
+def test_what_is_asked_wrongly_is_told_and_nothing_is_lost(build, net, data, new, files_of):
     index = build()
+    before = files_of(index.path)
     with pytest.raises(ValueError, match=r"inputs float64 \(2, 8\).*x\[None\]"):
         index.nearest(new[0])
     with pytest.raises(ValueError, match=r"found float64 \(2, 9\)"):
@@ -214,6 +234,9 @@ def test_what_is_asked_wrongly_is_told(build, net, data, new):
         index.attach((data[0] + 1, data[1]))
     with pytest.raises(ValueError, match="All rows would be removed"):
         index.remove(range(40))
+    with pytest.raises(ValueError, match=r"found float64 \(2, 9\)"):
+        index.add((torch.randn(3, 2, 9, dtype=torch.float64), data[1][:3]))
+    assert files_of(index.path) == before
 
 
 def test_a_new_input_that_is_not_finite_is_named_and_nothing_is_lost(build, net, new, files_of):

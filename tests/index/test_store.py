@@ -193,3 +193,18 @@ def test_a_row_takes_few_bytes(tmp_path, dtype, most):
     size = index.bytes
     fixed = (index.path / "manifest.json").stat().st_size + 4 * index.width + 8 * index.width + 4 * 1024
     assert (size["all"] - size["pictures"] - fixed) / 1500 <= most
+
+
+def test_another_order_of_classes_is_called_that_and_not_another_data_set(build, data, tmp_path):
+    index = build(classes=["a", "b", "c"])
+    turned = (data[0], 2 - data[1])
+    with pytest.raises(ValueError, match=r"the classes in another order \(there a, b, c; here c, b, a\)"):
+        build(classes=["c", "b", "a"], data=turned)
+    with pytest.raises(ValueError, match=r"other classes \(there a, b, c; here a, b, d\)"):
+        build(classes=["a", "b", "d"])
+    other = build("other", classes=["c", "b", "a"], data=turned)
+    with pytest.raises(ValueError, match="the classes in another order"):
+        index.merge(other)
+    with pytest.raises(ValueError, match="the classes in another order"):
+        lw.merge_indexes([index.path, other.path], tmp_path / "both")
+    assert len(lw.Index(index.path)) == 40

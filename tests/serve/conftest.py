@@ -85,7 +85,7 @@ def place(tmp_path_factory):
             "texts.csv",
             "--label",
             "kind",
-            "--text-column",
+            "--text",
             "text",
             "--width",
             "64",

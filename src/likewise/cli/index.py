@@ -30,7 +30,7 @@ from likewise.cli.output import (
     without_empty,
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank
-from likewise.runs.settings import INPUTS, Settings, read_settings
+from likewise.runs.settings import INPUTS, Settings, locate_paths, read_settings
 
 if TYPE_CHECKING:
     from likewise.index import Index
@@ -324,7 +324,8 @@ def open_index(
     changes: dict[str, Any] = {"model": model, "weights": weights, "data": data, "device": device}
     changes = {name: value for name, value in changes.items() if value is not None}
     if (folder / SETTINGS).exists():
-        settings = read_settings(folder / SETTINGS).model_copy(update=changes)
+        needed = [name for name in ("model", "weights", "data")[: 3 if exact else 2] if name not in changes]
+        settings = locate_paths(read_settings(folder / SETTINGS), folder, needed).model_copy(update=changes)
     elif model is None:
         raise ValueError(
             f"The index in {folder} was built from Python: say which model, --model net.py:model --weights "
@@ -335,8 +336,14 @@ def open_index(
     if exact:
         net, read = open_inputs(settings)
         from likewise.data import batches
+        from likewise.index.store import refuse_other_classes
 
-        return Index(folder, model=net, data=batches(read.dataset, labels=read.labels)), settings
+        found = Index(folder, model=net)
+        classes = settings.classes or read.classes or ()
+        if sorted(classes) == sorted(found.classes or ()):  # else the data differ in more than their order
+            refuse_other_classes(f"The index in {folder}", found.classes, classes)
+        found.attach(batches(read.dataset, labels=read.labels))
+        return found, settings
     return Index(folder, model=load_network(settings)), settings
 
 
@@ -419,6 +426,8 @@ def _tell_answer(answer: "Answer") -> list[str]:
     ]
     novelty = f"novelty {told.novelty:.3f} ± {told.novelty_error:.3f}, {told.novelty_comparison}"
     agreement = [] if told.agreement is None else [f"neighbors agree by {told.agreement:.0%}"]
+    if told.exact:
+        novelty += f"; similarities are exact, {', '.join(told.sketched)} from sketches"
     return [": ".join(said), "; ".join([*agreement, novelty]), table(without_empty(rows, "name", "shown"))]
 
 

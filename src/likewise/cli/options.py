@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from likewise.loading.pretrained import PretrainedFolder
     from likewise.loading.texts import Tokenization
 
-SHORT = {"text_column": ("--text",)}
+FLAGS = {"text_column": "--text"}  # where the flag is not the name of the setting
 Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
 NEW_INPUTS = (
     "label",
@@ -211,8 +211,7 @@ def _option(name: str, field: FieldInfo, optional: bool, help_text: str | None =
     elif kind is bool:
         information = typer.Option("--" + name.replace("_", "-"), help=meaning)
     else:
-        flags = ["--" + name.replace("_", "-"), *SHORT.get(name, ())]
-        information = typer.Option(*flags, help=meaning)
+        information = typer.Option(FLAGS.get(name, "--" + name.replace("_", "-")), help=meaning)
         if default is None:
             kind = (int if _holds(field.annotation, int) else str) | None
         elif isinstance(default, ByteSize):

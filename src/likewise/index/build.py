@@ -24,7 +24,7 @@ from likewise.index.projection import (
 )
 from likewise.index.query import Index
 from likewise.index.shards import BUILD, Task, describe_data, fill, hold_folder, rows_per_shard
-from likewise.index.store import DTYPES, INDEX, IndexFolder
+from likewise.index.store import DTYPES, INDEX, IndexFolder, refuse_other_classes
 from likewise.manifest import DamagedIndexError, read_manifest
 from likewise.model import Network, to_network
 from likewise.readouts import Readout
@@ -269,7 +269,8 @@ def _begin(path: Path, state: dict[str, Any], settings: str | None) -> IndexFold
 
 def refuse_another(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise, by name, if a folder holds an index of something else."""
-    for name in (*BUILD, "shard_rows", "data", "classes", "part"):
+    refuse_other_classes(f"The index in {path}", there["classes"], here["classes"])
+    for name in (*BUILD, "shard_rows", "data", "part"):
         if there[name] != here[name]:
             words = {"data": "data set", "shard_rows": "size of shards", "part": "part of the data"}.get(
                 name, name

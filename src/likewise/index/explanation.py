@@ -56,13 +56,21 @@ class Explanation:
     novelty_percentile: float  # share of the index's rows, each left out in turn, that are less novel
     novelty_error: float
     counterfactual: Counterfactual | None = None  # what would change the neighbors' vote
+    exact: bool = False  # whether the similarities of `neighbors` are exact
 
     @classmethod
     def without_labels(
-        cls, neighbors: tuple[Neighbor, ...], novelty: float, percentile: float, error: float
+        cls, neighbors: tuple[Neighbor, ...], novelty: float, percentile: float, error: float, exact: bool
     ) -> "Explanation":
         """Return that of an index that has no labels: neighbors and novelty."""
-        return cls(None, "", None, neighbors, None, None, novelty, percentile, error)
+        return cls(None, "", None, neighbors, None, None, novelty, percentile, error, exact)
+
+    @property
+    def sketched(self) -> tuple[str, ...]:
+        """Which numbers come from sketches: agreement, shift and novelty are of all rows, also with exact=True."""
+        known = {"similarity": not self.exact, "agreement": self.agreement is not None}
+        known |= {"shift": self.shift is not None and not math.isnan(self.shift), "novelty": True}
+        return tuple(name for name, is_sketched in known.items() if is_sketched)
 
     @property
     def novelty_comparison(self) -> str:
@@ -106,6 +114,7 @@ class Explanation:
             "novelty_percentile": None if math.isnan(self.novelty_percentile) else self.novelty_percentile,
             "novelty_error": self.novelty_error,
             "counterfactual": None if self.counterfactual is None else self.counterfactual.as_dict(),
+            "sketched": list(self.sketched),
             "neighbors": [
                 {**n.sample.as_dict(), "similarity": n.similarity, "error": n.error} for n in self.neighbors
             ],

@@ -8,6 +8,7 @@ A row is stored as u − o with the origin o of its data set, so that (u − μ)
 of every row are in the summary. The statistics are those of `likewise.statistics`, as reducers of strips.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -222,6 +223,27 @@ class IndexPairs:
         self._columns, self._sketches, self._centered = columns, sketches, centered
         self._places = range(columns.m) if places is None else places
         self._max_memory = max_memory
+        self._whole: list[
+            Tensor
+        ] = []  # centered similarities of all rows, where they are one strip that is kept
+        self._keeps = False
+
+    def kept(self) -> "IndexPairs":
+        """Return the same pairs, which are computed once for several visits, where they fit into one strip."""
+        other = copy.copy(self)
+        other._whole, other._keeps = [], True
+        return other
+
+    def with_centering(self, centered: bool) -> "IndexPairs":
+        """Return the same pairs, centered or plain."""
+        other = copy.copy(self)
+        other._centered = centered
+        return other
+
+    @property
+    def sketches(self) -> Tensor:
+        """The sketches of the rows, (n, width)."""
+        return self._columns.sketches(self._places) if self._sketches is None else self._sketches
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -252,7 +274,9 @@ class IndexPairs:
             columns.sketches(places) if self._sketches is None else self._sketches[where.start : where.stop]
         )
         rows = columns.directions(sketches)
-        centered = self._centered_similarities(rows)
+        centered = self._whole[0] if self._whole else self._centered_similarities(rows)
+        if self._keeps and len(where) == self.shape[0] and not self._whole:
+            self._whole.append(centered)
 
         def plain() -> Tensor:
             k = centered * rows.lengths[:, None].to(centered)

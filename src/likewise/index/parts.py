@@ -14,7 +14,15 @@ from likewise import files
 from likewise.index.pairs import summarize
 from likewise.index.projection import tell_difference
 from likewise.index.shards import BUILD, hold_folder
-from likewise.index.store import INDEX, SETTINGS, IndexFolder, Shard, join_sources, read_sources
+from likewise.index.store import (
+    INDEX,
+    SETTINGS,
+    IndexFolder,
+    Shard,
+    join_sources,
+    read_sources,
+    refuse_other_classes,
+)
 from likewise.manifest import NAME, DamagedIndexError, read_manifest
 
 SAME = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype")
@@ -30,6 +38,9 @@ def merge_parts(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
     """
     first = folders[0]
     for other in folders[1:]:
+        refuse_other_classes(
+            f"{first.path}, merged with {other.path},", first.state["classes"], other.state["classes"]
+        )
         refuse_mismatch(first, other, SAME_PARTS, "part")
     _refuse_gaps(folders)
     origins = [read_sources(folder).origins for folder in folders]
@@ -88,10 +99,9 @@ def append_index(folder: IndexFolder, other: IndexFolder) -> None:
             raise ValueError(
                 f"{one.path} is part {i} of {n}: parts are merged with their like, and all of them."
             )
-    if (folder.state["classes"] or None) != (other.state["classes"] or None):
-        raise ValueError(
-            f"{other.path} has other classes than {folder.path}: their numbers would mean different things."
-        )
+    refuse_other_classes(
+        f"{folder.path}, merged with {other.path},", folder.state["classes"], other.state["classes"]
+    )
     rows, sources = folder.rows, len(folder.state["data"])
     removed = [part.read_tensors("removed").get("rows") for part in (folder, other)]
     for shard in other.shards:

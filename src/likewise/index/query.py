@@ -236,13 +236,22 @@ class Index:
         new = self._read(x)
         lists = self._approximation(approximate, centered)
         return self._nearest(
-            new, self._project(new), k, exact, centered=centered, candidates=candidates, lists=lists
+            new,
+            self._pairs_of(self._project(new)),
+            k,
+            exact,
+            centered=centered,
+            candidates=candidates,
+            lists=lists,
         )
+
+    def _pairs_of(self, sketches: Tensor) -> IndexPairs:
+        return IndexPairs(self._columns, sketches, max_memory=self._max_memory)
 
     def _nearest(
         self,
         new: Batches,
-        sketches: Tensor,
+        pairs: IndexPairs,
         k: int,
         exact: bool,
         *,
@@ -250,13 +259,12 @@ class Index:
         candidates: int = CANDIDATES,
         lists: Approximation | None = None,
     ) -> IndexNeighbors:
-        k = min(k, len(self))
+        k, sketches = min(k, len(self)), pairs.sketches
         if exact:
             refuse_exact(self.manifest["projection"])
         count = min(len(self), max(k, candidates)) if exact else k
         if lists is None:
-            pairs = IndexPairs(self._columns, sketches, centered=centered, max_memory=self._max_memory)
-            ((places, similarities),) = pairs.visit(NearestReducer(count))
+            ((places, similarities),) = pairs.with_centering(centered).visit(NearestReducer(count))
             places, similarities = places.cpu(), similarities.cpu()
         else:
             vectors = self._columns.directions(sketches).vectors
@@ -296,12 +304,12 @@ class Index:
             k: Over how many rows the mean is taken; percentiles are of the default.
 
         """
-        return self._novelty_of(self._project(self._read(x)), min(check_integer("k", k, 1), len(self)))
+        pairs = self._pairs_of(self._project(self._read(x)))
+        return self._novelty_of(pairs, min(check_integer("k", k, 1), len(self)))
 
-    def _novelty_of(self, sketches: Tensor, k: int) -> Novelty:
-        pairs = IndexPairs(self._columns, sketches, centered=False, max_memory=self._max_memory)
-        (closeness,), (places, _) = pairs.visit(ClosenessReducer(k), NearestReducer(k))
-        return self._novelty(closeness.cpu(), sketches, places.cpu())
+    def _novelty_of(self, pairs: IndexPairs, k: int) -> Novelty:
+        (closeness,), (places, _) = pairs.with_centering(False).visit(ClosenessReducer(k), NearestReducer(k))
+        return self._novelty(closeness.cpu(), pairs.sketches, places.cpu())
 
     def reliability(self, x: Any) -> Reliability:
         """Return what speaks for each prediction, by the rows and their labels: see `likewise.reliability`.
@@ -309,11 +317,10 @@ class Index:
         `shift` is NaN where the model's outputs are not stored (more than 64 numbers a sample).
         """
         new = self._read(x)
-        return self._reliability_of(new, self._project(new))
+        return self._reliability_of(new, self._pairs_of(self._project(new)))
 
-    def _reliability_of(self, new: Batches, sketches: Tensor) -> Reliability:
+    def _reliability_of(self, new: Batches, pairs: IndexPairs) -> Reliability:
         targets = self._targets(new)
-        pairs = IndexPairs(self._columns, sketches, max_memory=self._max_memory)
         (closeness,), (means,) = pairs.visit(
             ClosenessReducer(min(NEIGHBORS, len(self))), NeighborMeansReducer(targets.values)
         )
@@ -327,23 +334,24 @@ class Index:
         Args:
             x: New inputs.
             k: How many neighbors to show.
-            exact: Compute the neighbors' similarities exactly, from the data set.
+            exact: Compute the neighbors' similarities exactly, from the data set. Agreement, shift and novelty, which
+                are of all rows, still come from sketches: `Explanation.sketched` names them.
             approximate: As of `nearest`: neighbors by faiss. Novelty and agreement are of all rows.
 
         """
         new = self._read(x)
         lists = self._approximation(approximate, centered=True)
-        sketches = self._project(new)
+        pairs = self._pairs_of(self._project(new)).kept()
         k, exact = check_integer("k", k, 1), check_flag("exact", exact)
-        neighbors = self._nearest(new, sketches, k, exact, lists=lists)
-        novelty = self._novelty_of(sketches, min(NEIGHBORS, len(self)))
+        neighbors = self._nearest(new, pairs, k, exact, lists=lists)
+        novelty = self._novelty_of(pairs, min(NEIGHBORS, len(self)))
         if self.labels is None:
-            return [self._explanation(i, neighbors, novelty, None, None) for i in range(new.n)]
-        found, changes = self._reliability_with_changes(new, sketches)
-        return [self._explanation(i, neighbors, novelty, found, changes[i]) for i in range(new.n)]
+            return [self._explanation(i, neighbors, novelty, None, None, exact) for i in range(new.n)]
+        found, changes = self._reliability_with_changes(new, pairs)
+        return [self._explanation(i, neighbors, novelty, found, changes[i], exact) for i in range(new.n)]
 
     def _reliability_with_changes(
-        self, new: Batches, sketches: Tensor
+        self, new: Batches, pairs: IndexPairs
     ) -> tuple[Reliability, list[Counterfactual]]:
         """Return what speaks for each prediction and what would change it, from one pass over the rows."""
         targets = self._targets(new)
@@ -351,7 +359,6 @@ class Index:
         changing = (
             FlipReducer(values.argmax(1), values.shape[1]) if targets.classes else MeanShiftReducer(values)
         )
-        pairs = IndexPairs(self._columns, sketches, max_memory=self._max_memory)
         (closeness,), (means,), change = pairs.visit(
             ClosenessReducer(min(NEIGHBORS, len(self))), NeighborMeansReducer(targets.values), changing
         )
@@ -401,13 +408,15 @@ class Index:
         novelty: Novelty,
         found: Reliability | None,
         change: Counterfactual | None,
+        exact: bool,
     ) -> Explanation:
         shown = tuple(
             Neighbor(self.sample(int(row)), float(similarity), float(error))
             for row, similarity, error in zip(*(part[i] for part in neighbors), strict=True)
         )
         if found is None:
-            return Explanation.without_labels(shown, *(float(part[i]) for part in novelty))
+            numbers = (float(novelty.novelty[i]), float(novelty.percentile[i]), float(novelty.errors[i]))
+            return Explanation.without_labels(shown, *numbers, exact=exact)
         classes = found.confidence is not None
         prediction = found.prediction[i].tolist()
         return Explanation(
@@ -421,6 +430,7 @@ class Index:
             novelty_percentile=float(novelty.percentile[i]),
             novelty_error=float(novelty.errors[i]),
             counterfactual=change,
+            exact=exact,
         )
 
     def sample(self, row: int) -> Sample:

@@ -18,6 +18,7 @@ manifest or note names does not count. No pickle is written or read.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,14 +78,37 @@ class Shard(NamedTuple):
         return found if self.pictures is None else {**found, self.pictures_name: self.pictures}
 
 
-class Rows(NamedTuple):
-    """The content of a shard, mapped from its file."""
+class Rows:
+    """The content of a shard, mapped from its file; what is not asked for is not read.
 
-    sketches: Tensor  # (r, width)
-    scales: Tensor | None  # (r,) of int8
-    dead: Tensor  # places of rows with a zero gradient
-    labels: Tensor | None  # (r, ...)
-    outputs: Tensor | None  # (r, c)
+    Attributes:
+        sketches: (r, width).
+        scales: (r,) of int8, else None.
+
+    """
+
+    def __init__(self, file: "_MappedFile") -> None:
+        self._file = file
+        sketches, self.scales = file.read("sketches", "scales")
+        if sketches is None:
+            raise DamagedIndexError(file.folder, {file.name: "it has no sketches"})
+        self.sketches: Tensor = sketches
+
+    @cached_property
+    def dead(self) -> Tensor:
+        """The places of rows with a zero gradient."""
+        (found,) = self._file.read("dead")
+        return torch.zeros(0, dtype=torch.int64) if found is None else found
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """The labels, (r, ...)."""
+        return self._file.read("labels")[0]
+
+    @cached_property
+    def outputs(self) -> Tensor | None:
+        """What the model says, (r, c)."""
+        return self._file.read("outputs")[0]
 
     def decode(self, where: slice, into: Tensor) -> Tensor:
         """Return sketches less their origin as float32, in the first rows of a buffer."""
@@ -234,14 +258,7 @@ class IndexFolder:
 
     def read_rows(self, shard: Shard) -> Rows:
         """Return the content of a shard, mapped."""
-        found = _map_tensors(self.path, shard.name)
-        return Rows(
-            found["sketches"],
-            found.get("scales"),
-            found["dead"],
-            found.get("labels"),
-            found.get("outputs"),
-        )
+        return Rows(_MappedFile(self.path, shard.name))
 
     def read_pictures(self, shard: Shard) -> dict[str, Tensor]:
         """Return the pictures of a shard, mapped; none where none were kept."""
@@ -321,6 +338,19 @@ def refuse_foreign(path: Path) -> None:
             )
 
 
+def refuse_other_classes(what: str, there: Sequence[str] | None, here: Sequence[str] | None) -> None:
+    """Raise if class numbers mean other names than in an index: labels, and so the data, would seem to differ."""
+    if list(there or ()) == list(here or ()):
+        return
+    names = [", ".join(known[:10]) if known else "no names" for known in (there, here)]
+    differs = "the classes in another order" if sorted(there or ()) == sorted(here or ()) else "other classes"
+    raise ValueError(
+        f"{what} has {differs} (there {names[0]}; here {names[1]}), "
+        "so that their numbers would mean different things: give classes=[...], or --classes, as there, or choose "
+        "another folder."
+    )
+
+
 def remove_temporary(path: Path) -> None:
     """Remove what writers that were killed left half written."""
     for inner in path.iterdir():
@@ -348,6 +378,24 @@ def _serialize(tensors: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
     return save({name: value.contiguous() for name, value in tensors.items()})
+
+
+class _MappedFile(NamedTuple):
+    """A file of tensors."""
+
+    folder: Path
+    name: str
+
+    def read(self, *names: str) -> list[Tensor | None]:
+        """Return some of its tensors, mapped; None for one that it does not have."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.folder / self.name, framework="pt") as file:
+                there = set(file.keys())
+                return [file.get_tensor(name) if name in there else None for name in names]
+        except (SafetensorError, FileNotFoundError) as error:
+            raise DamagedIndexError(self.folder, {self.name: str(error)}) from error
 
 
 def _map_tensors(folder: Path, name: str) -> dict[str, Tensor]:

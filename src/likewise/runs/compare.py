@@ -194,6 +194,13 @@ def neighbors_side_by_side(
 
 
 def _refuse_other_data(before: Analysis, after: Analysis) -> None:
+    classes = [run.manifest.get("classes") or [] for run in (before, after)]
+    if classes[0] != classes[1] and sorted(classes[0]) == sorted(classes[1]):
+        raise ValueError(
+            f"{before.folder} and {after.folder} have the classes in another order ({_cut(', '.join(classes[0]))} and "
+            f"{_cut(', '.join(classes[1]))}), so that class numbers mean different things: run both with the same "
+            "--classes."
+        )
     if before.manifest["data"] != after.manifest["data"]:
         raise ValueError(
             f"{before.folder} and {after.folder} are of different data ({len(before.table):,} and "

@@ -1,6 +1,7 @@
 """The options of a run, declared once: for commands, for Python, and for a file that starts it again."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -223,6 +224,51 @@ def read_settings(path: str | Path) -> Settings:
             "start it again from there, or write import strings for model and data into the file."
         )
     return found
+
+
+def locate_paths(settings: Settings, folder: Path, needed: Sequence[str]) -> Settings:
+    """Return settings whose relative paths lead to files, wherever the command is given and the folder lies.
+
+    Paths are as they were seen from where the first command was given. They are looked for in the current folder, then
+    in the folders around `folder`, all of them in the same one.
+
+    Args:
+        settings: Of an index or a run.
+        folder: In which they were found.
+        needed: The settings whose files must be there.
+
+    Raises:
+        FileNotFoundError: They are neither here nor there.
+
+    """
+    named = {name: _file_of(getattr(settings, name)) for name in PATHS if getattr(settings, name) is not None}
+    absent = {name: file for name, file in named.items() if file is not None and not Path(file).exists()}
+    wanted = [name for name in needed if name in absent]
+    around = [
+        base for base in folder.resolve().parents if all((base / absent[name]).exists() for name in wanted)
+    ]
+    if wanted and not around:
+        name = wanted[0]
+        raise FileNotFoundError(
+            f"{folder} was built with {absent[name]}, which is neither in {Path.cwd()} nor around {folder.resolve()}: "
+            f"say where it is by --{name}, or give the command in the folder where it was built."
+        )
+    changes = {
+        name: str(around[0] / file) + getattr(settings, name).removeprefix(file)
+        for name, file in absent.items()
+        if wanted and (around[0] / file).exists()
+    }
+    return settings.model_copy(update=changes)
+
+
+def _file_of(text: str) -> str | None:
+    """Return the relative path in a setting, None where it is absolute, in the home folder or no path at all."""
+    place, colon, _ = text.rpartition(":")
+    path = place if colon else text
+    is_path = (
+        path.endswith(".py") or "/" in path if colon else text not in ("auto", *NAMED) and "(" not in text
+    )
+    return None if not is_path or Path(path).is_absolute() or path.startswith("~") else path
 
 
 def describe_errors(error: ValidationError) -> str:

@@ -145,6 +145,7 @@ _ANSWER = {
         "novelty_percentile": MAYBE_NUMBER,
         "novelty_error": MAYBE_NUMBER,
         "novelty_comparison": TEXT,
+        "sketched": {"type": "array", "items": TEXT, "description": "Which numbers come from sketches."},
         "picture": _PICTURE,
         "neighbors": {"type": "array", "items": _NEIGHBOR},
         "counterfactual": _COUNTERFACTUAL,
