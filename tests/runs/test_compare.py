@@ -114,3 +114,14 @@ def test_a_page_shows_the_samples_whose_neighbors_changed_most(tmp_path, capsys)
     with pytest.raises(ValueError, match="different data"):
         write_comparison(runs[0], lw.analyze(nets[0], x[:20], out=tmp_path / "other"), tmp_path / "no.html")
     assert not (tmp_path / "no.html").exists()
+
+
+def test_another_order_of_classes_is_called_that(tmp_path):
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(4, 2), torch.randn(12, 4), torch.arange(12) % 2
+    runs = [
+        lw.analyze(model, (x, labels), out=tmp_path / name, classes=classes)
+        for name, labels, classes in (("one", y, ["a", "b"]), ("other", 1 - y, ["b", "a"]))
+    ]
+    with pytest.raises(ValueError, match=r"the classes in another order \(a, b and b, a\)"):
+        compare_runs(*runs)
