@@ -136,7 +136,10 @@ def test_texts_are_asked_about_exactly_too(indexes, capsys, monkeypatch):
 
 def test_what_stays_sketched_beside_exact_similarities_is_told(indexes, capsys):
     assert exit_code(["ask", str(indexes / "text"), "Return the mean of an array", "--exact", "-q"]) == 0
-    assert "similarities are exact, agreement, shift, novelty from sketches" in capsys.readouterr().out
+    assert (
+        "similarities are exact, agreement, shift, novelty, counterfactual from sketches"
+        in capsys.readouterr().out
+    )
     assert answers(capsys, indexes / "text", "fit a model")[0]["sketched"][0] == "similarity"
 
 

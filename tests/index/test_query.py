@@ -156,10 +156,10 @@ def test_an_explanation_reads_the_rows_once_and_says_what_is_sketched(build, dat
     assert len(passes) == 1
     assert [one.novelty for one in told] == novelty.novelty.tolist()
     assert [one.agreement for one in told] == pytest.approx(found.agreement.tolist())
-    assert told[0].sketched == ("similarity", "agreement", "shift", "novelty")
+    assert told[0].sketched == ("similarity", "agreement", "shift", "novelty", "counterfactual")
     exact = index.explain(new, exact=True)[0]
-    assert exact.exact and exact.sketched == ("agreement", "shift", "novelty")
-    assert exact.as_dict()["sketched"] == ["agreement", "shift", "novelty"]
+    assert exact.exact and exact.sketched == ("agreement", "shift", "novelty", "counterfactual")
+    assert exact.as_dict()["sketched"] == ["agreement", "shift", "novelty", "counterfactual"]
 
 
 def test_an_index_without_labels_explains_by_neighbors_and_novelty(build, data, new):

@@ -63,13 +63,14 @@ class Explanation:
         cls, neighbors: tuple[Neighbor, ...], novelty: float, percentile: float, error: float, exact: bool
     ) -> "Explanation":
         """Return that of an index that has no labels: neighbors and novelty."""
-        return cls(None, "", None, neighbors, None, None, novelty, percentile, error, exact)
+        return cls(None, "", None, neighbors, None, None, novelty, percentile, error, exact=exact)
 
     @property
     def sketched(self) -> tuple[str, ...]:
-        """Which numbers come from sketches: agreement, shift and novelty are of all rows, also with exact=True."""
+        """Which numbers come from sketches: what is of all rows, also with exact=True."""
         known = {"similarity": not self.exact, "agreement": self.agreement is not None}
         known |= {"shift": self.shift is not None and not math.isnan(self.shift), "novelty": True}
+        known["counterfactual"] = self.counterfactual is not None
         return tuple(name for name, is_sketched in known.items() if is_sketched)
 
     @property
