@@ -638,6 +638,8 @@ def test_a_deep_link_opens_on_any_screen_and_axe_finds_no_violation(browser, run
         viewport={"width": width, "height": 844},
     )
     assert page.inner_text("#drawer-title") == f"{EVIL}3"
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert max(paper) < 60 if scheme == "dark" else min(paper) > 200
     assert violations(page) == []
     page.keyboard.press("Escape")
     page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
@@ -676,8 +678,9 @@ def test_on_a_phone_the_decisions_are_in_reach_without_scrolling(browser, run):
     check_quiet(page, heard)
 
 
-def test_print_shows_findings_and_hides_what_is_pressed(page):
-    page.emulate_media(media="print")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_print_shows_findings_on_white_and_hides_what_is_pressed(page, scheme):
+    page.emulate_media(media="print", color_scheme=scheme)
     assert page.locator("nav").is_hidden() and page.locator(".actions").is_hidden()
     assert page.locator("h1").is_visible() and page.locator(".step").first.is_visible()
     assert page.locator("#review .review-card").is_visible() and page.locator("#map").is_visible()

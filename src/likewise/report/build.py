@@ -92,4 +92,6 @@ def _parts(run: Run) -> list[Part]:
     parts += [Part("map-part", "Map"), Part("samples-part", "Samples")]
     parts += [Part("classes-part", "Classes")] if run.manifest["classes"] else []
     parts += [Part("duplicates-part", "Duplicates"), Part("slices-part", "Slices")]
+    has_training = "training_confidence" in run.columns and "label_issue" in run.columns
+    parts += [Part("training-part", "Training")] if has_training else []
     return [*parts, Part("run-part", "This run"), Part("words-part", "Glossary")]

@@ -8,6 +8,7 @@ import numpy as np
 from likewise import files
 from likewise.report.comparison import comparison_page
 from likewise.report.payload import read_run
+from likewise.report.verdict import percent
 from likewise.runs.result import Analysis
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def write_comparison(
     order = changes.assign(rank=changes["density_rank_change"].abs()).sort_values(
         ["kept_neighbors", "rank"], ascending=[True, False], kind="stable"
     )
-    headline = f"{summary.kept_neighbors:.0%} of the neighbors stay the same."
+    headline = f"{percent(summary.kept_neighbors)} of the neighbors stay the same."
     text = comparison_page(
         read_run(before.folder),
         read_run(after.folder),
@@ -113,7 +114,7 @@ def write_comparison(
 
 def _lines(summary: ComparisonSummary) -> list[tuple[str, str]]:
     found = [
-        ("Neighbors that stay", f"{summary.kept_neighbors:.1%}, the mean over samples"),
+        ("Neighbors that stay", f"{percent(summary.kept_neighbors)}, the mean over samples"),
         (
             "Mean similarity to all others",
             f"median {summary.median_density_before:.3f}, then {summary.median_density_after:.3f}; rank correlation "
