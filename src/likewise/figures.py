@@ -460,7 +460,7 @@ def slices(
         >>> plt.switch_backend("Agg")                                         # no window
         >>> table = pandas.DataFrame({"source": ["a", "a", "b", "b"], "label_issue": [True, False, False, False]})
         >>> ax = lw.figures.slices(table, by="source")
-        >>> [bar.get_width() for bar in ax.patches]
+        >>> [float(bar.get_width()) for bar in ax.patches]
         [0.5, 0.0]
         >>> plt.close(ax.figure)
 
