@@ -1,10 +1,10 @@
 # Commands that set up everything they need, in .venv or out/: `make demo`, `make test`, `make docs`, `make matrix`,
-# `make wheel`.
+# `make wheel`, `make notebooks`.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-exports docs gallery benchmarks-page bench-smoke matrix wheel check format screenshots screenshot-serve
+.PHONY: demo test test-slow test-exports docs gallery benchmarks-page bench-smoke matrix wheel notebooks check format screenshots screenshot-serve
 
 demo: .venv/demo.stamp
 	$(BIN)/likewise demo --out out/demo
@@ -38,6 +38,10 @@ benchmarks-page: .venv/test.stamp
 # The main ratios of time, taken again inside one run, beside the recorded ones: a minute.
 bench-smoke: .venv/test.stamp
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/smoke.py
+
+# Runs the tutorials in notebooks/ and stores their outputs, about a minute.
+notebooks: .venv/test.stamp
+	$(BIN)/python notebooks/execute.py
 
 # The fast tests on each Python and torch that installs here; writes docs/versions.md.
 matrix:

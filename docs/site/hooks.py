@@ -6,9 +6,12 @@ the repository. A link to a file that is not on the site stays as it is, and the
 build, every public name must have an entry with an example.
 """
 
+import base64
+import json
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -35,6 +38,7 @@ MODULES = (  # whose public names the reference shows
     "likewise.integrations.samplers",
 )
 SOURCES = "examples/**/*.py"
+NOTEBOOKS = "notebooks/*.ipynb"
 IMAGES = ("experiments/results/**/*.png", "experiments/results/**/*.jpg")
 FOLDERS = ("examples", "examples/analyze", "docs/decisions")
 UNLISTED = "How-to"  # the section of pages of docs/ that the navigation does not name
@@ -59,12 +63,39 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(ROOT).as_posix()
         content = f"# {name}\n\n```python\n{path.read_text()}```\n"
         files.append(File.generated(config, _address(name), content=content))
+    for path in sorted(ROOT.glob(NOTEBOOKS)):
+        for name, content in notebook_files(path).items():
+            files.append(File.generated(config, name, content=content))
     for pattern in IMAGES:
         for path in ROOT.glob(pattern):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     for folder in FOLDERS:
         files.append(File.generated(config, _address(folder), content=_listing(ROOT / folder)))
     return files
+
+
+def notebook_files(path: Path) -> dict[str, str | bytes]:
+    """The page of a notebook with its stored outputs, its pictures, and the notebook itself, by address."""
+    text, found = [], dict[str, str | bytes]()
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text.append(source)
+            continue
+        text.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data: dict[str, Any] = output.get("data", {})
+            if "image/png" in data:
+                name = f"{path.stem}-{len(found)}.png"
+                found[f"tutorials/{name}"] = base64.b64decode("".join(data["image/png"]))
+                text.append(f"![the picture that this cell draws]({name})")
+            else:
+                shown = "".join(output.get("text") or data["text/plain"]).rstrip()
+                text.append(f"```text\n{shown}\n```")
+    text.append(f'<a href="{path.name}" download>Download this notebook</a>')
+    found[_address(path.relative_to(ROOT).as_posix())] = "\n\n".join(text) + "\n"
+    found[f"tutorials/{path.name}"] = path.read_text()
+    return found
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -135,11 +166,15 @@ def _address(path: str) -> str:
         return PAGES[path]
     if path in FOLDERS:
         return path.removeprefix("docs/") + "/index.md"
+    if path.startswith("notebooks/") and path.endswith(".ipynb"):
+        return f"tutorials/{Path(path).stem}.md"
     return path + ".md" if path.endswith(".py") else path.removeprefix("docs/")
 
 
 def _origin(address: str) -> str:
     """Which file of the repository a page of the site is."""
+    if address.startswith("tutorials/"):
+        return f"notebooks/{Path(address).stem}.ipynb"
     outside = address.startswith(("examples/", "experiments/"))
     return address if outside else f"docs/{address}"
 
