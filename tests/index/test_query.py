@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.statistics.novelty import counted_share, novel_share
 
 WIDE = 4096  # more than outputs times parameters: every coordinate has a bucket of its own
 
@@ -25,9 +26,12 @@ def test_wide_sketches_give_exact_similarities(build, net, data, new):
 def test_statistics_are_those_of_the_package(build, net, data, new, dtype, tolerance):
     index = build(width=WIDE, dtype=dtype)
     gram = lw.GramMatrix(net, new, columns=data)
-    assert torch.allclose(
-        index.novelty(new).novelty.double(), lw.novelty(gram, parameters=None), atol=tolerance
-    )
+    found = index.novelty(new)
+    near = lw.novelty(gram, parameters=None)
+    assert torch.allclose(found.gradient_novelty.double(), near, atol=tolerance)
+    features = lw.novelty(gram, parameters="features")
+    assert torch.allclose(found.feature_novelty.double(), features, atol=1e-4)
+    assert torch.allclose(found.novelty.double(), lw.novelty(gram), atol=min(0.1, 100 * tolerance))
     for found, expected in zip(index.reliability(new), lw.reliability(gram), strict=True):
         assert torch.allclose(found.double(), expected.double(), atol=10 * tolerance)
 
@@ -122,9 +126,12 @@ def test_errors_tell_how_far_sketches_are_off(tmp_path):
 
 def test_novelty_percentiles_are_uniform_on_the_index_itself(build, net, data):
     index = build(width=WIDE, dtype="float32")
-    own = 1 - index._columns.closeness.double()
-    expected = lw.novelty(lw.GramMatrix(net, data), parameters=None)
-    assert torch.allclose(own.flip(0), expected.sort().values, atol=1e-5)
+    own, gram = index._columns.reference, lw.GramMatrix(net, data)
+    for found, parameters in ((own.gradient_novelty, None), (own.feature_novelty, "features")):
+        assert torch.allclose(found.double(), lw.novelty(gram, parameters=parameters), atol=1e-4)
+    assert torch.allclose(novel_share(own, own), lw.novelty(gram), atol=0.03)
+    counted = 40 * counted_share(own, own)
+    assert torch.equal(counted.sort().values.round(), torch.arange(40).double())
     far = index.novelty(data[0] * 100)
     assert far.percentile.max() <= 100 and far.percentile.min() >= 0
 

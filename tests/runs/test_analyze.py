@@ -42,18 +42,24 @@ def test_every_column_and_table_equals_the_function_of_its_name(tmp_path, classe
     gram = lw.GramMatrix(model, (x, y), centered=True)
     plain, table = gram.with_centering(False), found.table
 
-    def close(column, expected):
+    def close(column, expected, tolerance=1e-6):
         torch.testing.assert_close(
             torch.tensor(table[column].to_numpy()).double(),
             expected.double(),
             rtol=0,
-            atol=1e-6,
+            atol=tolerance,
             equal_nan=True,  # absent where it cannot be told
         )
 
     close("density", lw.soft_neighbors(plain) / 40)
     close("uncertainty", lw.uncertainty(plain))
-    close("novelty", lw.novelty(plain, parameters=None))
+    close("gradient_novelty", lw.novelty(plain, parameters=None))
+    close("feature_novelty", lw.novelty(plain, parameters="features"))
+    close("novelty", lw.novelty(plain), 1e-4)  # features are float32
+    if classes:
+        close("energy", -model(x).detach().logsumexp(1))
+    else:
+        assert "energy" not in table
     close("hard_neighbors", lw.hard_neighbors(gram, 0.3))
     close("local_density", lw.positive_neighbors(gram, 4))
     reliability = lw.reliability(gram)

@@ -12,6 +12,7 @@ from likewise.checks import check_choice, check_flag, check_integer, check_seed,
 from likewise.data import Batches, batches
 from likewise.distributed import rank
 from likewise.gram import GramMatrix
+from likewise.gram.last_layer import Features
 from likewise.index.layers import Projection, Unit, make_projector, read_settings
 from likewise.index.parts import concatenate, merge_parts
 from likewise.index.pictures import PictureMaker, Show
@@ -143,6 +144,7 @@ def keep_sketches(
     out: Path,
     *,
     outputs: Tensor,
+    features: Features | None,
     classes: Sequence[str] | None,
     names: Sequence[str] | None,
     show: Show | None,
@@ -158,6 +160,7 @@ def keep_sketches(
         seed: Of the projection.
         out: The folder.
         outputs: What the model says of the samples.
+        features: What its last layer sees of them.
         classes: Names of the classes.
         names: Names of the samples.
         show: What a person should see of sample i.
@@ -177,7 +180,9 @@ def keep_sketches(
     maker = PictureMaker(data, show, names, excerpt_length)
     with hold_folder(out, math.inf):
         folder = _begin(out, state, settings)
-        task = Task(folder, projector, data, maker, source_number=0, first_row=0, outputs=outputs)
+        task = Task(
+            folder, projector, data, maker, source_number=0, first_row=0, outputs=outputs, features=features
+        )
         fill(task, data.spans(rows))
 
 

@@ -52,8 +52,10 @@ class Explanation:
     neighbors: tuple[Neighbor, ...]
     agreement: float | None  # of the neighbors' labels with the prediction, 0 to 1
     shift: float | None  # how far the prediction is from the neighbors' predictions
-    novelty: float
-    novelty_percentile: float  # share of the index's rows, each left out in turn, that are less novel
+    novelty: (
+        float  # share of the index's rows, each left out in turn, that are less novel: see `likewise.novelty`
+    )
+    novelty_percentile: float  # the same as counted, 0 to 100
     novelty_error: float
     counterfactual: Counterfactual | None = None  # what would change the neighbors' vote
     exact: bool = False  # whether the similarities of `neighbors` are exact
@@ -111,9 +113,9 @@ class Explanation:
             "reasons": list(self.reasons),
             "agreement": self.agreement,
             "shift": None if self.shift is None or math.isnan(self.shift) else self.shift,
-            "novelty": self.novelty,
+            "novelty": None if math.isnan(self.novelty) else self.novelty,
             "novelty_percentile": None if math.isnan(self.novelty_percentile) else self.novelty_percentile,
-            "novelty_error": self.novelty_error,
+            "novelty_error": None if math.isnan(self.novelty_error) else self.novelty_error,
             "counterfactual": None if self.counterfactual is None else self.counterfactual.as_dict(),
             "sketched": list(self.sketched),
             "neighbors": [

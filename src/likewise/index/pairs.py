@@ -19,11 +19,17 @@ from torch.nn.functional import normalize
 
 from likewise.gram import Reducer, Strip
 from likewise.gram.centering import rounding_floor
+from likewise.gram.last_layer import Features
 from likewise.gram.strips import reduce_strip, split_results
 from likewise.index.store import IndexFolder, Rows, Shard, read_sources
-from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
+from likewise.statistics.novelty import (
+    NEIGHBORS,
+    ClosenessReducer,
+    Ingredients,
+    closest_cosines,
+    reference_places,
+)
 
-REFERENCE = 1024  # rows whose novelty, each left out in turn, is what new inputs are compared with
 TALLEST = 512  # rows of a strip
 ROW_BYTES = 16  # lengths, scales, means and labels
 
@@ -134,9 +140,24 @@ class Columns:
         return self._summary["means"]
 
     @property
-    def closeness(self) -> Tensor:
-        """Closeness of some rows to their nearest others, sorted: what that of new inputs is compared with."""
-        return self._summary["closeness"]
+    def reference(self) -> Ingredients:
+        """What the novelty of some rows, each left out in turn, is made of: what new inputs are compared with."""
+        known = [self._summary[name] for name in Ingredients._fields if name in self._summary]
+        return Ingredients(*known)
+
+    @cached_property
+    def has_features(self) -> bool:
+        """Whether it is known of every row what the last layer sees."""
+        return all(content.features is not None for _, _, content, _ in self.shards())
+
+    def features(self) -> Iterator[Features]:
+        """Yield the features of the rows in order, float32, some at a time."""
+        for _, _, content, kept in self.shards():
+            if content.features is None or content.feature_lengths is None:
+                raise ValueError("Some rows of the index have no features.")
+            every = slice(None) if kept is None else kept
+            directions = normalize(content.features[every].float(), dim=1)  # lengths were rounded too
+            yield Features(directions, content.feature_lengths[every])
 
     @property
     def alive(self) -> Tensor | None:
@@ -330,7 +351,7 @@ class _SampledStrip(Strip):
 
 
 def summarize(folder: IndexFolder, max_memory: int = 2**30) -> None:
-    """Write the summary: mean, distance and similarity to it of every row, closeness of some rows to their nearest.
+    """Write the summary: mean, distance and similarity to it of every row, what the novelty of some rows is made of.
 
     Three passes over the rows; nothing is computed from gradients. The sum of gradients, which is of other rows now,
     is dropped.
@@ -342,8 +363,8 @@ def summarize(folder: IndexFolder, max_memory: int = 2**30) -> None:
     mean = _mean(columns)
     lengths, means, dead = _distances(columns, mean)
     known = {"mean": mean, "lengths": lengths, "means": means, "dead": dead}
-    folder.write_tensors("summary", {**known, "closeness": torch.zeros(0)})
-    folder.write_tensors("summary", {**known, "closeness": _closeness(Columns(folder), max_memory)})
+    folder.write_tensors("summary", known)
+    folder.write_tensors("summary", {**known, **_reference(Columns(folder), max_memory)})
 
 
 def _mean(columns: Columns) -> Tensor:
@@ -381,11 +402,21 @@ def _distances(columns: Columns, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lengths, means, torch.cat(dead)
 
 
-def _closeness(columns: Columns, max_memory: int) -> Tensor:
-    """Return the closeness of some rows, spread over the index, to their nearest others, sorted."""
+def _reference(columns: Columns, max_memory: int) -> dict[str, Tensor]:
+    """Return what the novelty of some rows, spread over the index and each left out in turn, is made of."""
     if columns.m < 2:
-        return torch.zeros(0)
-    places = torch.linspace(0, columns.m - 1, min(columns.m, REFERENCE), dtype=torch.float64).long().unique()
+        return {"gradient_novelty": torch.zeros(0)}
+    places, k = reference_places(columns.m), min(NEIGHBORS, columns.m - 1)
     pairs = IndexPairs(columns, places=places.tolist(), centered=False, max_memory=max_memory)
-    ((closeness,),) = pairs.visit(ClosenessReducer(min(NEIGHBORS, columns.m - 1)))
-    return closeness.float().sort().values
+    ((closeness,),) = pairs.visit(ClosenessReducer(k))
+    found = {"gradient_novelty": 1 - closeness.float()}
+    if not columns.has_features:
+        return found
+    chosen, first = [], 0
+    for part in columns.features():
+        here = places[(places >= first) & (places < first + len(part.lengths))] - first
+        chosen.append(Features(*(value[here] for value in part)))
+        first += len(part.lengths)
+    directions, lengths = map(torch.cat, zip(*chosen, strict=True))
+    near = closest_cosines(directions, (part.directions for part in columns.features()), k, places)
+    return {**found, "feature_novelty": 1 - near, "feature_length": lengths}

@@ -20,6 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
+from likewise.gram.last_layer import Features, LastLayer
 from likewise.gram.matrix import finite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
@@ -241,19 +242,25 @@ def fit_buckets(width: int, d: int) -> int:
     return REPLICATES * buckets
 
 
-class OutputReader:
-    """What the model says of samples, whatever the readout compares; nothing if that is too much to store.
+class SampleReader:
+    """What the model says of samples, whatever the readout compares, and what its last layer sees: one forward pass.
+
+    No outputs where that is too much to store, no features where there is no such layer.
 
     Args:
         net: The network.
-        first: A sample, to see how many outputs there are.
+        first: A few samples, to see how many outputs there are.
         known: (n, c) outputs of all samples, if they were computed before.
+        features: Of all samples, if `known` is given and there are any.
 
     """
 
-    def __init__(self, net: Network, first: Samples, known: Tensor | None = None) -> None:
+    def __init__(
+        self, net: Network, first: Samples, known: Tensor | None = None, features: Features | None = None
+    ) -> None:
         self._net: Network | None = None
-        self._known = known
+        self._layer: LastLayer | None = None
+        self._known, self._features = known, features
         if known is not None:
             self.available = known.shape[1] <= MOST_OUTPUTS
             return
@@ -269,21 +276,37 @@ class OutputReader:
         except TypeError:  # what the model returns, only the readout understands
             self._net, size = None, 0
         self.available = self._net is not None and size <= MOST_OUTPUTS
+        self._layer = None if self._net is None else LastLayer.find(self._net, first)
 
-    def read(self, samples: Samples, where: range) -> Tensor | None:
-        """Return the outputs of the samples at these places, (n, c), if they can be stored; while evaluating."""
-        if self._known is not None and self.available:
-            return self._known[where.start : where.stop]
-        if not self.available or self._net is None:
-            return None
-        return finite_outputs(self._net, samples, masked=True).cpu()
+    def read(self, samples: Samples, where: range) -> tuple[Tensor | None, Features | None]:
+        """Return outputs (n, c) and features of the samples at these places, as far as they are kept; evaluating."""
+        if self._known is not None:
+            part = slice(where.start, where.stop)
+            features = (
+                None if self._features is None else Features(*(value[part] for value in self._features))
+            )
+            return self._known[part] if self.available else None, features
+        if self._net is None or not (self.available or self._layer is not None):
+            return None, None
+        outputs, features = self._read(samples)
+        return outputs if self.available else None, features
 
-    def read_all(self, data: Batches) -> Tensor | None:
-        """Return the model's outputs of a few samples, (n, c); None where only the readout understands them."""
+    def read_all(self, data: Batches) -> tuple[Tensor | None, Features | None]:
+        """Return outputs and features of a few samples; no outputs where only the readout understands them."""
         if self._net is None:
-            return None
+            return None, None
         with self._net.evaluation_mode():
-            return torch.cat([finite_outputs(self._net, batch, masked=True).cpu() for batch in data])
+            outputs, features = zip(*map(self._read, data), strict=True)
+        if self._layer is None:
+            return torch.cat(outputs), None
+        return torch.cat(outputs), Features(*map(torch.cat, zip(*features, strict=True)))
+
+    def _read(self, samples: Samples) -> tuple[Tensor, Features | None]:
+        assert self._net is not None
+        if self._layer is None:
+            return finite_outputs(self._net, samples, masked=True).cpu(), None
+        outputs, vectors = self._layer.read(samples)
+        return outputs.cpu(), Features.compress(vectors)
 
 
 def encode_outputs(outputs: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from likewise.checks import check_flag, check_integer, check_type
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, similarity_errors
+from likewise.gram.last_layer import Features
 from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
 from likewise.index.counterfactual import (
     Counterfactual,
@@ -36,8 +37,8 @@ from likewise.index.pairs import Columns, IndexPairs, summarize
 from likewise.index.parts import append_index
 from likewise.index.pictures import PictureMaker, Show, decode_picture
 from likewise.index.projection import (
-    OutputReader,
     Projector,
+    SampleReader,
     describe_network,
     recover_readout,
     refuse_other_inputs,
@@ -53,7 +54,14 @@ from likewise.model_state import tensor_versions
 from likewise.progress import announce
 from likewise.readouts import Readout, reads_text
 from likewise.statistics.neighbors import NearestReducer
-from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
+from likewise.statistics.novelty import (
+    NEIGHBORS,
+    ClosenessReducer,
+    Ingredients,
+    closest_cosines,
+    counted_share,
+    novel_share,
+)
 from likewise.statistics.reliability import (
     NeighborMeansReducer,
     PredictionTargets,
@@ -77,11 +85,18 @@ class IndexNeighbors(NamedTuple):
 
 
 class Novelty(NamedTuple):
-    """How unlike all rows of the index inputs are."""
+    """How unlike all rows of the index inputs are; NaN where the index has too few rows, or no features."""
 
-    novelty: Tensor  # (n,) 1 − mean plain similarity to the ten most similar rows
-    percentile: Tensor  # (n,) share of the rows, each left out in turn, that are less novel: 0 to 100
-    errors: Tensor  # (n,) standard errors of the novelty
+    novelty: (
+        Tensor  # (n,) share of the rows, each left out in turn, that are less unusual: `likewise.novelty`
+    )
+    percentile: (
+        Tensor  # (n,) the same as counted, from 0 to 100: 100 is more unusual than all it is compared with
+    )
+    errors: Tensor  # (n,) standard errors of the novelty, by those of the similarities of sketches
+    gradient_novelty: Tensor  # (n,) 1 − mean plain similarity to the ten most similar rows, by gradients
+    feature_novelty: Tensor  # (n,) the same by what the last layer sees
+    feature_length: Tensor  # (n,) of that
 
 
 class Index:
@@ -295,21 +310,54 @@ class Index:
         return self._lists
 
     def novelty(self, x: Any, k: int = NEIGHBORS) -> Novelty:
-        """Return how unlike all rows inputs are: 1 − the mean plain similarity to the k most similar rows.
+        """Return the share of the rows that are less unusual than each input: see `likewise.novelty`.
 
-        The percentile compares it with rows of the index, each left out in turn, also from sketches.
+        From gradients, by sketches, and from what the last layer sees, both compared with rows of the index, each left
+        out in turn.
 
         Args:
             x: New inputs.
-            k: Over how many rows the mean is taken; percentiles are of the default.
+            k: Over how many rows similarities are averaged; rows are compared with those of the default.
 
         """
-        pairs = self._pairs_of(self._project(self._read(x)))
-        return self._novelty_of(pairs, min(check_integer("k", k, 1), len(self)))
+        new = self._read(x)
+        pairs = self._pairs_of(self._project(new))
+        return self._novelty_of(new, pairs, min(check_integer("k", k, 1), len(self)))
 
-    def _novelty_of(self, pairs: IndexPairs, k: int) -> Novelty:
+    def _novelty_of(self, new: Batches, pairs: IndexPairs, k: int) -> Novelty:
         (closeness,), (places, _) = pairs.with_centering(False).visit(ClosenessReducer(k), NearestReducer(k))
-        return self._novelty(closeness.cpu(), pairs.sketches, places.cpu())
+        errors = self._closeness_errors(pairs.sketches, places.cpu())
+        gradient = 1 - closeness.cpu()
+        missing = torch.full_like(gradient, math.nan)
+        near, length = missing, missing
+        features = self._features(new) if self._columns.has_features else None
+        if features is not None:
+            columns = (part.directions for part in self._columns.features())
+            near, length = 1 - closest_cosines(features.directions, columns, k), features.lengths
+        if len(self) < 2:
+            return Novelty(missing, missing, missing, gradient, near, length)
+
+        def share(by_gradients: Tensor) -> Tensor:
+            known = (by_gradients,) if features is None else (by_gradients, near, length)
+            return novel_share(Ingredients(*known), self._columns.reference)
+
+        known = Ingredients(gradient) if features is None else Ingredients(gradient, near, length)
+        low, high = (share(gradient + step * errors.to(gradient)) for step in (-1, 1))
+        found = [share(gradient), 100 * counted_share(known, self._columns.reference), (high - low) / 2]
+        novelty, percentile, stated = (part.to(gradient) for part in found)
+        return Novelty(novelty, percentile, stated, gradient, near, length)
+
+    def _features(self, new: Batches) -> Features:
+        features = self._sample_reader(new).read_all(new)[1]
+        if features is None:
+            raise ValueError(
+                "The index knows what the last layer saw of its rows, and of these inputs it is not found: the model "
+                "calls other layers for them."
+            )
+        return features
+
+    def _sample_reader(self, new: Batches) -> SampleReader:
+        return SampleReader(self.network, new.samples(range(min(2, new.n))))
 
     def reliability(self, x: Any) -> Reliability:
         """Return what speaks for each prediction, by the rows and their labels: see `likewise.reliability`.
@@ -344,7 +392,7 @@ class Index:
         pairs = self._pairs_of(self._project(new)).kept()
         k, exact = check_integer("k", k, 1), check_flag("exact", exact)
         neighbors = self._nearest(new, pairs, k, exact, lists=lists)
-        novelty = self._novelty_of(pairs, min(NEIGHBORS, len(self)))
+        novelty = self._novelty_of(new, pairs, min(NEIGHBORS, len(self)))
         if self.labels is None:
             return [self._explanation(i, neighbors, novelty, None, None, exact) for i in range(new.n)]
         found, changes = self._reliability_with_changes(new, pairs)
@@ -649,12 +697,8 @@ class Index:
             found.append(similarity_errors(one, others, d, self._dependent_buckets)[0])
         return torch.stack(found) * self._columns.error_factors[0 if centered else 1]
 
-    def _novelty(self, closeness: Tensor, sketches: Tensor, places: Tensor) -> Novelty:
-        reference = self._columns.closeness
-        above = len(reference) - torch.searchsorted(reference, closeness.float().contiguous(), right=True)
-        percentile = (
-            100 * above / len(reference) if len(reference) else torch.full((len(closeness),), math.nan)
-        )
+    def _closeness_errors(self, sketches: Tensor, places: Tensor) -> Tensor:
+        """Return the standard errors of the mean similarity of inputs to the rows at places (n, k)."""
         d = self.manifest["projection"]["outputs"]
         errors = [  # the mean similarity to rows is that to their mean
             similarity_errors(
@@ -665,15 +709,13 @@ class Index:
             )[0, 0]
             for sketch, some in zip(sketches.double(), places, strict=True)
         ]
-        stated = torch.stack(errors) * self._columns.error_factors[1]
-        return Novelty(1 - closeness, percentile, stated.to(closeness))
+        return torch.stack(errors) * self._columns.error_factors[1]
 
     def _targets(self, new: Batches) -> PredictionTargets:
         """Return predictions of new inputs, and labels and predictions of the rows."""
         if self.labels is None:
             raise ValueError("The index has no labels: build it with labels=, or from data that carry them.")
-        reader = OutputReader(self.network, new.samples(range(1)))
-        outputs = reader.read_all(new)
+        outputs = self._sample_reader(new).read_all(new)[0]
         if outputs is None:
             raise ValueError(
                 "The model's outputs are no predictions of a class or value for each sample: there is nothing to trust."

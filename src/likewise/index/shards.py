@@ -18,11 +18,12 @@ from likewise.data import Batches
 from likewise.distributed import rank, sum_results
 from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix, error_factors
+from likewise.gram.last_layer import Features
 from likewise.identity import DataRecord, read_data
 from likewise.index.layers import dependent_buckets
 from likewise.index.pairs import summarize
 from likewise.index.pictures import PictureMaker, encode_pictures
-from likewise.index.projection import OutputReader, Projector, encode_outputs
+from likewise.index.projection import Projector, SampleReader, encode_outputs
 from likewise.index.store import (
     IndexFolder,
     Shard,
@@ -58,6 +59,7 @@ class Task:
         source_number: Which of the data sets of the index.
         first_row: The row of its first sample.
         outputs: What the model says of all samples, if that is known.
+        features: What its last layer sees of them, if outputs are known.
 
     """
 
@@ -71,12 +73,14 @@ class Task:
         source_number: int,
         first_row: int,
         outputs: Tensor | None = None,
+        features: Features | None = None,
     ) -> None:
         self.folder, self.projector, self.data = folder, projector, data
         self.source_number, self.first_row = source_number, first_row
         self._maker = maker if maker is not None and maker.available else None
         self._reads_text = reads_text(projector.gram.net.readout)
-        self._outputs = OutputReader(projector.gram.net, data.samples(range(1)), outputs)
+        few = data.samples(range(min(2, data.n)))
+        self._reader = SampleReader(projector.gram.net, few, outputs, features)
         some = projector.sketch_some(data, _spread_places(data.n, ORIGIN_SAMPLES))
         self.origin = some.mean(0).float()
 
@@ -92,6 +96,7 @@ class Task:
     def build_shard(self, where: range) -> Shard:
         """Compute and write the shard of the samples at these places, and note it."""
         sketches, dead, outputs, labels = [], [], [], []
+        features: list[Features] = []
         shown: list[Any] = []
         record = DataRecord()
         for span in self.projector.batches(self.data, where):
@@ -100,7 +105,9 @@ class Task:
             projected = self.projector.project(samples, span)
             sketches.append(projected.sketches - self.origin.to(projected.sketches))
             dead.append(projected.dead)
-            outputs.append(self._outputs.read(samples, span))
+            said, seen = self._reader.read(samples, span)
+            outputs.append(said)
+            features += [] if seen is None else [seen]
             given = None if self._reads_text else samples.labels  # labels of tokens are the text itself
             labels.append(None if given is None else finite_labels(given).cpu())
             if self._maker is not None:
@@ -114,6 +121,9 @@ class Task:
         known = [part for part in outputs if part is not None]
         if known:
             rows["outputs"] = encode_outputs(torch.cat(known)).contiguous()
+        if features:
+            directions, lengths = map(torch.cat, zip(*features, strict=True))
+            rows |= {"features": directions.half().contiguous(), "feature_lengths": lengths.contiguous()}
         classes = [part for part in labels if part is not None]
         if classes:
             rows["labels"] = smallest_integers(torch.cat(classes)).contiguous()

@@ -1,10 +1,10 @@
 """The files of an index: shards of sketches that are only ever added, and a manifest that names them.
 
     manifest.json            what the index is of: model, readout, parameters, precision, projection, data; checksums
-    shard-START.safetensors  whitened sketches of consecutive rows, less an origin; their labels and model outputs
+    shard-START.safetensors  whitened sketches of consecutive rows, less an origin; labels, model outputs, features
     pictures-START.safetensors  what a person sees of these rows: thumbnails or excerpts, and names
     origins-HASH.safetensors the origins, one for each data set that was added; errors in standard errors
-    summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; closeness of a sample
+    summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; novelty of some
     removed-HASH.safetensors rows that were removed
     gradient-HASH.safetensors  the sum of all whitened gradients, once an exact centered answer was asked for
     settings.toml            what `likewise index` was told
@@ -109,6 +109,16 @@ class Rows:
     def outputs(self) -> Tensor | None:
         """What the model says, (r, c)."""
         return self._file.read("outputs")[0]
+
+    @cached_property
+    def features(self) -> Tensor | None:
+        """Directions of what the last layer sees, (r, q), float16."""
+        return self._file.read("features")[0]
+
+    @cached_property
+    def feature_lengths(self) -> Tensor | None:
+        """How long that is, (r,)."""
+        return self._file.read("feature_lengths")[0]
 
     def decode(self, where: slice, into: Tensor) -> Tensor:
         """Return sketches less their origin as float32, in the first rows of a buffer."""

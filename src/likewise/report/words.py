@@ -35,8 +35,20 @@ WORDS = {
         "duplicate pairs", "In how many pairs of near-duplicates it is.", "Find duplicates and leakage"
     ),
     "novelty": Word(
-        "novelty", "1 − mean similarity to the ten most similar samples: large for what is unlike the rest."
+        "novelty",
+        "The share of the samples that are less unusual, by gradients, features and their length: near 1 for what is "
+        "unlike the rest.",
     ),
+    "gradient_novelty": Word(
+        "novelty by gradients", "1 − mean similarity to the ten most similar samples, by gradients."
+    ),
+    "feature_novelty": Word(
+        "novelty by features", "1 − mean similarity to the ten most similar samples, by what the last layer sees."
+    ),
+    "feature_length": Word(
+        "length of features", "Of what the last layer sees: much longer or shorter ones are unusual."
+    ),
+    "energy": Word("energy", "−log Σ exp of the outputs: large where the network finds no class likely."),
     "uncertainty": Word(
         "uncertainty",
         "How little the other samples constrain its prediction: large where it rests on few. Compare within a run "

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -25,6 +26,7 @@ from likewise.data import Batches, batches
 from likewise.distributed import alone, on_first_rank, world_size
 from likewise.engines.memory import MemoryLimitError, default_max_memory
 from likewise.gram import GramMatrix
+from likewise.gram.last_layer import Features
 from likewise.gram.matrix import dataset_outputs
 from likewise.index.build import check_part
 from likewise.index.shards import describe_data
@@ -36,7 +38,7 @@ from likewise.report.build import write_report
 from likewise.runs.parts import Adopted, Part, adopt_parts, read_parts, refuse_other_parts
 from likewise.runs.plan import Method, choose_method
 from likewise.runs.result import Analysis
-from likewise.runs.stages import run_part, run_stages
+from likewise.runs.stages import find_last_layer, run_part, run_stages
 from likewise.runs.store import open_folder
 from likewise.runs.tables import Shown
 from likewise.statistics.crossval import CrossValidated
@@ -201,18 +203,19 @@ def analyze_part(
     chosen = check_part(part)
     job = _begin(model, dataset, labels, out=out, **options)
     work, outputs, given = job.work, None, None
+    features: Features | None = None
     with alone():
         data_print: Any = describe_data(work.gram.data)
         if not work.method.sketch:  # exact pairs need the labels and outputs of all samples
             announce("reading the data")
-            data_print, given, outputs = _read(work, job.out, with_outputs=True)
+            data_print, given, outputs, features = _read(work, job.out, with_outputs=True)
         found = {"part": list(chosen), **_describe_inputs(job, data_print)}
     with open_folder(job.out, found, job.wait) as folder:
         if folder.needs("settings.toml"):
             folder.write_text("settings.toml", (settings or _given_in_python(job.options)).text())
         if not folder.state.get("part_done") or folder.has_damaged_stage():
             targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
-            run_part(folder, work.gram, targets, chosen, outputs, work.is_classifier)
+            run_part(folder, work.gram, targets, chosen, outputs, features, work.is_classifier)
             folder.finish_part()
         on_first_rank(folder.save, "the part")
     return folder.path
@@ -223,7 +226,7 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
     work, shared = job.work, world_size() > 1
     with alone():
         announce("reading the data")
-        data_print, given, outputs = _read(work, job.out, with_outputs=not shared and not parts)
+        data_print, given, outputs, features = _read(work, job.out, with_outputs=not shared and not parts)
         if parts is not None:
             whole = data_print if not work.method.sketch else describe_data(work.gram.data)
             refuse_other_parts(parts, _describe_inputs(job, whole))
@@ -238,7 +241,7 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
             }
             told = None if settings is None else settings.text("index")
             targets = None if given is None or reads_text(work.net.readout) else finite_labels(given)
-            adopted = Adopted(outputs, 0)
+            adopted = Adopted(outputs, 0, features)
             if parts is not None:
                 adopted = adopt_parts(folder, parts, work.gram, work.method.sketch)
             run_stages(
@@ -254,6 +257,7 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
                 job.reheat,
                 job.crossval,
                 adopted.pairs,
+                adopted.features,
             )
             folder.finish()
 
@@ -423,17 +427,30 @@ def _gram_of_decoded(net: Network, data: Batches, decoded: Batches, size: int, m
     return GramMatrix(net, data, centered=True, max_memory=max_memory)
 
 
-def _read(work: _Work, out: Path, with_outputs: bool) -> tuple[str, Tensor | None, Tensor | None]:
-    """Return fingerprint and labels of the data, and the model's outputs if so wished and no run has noted them."""
+def _read(
+    work: _Work, out: Path, with_outputs: bool
+) -> tuple[str, Tensor | None, Tensor | None, Features | None]:
+    """Return fingerprint and labels of the data, and the model's outputs if so wished and no run has noted them.
+
+    And what its last layer sees on the way, if it has one.
+    """
     record, gram = identity.DataRecord(), work.gram
     if not with_outputs or (out / MANIFEST).exists():
-        return (*record.complete(gram.data), None)
+        return (*record.complete(gram.data), None, None)
     observed = copy.copy(gram)
     observed.data = record.observe(gram.data)
-    outputs = (
-        model_outputs(observed) if work.is_classifier else dataset_outputs(gram.net, observed.data).cpu()
-    )
-    return (*record.complete(gram.data), outputs)
+    layer = find_last_layer(gram)
+    nothing: AbstractContextManager[list[Features]] = nullcontext([])
+    with nothing if layer is None else layer.recording() as seen:
+        outputs = (
+            model_outputs(observed) if work.is_classifier else dataset_outputs(gram.net, observed.data).cpu()
+        )
+    features = None
+    if (
+        sum(len(part.lengths) for part in seen) == gram.data.n
+    ):  # else the model was called more than once a sample
+        features = Features(*map(torch.cat, zip(*seen, strict=True)))
+    return (*record.complete(gram.data), outputs, features)
 
 
 def _check_out(out: Any) -> Path:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from likewise.gram import GramMatrix, PairSource, Reducer
 from likewise.kernels import CORRELATION, INNER_PRODUCT
+from likewise.readouts import are_chances
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.duplicates import close_pairs
@@ -26,7 +27,7 @@ from likewise.statistics.neighbors import (
     SelfSimilarityReducer,
     mean_between_classes,
 )
-from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
+from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer, Ingredients, novel_share
 from likewise.statistics.reliability import (
     NeighborMeansReducer,
     PredictionTargets,
@@ -276,6 +277,13 @@ class Results:
         return torch.stack([keys // n, keys % n, found], 1)[order].numpy()
 
     @cached_property
+    def ingredients(self) -> Ingredients:
+        """What novelty is made of."""
+        names = [name for name in ("feature_novelty", "feature_length") if name in self.found]
+        parts = [1 - torch.tensor(self.found["closeness"]), *(torch.tensor(self.found[n]) for n in names)]
+        return Ingredients(*(part.double() for part in parts))
+
+    @cached_property
     def reliability(self) -> Reliability:
         """What speaks for each prediction."""
         closeness, means = (torch.tensor(self.found[name]) for name in ("closeness", "neighbor_means"))
@@ -318,6 +326,12 @@ def _error(r: Results) -> Any:
     if labels is None or r.targets.classes is not None or not r.targets.labels_are_outputs:
         return None
     return (labels.reshape(len(outputs), -1).double() - outputs.double()).norm(dim=1)
+
+
+def _energy(r: Results) -> Any:
+    logits = r.targets.outputs.double()
+    are_logits = r.targets.chances is not None and logits.shape[1] > 1 and not are_chances(logits)
+    return -logits.logsumexp(1) if are_logits else None
 
 
 def _shift(r: Results) -> Any:
@@ -371,7 +385,11 @@ COLUMNS: dict[str, Callable[[Results], Any]] = {
     "uncertainty": lambda r: r.found["uncertainty"],
     "hard_neighbors": lambda r: r.found["hard_neighbors"],
     "duplicates": _duplicates,
-    "novelty": lambda r: 1 - r.found["closeness"],
+    "novelty": lambda r: novel_share(r.ingredients, r.ingredients),
+    "gradient_novelty": lambda r: r.ingredients.gradient_novelty,
+    "feature_novelty": lambda r: r.ingredients.feature_novelty,
+    "feature_length": lambda r: r.ingredients.feature_length,
+    "energy": _energy,
     "shift": _shift,
     "agreement": _agreement,
     "status": _status,

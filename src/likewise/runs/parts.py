@@ -12,6 +12,7 @@ from likewise.checks import describe
 from likewise.data import Batches
 from likewise.distributed import on_first_rank
 from likewise.gram import GramMatrix
+from likewise.gram.last_layer import Features
 from likewise.gram.sketches import Sketch, bucket_count
 from likewise.identity import read_data, same_behavior
 from likewise.manifest import read_manifest
@@ -24,6 +25,7 @@ class Adopted(NamedTuple):
 
     outputs: Tensor | None  # of the model, (n, d); None where the run finds them in a stage
     pairs: int  # parts of exact pairs, 0 for none
+    features: Features | None = None  # of the last layer; None where there are none, or a stage has them
 
 
 class Part(NamedTuple):
@@ -124,7 +126,7 @@ def adopt_parts(folder: RunStore, parts: Sequence[Part], gram: GramMatrix, width
             f"The parts lack {len(missing)} of {len(shards)} shards: they were computed in batches of another size, or "
             "from gradients that come in other parts on those machines."
         )
-    outputs = []
+    outputs, features = [], []
     for name, where in shards.items():
         found = folder.read_stage(described_name(name))
         if bytes(found["data"].tolist()).decode() != _fingerprint(gram.data, where):
@@ -133,7 +135,8 @@ def adopt_parts(folder: RunStore, parts: Sequence[Part], gram: GramMatrix, width
                 "part and the merge the same data in the same order."
             )
         outputs.append(torch.tensor(found["outputs"]))
-    return Adopted(torch.cat(outputs), 0)
+        features.append(Features(*(torch.tensor(found[name]) for name in Features._fields)))
+    return Adopted(torch.cat(outputs), 0, Features(*map(torch.cat, zip(*features, strict=True))))
 
 
 def _adopt(folder: RunStore, parts: Sequence[Part]) -> None:

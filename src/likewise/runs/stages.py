@@ -25,6 +25,7 @@ from likewise.distributed import (
 )
 from likewise.engines import EngineName, PartsChangedError
 from likewise.gram import GramMatrix, PairSource
+from likewise.gram.last_layer import Features, LastLayer, last_layer_features
 from likewise.gram.matrix import dataset_outputs
 from likewise.gram.sketches import (
     Sketch,
@@ -63,6 +64,7 @@ from likewise.statistics.label_issues import (
     opinion_after,
     validated_for,
 )
+from likewise.statistics.novelty import NEIGHBORS, closest_cosines
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
@@ -89,17 +91,19 @@ def run_stages(
     reheat: bool = False,
     crossval: CrossValidated | None = None,
     parts: int = 0,
+    features: Features | None = None,
 ) -> None:
     """Compute what is not there yet, and write the tables.
 
     `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes; `keep_index`:
     whether sketches stay as an index, with the `settings` of a command; `reheat`: whether labels are also judged by
     reheated copies of a memorized network; `crossval`: what networks that have not seen the samples say; `parts`: how
-    many parts of the pairs were adopted.
+    many parts of the pairs were adopted; `features`: what the last layer sees, where that is known.
     """
     options, n = folder.state["options"], gram.shape[0]
     targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
     refuse_mismatch(shown, targets, n)
+    seen = _features(folder, gram, features)
     margins = None if watch is None else _margins(watch, targets)
     validated = None if crossval is None else _validated(crossval, targets)
     added = user_columns(shown.extra, n)
@@ -117,6 +121,7 @@ def run_stages(
                     SEED,
                     folder.path / INDEX_FOLDER,
                     outputs=targets.outputs,
+                    features=seen,
                     classes=shown.classes,
                     names=shown.names,
                     show=shown.show,
@@ -133,6 +138,7 @@ def run_stages(
     compare = partial(_add_parts, folder, parts) if parts else partial(_compare_pairs, source)
     shared = not parts and _has_independent_strips(source)
     found |= folder.stage("pairs", lambda: compare(request), shared=shared)
+    found |= _feature_statistics(folder, gram, seen)
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] in LAYOUTS:
         announce("drawing the map")
@@ -149,11 +155,12 @@ def run_part(
     labels: Tensor | None,
     part: tuple[int, int],
     outputs: Tensor | None,
+    features: Features | None,
     is_classifier: bool,
 ) -> None:
     """Compute part i of n of a run: sketches and outputs of some samples, or some strips of exact pairs.
 
-    `outputs`: the model's of all samples, for exact pairs.
+    `outputs`: the model's of all samples, for exact pairs; `features`: what its last layer sees of them.
     """
     options, n = folder.state["options"], gram.shape[0]
     announce("computing gradients")
@@ -169,6 +176,7 @@ def run_part(
             folder.stage(described_name(name), partial(_describe_samples, gram, where, is_classifier))
         return
     targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
+    _features(folder, gram, features)
     _, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
     announce("comparing all pairs")
@@ -193,6 +201,7 @@ def _describe_samples(gram: GramMatrix, where: range, is_classifier: bool) -> di
     some.data = gram.data.take(where)
     outputs = model_outputs(some) if is_classifier else dataset_outputs(some.net, some.data).cpu()
     return {
+        **_compute_features(some)._asdict(),
         "outputs": outputs,
         "data": torch.tensor(list(read_data(some.data)[0].encode()), dtype=torch.uint8),
     }
@@ -245,6 +254,44 @@ def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classi
         return model_outputs(gram) if is_classifier else dataset_outputs(gram.net, gram.data)
 
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()}, shared=True)["outputs"])
+
+
+def find_last_layer(gram: GramMatrix) -> LastLayer | None:
+    """Return the last layer of the model, if its inputs can be read."""
+    return LastLayer.find(gram.net, gram.data.samples(range(min(2, gram.data.n))))
+
+
+def _compute_features(gram: GramMatrix) -> Features:
+    """Return what the last layer sees of the rows, from a forward pass; of no width where there is no such layer."""
+    layer = find_last_layer(gram)
+    if layer is None:
+        return Features(torch.zeros(gram.data.n, 0), torch.zeros(gram.data.n))
+    return last_layer_features(layer, gram.net, gram.data)
+
+
+def _features(folder: RunStore, gram: GramMatrix, known: Features | None) -> Features | None:
+    """Return what the last layer sees of all samples; None where there is no such layer."""
+
+    def compute() -> dict[str, Tensor]:
+        return (_compute_features(gram) if known is None else known)._asdict()
+
+    found = folder.stage("features", compute, shared=True)
+    features = Features(*(torch.tensor(found[name]) for name in Features._fields))
+    return features if features.directions.shape[1] else None
+
+
+def _feature_statistics(folder: RunStore, gram: GramMatrix, features: Features | None) -> Arrays:
+    """Return the novelty of samples by features, each left out, and their lengths; nothing without features."""
+    n = gram.shape[0]
+    if features is None or n < 2:
+        return {}
+    directions = features.directions.to(gram.device)
+
+    def compute() -> dict[str, Tensor]:
+        near = closest_cosines(directions, [directions], min(NEIGHBORS, n - 1), torch.arange(n))
+        return {"feature_novelty": 1 - near.cpu(), "feature_length": features.lengths}
+
+    return folder.stage("feature-novelty", compute)
 
 
 def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndarray) -> OpinionAfter | None:

@@ -133,6 +133,12 @@ def novel_share(found: Ingredients, reference: Ingredients) -> Tensor:
     return shares_below(total_surprise(found, reference), scores, scale=_tail(scores)[1])
 
 
+def counted_share(found: Ingredients, reference: Ingredients) -> Tensor:
+    """Return the share of the reference that is less unusual, counted, (n,) in float64: 1 beyond all of it."""
+    scores = total_surprise(reference, reference).sort().values
+    return torch.searchsorted(scores, total_surprise(found, reference)).double() / len(scores)
+
+
 def total_surprise(found: Ingredients, reference: Ingredients) -> Tensor:
     """Return the sum of the surprises of all ingredients, (n,) in float64; see the module."""
     total = surprise(_log_novelty(found.gradient_novelty), _log_novelty(reference.gradient_novelty))
