@@ -43,7 +43,8 @@ WORDS = {
         "novelty by gradients", "1 − mean similarity to the ten most similar samples, by gradients."
     ),
     "feature_novelty": Word(
-        "novelty by features", "1 − mean similarity to the ten most similar samples, by what the last layer sees."
+        "novelty by features",
+        "1 − mean similarity to the ten most similar samples, by what the last layer sees.",
     ),
     "feature_length": Word(
         "length of features", "Of what the last layer sees: much longer or shorter ones are unusual."
