@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -64,7 +65,7 @@ def library(module: str, package: str) -> Any:
 
 def _file(place: str) -> ModuleType:
     path = existing(place).resolve()
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path) if path.suffix == ".py" else None
