@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "analyze" / "images.py"
 WRONG = 24
 SHOTS = {
-    "serve": ("ask", {"viewport": {"width": 1280, "height": 760}}),
+    "serve": ("ask", {"viewport": {"width": 1280, "height": 840}}),
     "serve-dark": ("review", {"viewport": {"width": 1280, "height": 760}, "color_scheme": "dark"}),
     "serve-phone": ("review", {"viewport": {"width": 390, "height": 844}}),
 }

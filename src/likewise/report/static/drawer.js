@@ -73,7 +73,7 @@ function trustIn(data, sample) {
   const far = shift.values[sample] > (classes ? 0.5 : 1);
   reasons.push([`Similar samples are predicted ${far ? "differently" : "alike"} (`, term(data, "shift"), ` ${rounded(shift.values[sample])}).`]);
   const split = classes && agreement && agreement.values[sample] < 0.5;
-  if (agreement) reasons.push([term(data, "agreement", "Neighbor agreement"), classes ? ` ${percent(agreement.values[sample])}: so much of the similar samples is labeled ${shown(data, "prediction", sample)}.` : ` ${rounded(agreement.values[sample])} of 1: how near the labels of similar samples are to it.`]);
+  if (agreement) reasons.push([term(data, "agreement", "Neighbor agreement"), classes ? ` ${percent(agreement.values[sample])}: the share of similar samples, weighted by similarity, labeled ${shown(data, "prediction", sample)}.` : ` ${rounded(agreement.values[sample])} of 1: how near the labels of similar samples are to it.`]);
   const alone = status && status.texts[status.values[sample]] === "isolated";
   if (alone) reasons.push(["It has too few similar samples to judge by."]);
   const place = standing(data, "novelty", sample);
