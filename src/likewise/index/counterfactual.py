@@ -153,7 +153,8 @@ def describe_flip(
         return f"Only without every similar sample labeled {votes_for} would {would_be} lead. {CAVEAT}"
     if leave_out < 0:
         return f"It rests on many: without {MOST:,} training samples the vote would still be {votes_for}. {CAVEAT}"
-    them = "it is" if leave_out == 1 else f"{relabel:,} of them {'is' if relabel == 1 else 'are'}"
+    most = "most similar of them were"
+    them = "it were" if leave_out == 1 else f"the {most}" if relabel == 1 else f"the {relabel:,} {most}"
     return (
         f"Without {_samples(leave_out)} the similar ones would vote for {would_be} instead of {votes_for}; so they "
         f"would if {them} labeled {would_be}. {CAVEAT}"
