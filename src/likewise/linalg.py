@@ -83,6 +83,7 @@ def rank_floor(dtype: torch.dtype) -> float:
 # 4096 rows of 10⁵ a GPU by 3e-5. Rounding is worst where all terms are equal: 5e-6 in runs of 2¹¹ that are
 # summed in order. With 16 rows or more, a CPU sums in short blocks of its own: 3e-6 at any length up to 2¹⁵.
 SHORT_RUN, LONG_RUN, FEW_ROWS = 2**11, 2**14, 16
+WIDENED = 2**18  # numbers of which a CPU takes copies in float64 at once: they stay in its cache
 BATCHED_CELLS = 2**22  # of the results of runs that are taken in one call
 
 

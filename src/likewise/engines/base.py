@@ -20,7 +20,7 @@ from torch import Tensor
 from likewise.data import Samples
 from likewise.engines.factors import DenseGradient, ParameterGradient
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
-from likewise.linalg import Power, product
+from likewise.linalg import WIDENED, Power, product
 
 
 class ZeroGradientWarning(UserWarning):
@@ -280,9 +280,15 @@ class Engine(ABC):
         """
         return join_tensors([function(parts) for parts in self.parts(samples)])
 
-    def largest_part(self, samples: Samples) -> int:
-        """Return the number of entries of the largest part of one sample."""
+    def largest_part(self, samples: Samples, d: int) -> int:
+        """Return the number of entries of the largest part of one sample with d outputs."""
+        del d
         return max(part[0].numel() for part in self.features(samples[:1], 0).tensors)
+
+    def feature_bytes(self, samples: Samples, d: int) -> int:
+        """Return the bytes of the features of one sample with d outputs."""
+        del d
+        return sum(part[0].nbytes for part in self.features(samples[:1], 0).tensors)
 
     @abstractmethod
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
@@ -328,7 +334,12 @@ def whiten_outputs(outputs: Tensor, self_kernel: Power | None) -> JvpResult:
 def whiten_rows(rows: Tensor, self_kernel: Power, overwrite: bool = False) -> Tensor:
     """Return K(x, x)ᵉ J(x), also where powers overflow float32; `overwrite` allows to reuse the rows' memory."""
     if rows.shape[1] > 1:
-        return (self_kernel.matrix @ rows.to(self_kernel.matrix)).to(rows.dtype)
+        matrix, result = self_kernel.matrix, rows if overwrite else torch.empty_like(rows)
+        on_cpu = rows.device.type == "cpu"
+        columns = max(1, WIDENED // (rows.shape[0] * rows.shape[1]) if on_cpu else rows.shape[2])
+        for part, whitened in zip(rows.split(columns, 2), result.split(columns, 2), strict=True):
+            whitened.copy_(matrix @ part.to(matrix))
+        return result
     if rows.device.type != "cpu":  # a gradient out of this range is mostly lost already
         factor = self_kernel.matrix.clamp(max=torch.finfo(rows.dtype).max).to(rows.dtype)
         return rows.mul_(factor) if overwrite else rows * factor

@@ -137,7 +137,7 @@ class ConvolutionGradient(ParameterGradient):
 
     def self_gram(self) -> Tensor:
         """Return G Gᵀ, from products of positions where these are fewer than the entries of G."""
-        if self._dense_is_cheaper:
+        if "_dense" in self.__dict__ or self._dense_is_cheaper:
             k, n, d, _ = self._dense.shape
             if d == 1:
                 return squared_norms(self._dense.flatten(0, 1)).view(k, n, 1, 1).sum(0)

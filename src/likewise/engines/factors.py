@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from likewise.linalg import accumulation_dtype, product, split_product
+from likewise.linalg import WIDENED, accumulation_dtype, product, split_product
 
 
 class ParameterGradient(ABC):
@@ -198,7 +198,7 @@ class FactoredGradient(StructuredGradient):
         if self.deltas.shape[2] == 1:
             deltas = self.deltas[:, :, 0].to(accumulation_dtype(self.deltas))
             return deltas @ deltas.mT * squared_norms(self.inputs)
-        if self._dense_is_cheaper:
+        if self.is_dense or self._dense_is_cheaper:
             return gram_from_rows(self._dense)
         return gram_from_positions(self.inputs @ self.inputs.mT, self.deltas)
 
@@ -499,7 +499,7 @@ def merge_small(by_parameter: dict[str, ParameterGradient]) -> list[Block]:
 def resize_outputs(
     gradient: ParameterGradient, d: int, convert: Callable[[Tensor], Tensor]
 ) -> ParameterGradient:
-    """Return a gradient of the same structure for d outputs, of unspecified values, to count its memory.
+    """Return a gradient of the same structure for d outputs, of other values, to count its memory.
 
     Args:
         gradient: Of any number of outputs.
@@ -518,7 +518,7 @@ def resize_outputs(
         converted = convert(value)
         if name not in ("deltas", "gradients"):
             return converted
-        return converted.new_empty(value.shape[0], d, *value.shape[2:])
+        return converted.new_zeros(value.shape[0], d, *value.shape[2:])
 
     values = {field.name: resize(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
     return replace(gradient, **values)  # type: ignore[type-var]
@@ -598,8 +598,14 @@ def gram_from_rows(gradients: Tensor) -> Tensor:
     """Return G Gᵀ of each sample, for G (n, d, numel)."""
     if gradients.shape[1] == 1:
         return squared_norms(gradients)
-    exact = gradients.to(accumulation_dtype(gradients))
-    return exact @ exact.mT
+    wide = accumulation_dtype(gradients)
+    on_cpu = gradients.device.type == "cpu"
+    columns = WIDENED // math.prod(gradients.shape[:2]) if on_cpu else gradients.shape[2]
+    total = gradients.new_zeros(*gradients.shape[:2], gradients.shape[1], dtype=wide)
+    for part in gradients.split(max(1, columns), dim=2):
+        exact = part.to(wide)
+        total += exact @ exact.mT
+    return total
 
 
 def squared_norms(tensor: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ over and a warning says why. With either engine, every later pass checks some of
 """
 
 import warnings
-from collections.abc import Callable
-from typing import Literal
+from contextlib import nullcontext
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,22 +16,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from likewise.data import Samples
 from likewise.engines.base import Engine
 from likewise.engines.dense import DenseEngine, Jacobians
-from likewise.engines.factors import Block, describe_shapes, resize_outputs
-from likewise.engines.gradient_batch import compute_gradients
+from likewise.engines.factors import describe_shapes, resize_outputs
+from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
 from likewise.engines.traced import TracedEngine
 from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
-from likewise.engines.validation import SpotCheck, find_fault, regrouping_fault
+from likewise.engines.validation import SpotCheck, find_fault, regrouping_fault, reverse_samples
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
+from likewise.precision import full_float32
 from likewise.readouts import Outputs, Readout
 
 # Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
 SLACK = 1.25
 CACHE = 48 * 2**20  # bytes beyond which a CPU gets slower a sample, measured
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
-CHECKED_LARGE = 2  # the same of a large model
-MEASURED = 4  # outputs whose memory is measured; that of more is counted from shapes
+CHECKED_LARGE = 1  # the same of a large model; SpotCheck looks at all outputs of other samples, in every pass
+MEASURED = 4  # outputs whose memory is measured; that of more, and of a large model, is counted from shapes
 MANY_OUTPUTS = 512  # beyond which a warning says what they cost
 EngineName = Literal["auto", "autograd", "layers"]
 
@@ -39,7 +40,7 @@ EngineName = Literal["auto", "autograd", "layers"]
 def select_engine(
     net: Network,
     samples: Samples,
-    later: Samples,
+    later: Samples | None,
     engine: EngineName,
     max_memory: int,
     n: int = 1,
@@ -50,7 +51,7 @@ def select_engine(
     Args:
         net: The network.
         samples: A few samples of the first batch, for tracing and validation.
-        later: A few samples of another batch, on which the model may take another branch.
+        later: A few samples of another batch, on which the model may take another branch, if there are any.
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
@@ -58,18 +59,29 @@ def select_engine(
 
     """
     if large:
-        samples, later = samples[:2], later[:2]
+        samples, later = samples[:2], None if later is None else later[:2]
     if engine != "autograd":
         shape = Jacobians(net).shape(samples[:1])
         for trace_function in TRACE_FUNCTIONS:
             try:
                 trace = trace_function(net, samples)
-                size, memory = _fit_memory(net, trace, samples[:1], shape, max_memory, large)
+                _refuse_large(shape, max_memory)
                 checked = _checkable(net, shape, max_memory, large)
                 known = trace if net.autocast is None else None  # the check is without autocast
-                fault = find_fault(checked, samples, later, trace_function, trace=known, brief=large)
+                trial = None
+                if large:  # what is measured here is checked there
+                    of = (
+                        checked if known is not None else _with_combined_outputs(net, shape[0], CHECKED_LARGE)
+                    )
+                    trial = _try_gradients(of, trace, reverse_samples(samples))
+                size, memory = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
+                gradients = trial.gradients if trial is not None and known is not None else None
+                fault = find_fault(
+                    checked, samples, later, trace_function, trace=known, brief=large, reverse=gradients
+                )
                 if fault is None:
-                    return TracedEngine(net, trace, size, memory, SpotCheck(net, n))
+                    shapes = None if trial is None else trial.gradients
+                    return TracedEngine(net, trace, size, memory, SpotCheck(net, n), shapes)
                 reason, remedy = fault
             except RegroupedError as problem:
                 reason, remedy = regrouping_fault(problem)
@@ -93,6 +105,11 @@ def _checkable(net: Network, shape: tuple[int, int, int], max_memory: int, large
     return net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
 
 
+def _with_combined_outputs(net: Network, d: int, count: int) -> Network:
+    """Return the network with random combinations of its outputs."""
+    return Network(net.model, _combined_outputs(net, d, count), parameters=net.names, autocast=net.autocast)
+
+
 def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     """Return the readout of random combinations of all outputs: an error in any of them shows."""
     mixing = torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
@@ -104,36 +121,46 @@ def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     return read
 
 
-def _fit_memory(
-    net: Network,
-    trace: Trace,
-    samples: Samples,
-    shape: tuple[int, int, int],
-    max_memory: int,
-    large: bool,
-) -> tuple[int, MemoryUse]:
-    """Return the batch size that fits into memory, from the bytes that each sample takes in a vjp."""
-    d, p, number = shape
-    rest = p * (number + 4 + 3 * 8)  # copies, a sum in the model's precision, and three in float64
-    if rest > max_memory:
-        fit_batch_size(12 * d * p, d, p, max_memory, rest)
+def _refuse_large(shape: tuple[int, int, int], max_memory: int) -> None:
+    """Raise if sums over parameters alone take more than max_memory, and warn of many outputs."""
+    d, p, _ = shape
+    if _fixed_bytes(shape) > max_memory:
+        fit_batch_size(12 * d * p, d, p, max_memory, _fixed_bytes(shape))
     if d > MANY_OUTPUTS:
         warnings.warn(
             f"{d:,} outputs take {d:,} backward passes over every batch and a {d:,} × {d:,} matrix a sample. "
             "The readout likewise.projected_outputs(16), 16 random combinations of them, costs a fraction.",
             stacklevel=3,
         )
-    bytes_of = _count_bytes(net, trace, samples, d) if d > MEASURED else None
+
+
+def _fixed_bytes(shape: tuple[int, int, int]) -> int:
+    """Return the bytes of copies of parameters, a sum over them in the model's precision, and three in float64."""
+    _, p, number = shape
+    return p * (number + 4 + 3 * 8)
+
+
+def _fit_memory(
+    net: Network,
+    trace: Trace,
+    samples: Samples,
+    shape: tuple[int, int, int],
+    max_memory: int,
+    trial: "_Trial | None",
+) -> tuple[int, MemoryUse]:
+    """Return the batch size that fits into memory, from the bytes that each sample takes in a vjp."""
+    d, p, _ = shape
+    if trial is None and d > MEASURED:
+        trial = _try_gradients(_with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
+    bytes_of = None if trial is None else trial.count_bytes
     if bytes_of is not None:
         each = bytes_of(d)
-    elif large:
-        each = int(SLACK * _peak_bytes(net, trace, repeat_samples(samples, 2)) / 2)
     else:
         few, more = (_peak_bytes(net, trace, repeat_samples(samples, n)) for n in (2, 4))
         each = int(SLACK * max(more - few, 2) / 2)
-    fit = fit_batch_size(each, d, p, max_memory, rest, bytes_of)
+    fit = fit_batch_size(each, d, p, max_memory, _fixed_bytes(shape), bytes_of)
     on_cpu = next(iter(net.parameters.values())).device.type == "cpu"
-    return min(fit, max(32, CACHE // each)) if on_cpu else fit, MemoryUse(rest, each)
+    return min(fit, max(32, CACHE // each)) if on_cpu else fit, MemoryUse(_fixed_bytes(shape), each)
 
 
 def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> int:
@@ -144,37 +171,44 @@ def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> int:
     return meter.peak
 
 
-def _count_bytes(net: Network, trace: Trace, samples: Samples, d: int) -> Callable[[int], int]:
-    """Return a function from a number of outputs to the bytes that K(x, x) of one sample takes.
+class _Trial(NamedTuple):
+    """The gradients of few outputs of a small batch, and the bytes that they took."""
 
-    Two combinations of the outputs are measured. What more of them take is counted: their gradients with respect to
-    every operation, and the products of these, taken of tensors that have shapes but no memory.
-    """
-    few = Network(net.model, _combined_outputs(net, d, 2), parameters=net.names, autocast=net.autocast)
-    pair = repeat_samples(samples, 2)
-    measured = _peak_bytes(few, trace, pair)
-    chunk = compute_gradients(few, trace, pair)
-    device = next(iter(net.parameters.values())).device
-    blocks = chunk.blocks
-    base = _count_products(blocks, 2, device)
+    gradients: GradientBatch
+    peak: int  # while they were computed
+    kept: int  # after it
+    device: torch.device
 
-    def bytes_of(outputs: int) -> int:
-        deltas = (outputs - 2) * chunk.bytes_per_output
-        more = _count_products(blocks, outputs, device) - base
-        return int(SLACK * max(measured + deltas + more, 2) / 2)
+    def count_bytes(self, d: int) -> int:
+        """Return the bytes that K(x, x) of d outputs takes, for each sample.
 
-    return bytes_of
+        What more outputs take is counted: their gradients with respect to every operation, and the products of these,
+        taken of tensors that have shapes but no memory.
+        """
+        deltas = (d - self.gradients.d) * self.gradients.bytes_per_output
+        products = _count_products(self.gradients, d, self.device)
+        most = max(self.peak + deltas, self.kept + deltas + products)
+        return int(SLACK * max(most, 2) / len(self.gradients.samples))
 
 
-def _count_products(blocks: list[Block], d: int, device: torch.device) -> int:
+def _try_gradients(net: Network, trace: Trace, samples: Samples) -> _Trial:
+    """Return the gradients of a batch, measured."""
+    device = next(iter(net.parameters.values())).device  # copies of parameters are not of the samples
+    with full_float32(), MemoryMeter() as meter:
+        gradients = compute_gradients(net, trace, samples)
+        return _Trial(gradients, meter.peak, meter.now, device)
+
+
+def _count_products(gradients: GradientBatch, d: int, device: torch.device) -> int:
     """Return the peak bytes of K(x, x) of d outputs, beside output gradients, from shapes alone."""
     kept, scratch, known = 0, 0, dict[str, tuple[int, int]]()
-    fake = FakeTensorMode()
-    for names, gradient in blocks:
+    fake = FakeTensorMode() if d > MEASURED else None  # which imports PyTorch's compiler: that takes seconds
+    mode, convert = (nullcontext(), Tensor.detach) if fake is None else (fake, fake.from_tensor)
+    for names, gradient in gradients.blocks:
         shapes = describe_shapes(gradient)
         if shapes not in known:  # most networks repeat the same layers
-            with fake:
-                resized = resize_outputs(gradient, d, fake.from_tensor)
+            with mode:
+                resized = resize_outputs(gradient, d, convert)
                 with MemoryMeter() as meter:
                     resized.self_gram()
                     known[shapes] = meter.now, meter.peak
@@ -182,9 +216,8 @@ def _count_products(blocks: list[Block], d: int, device: torch.device) -> int:
         if len(names) > 1:  # concatenated
             kept += d * gradient.rows()[:, 0].nbytes
         scratch = max(scratch, known[shapes][1])
-    n = blocks[0].gradient.self_gram().shape[0] if blocks else 1
-    with fake, MemoryMeter() as meter:
-        self_kernel = torch.zeros(n, d, d, dtype=torch.float64, device=device)
+    with mode, MemoryMeter() as meter:
+        self_kernel = torch.zeros(len(gradients.samples), d, d, dtype=torch.float64, device=device)
         matrix_power(self_kernel, -0.5, 1e-12)
     return (
         kept + max(scratch, meter.peak) + 3 * self_kernel.nbytes

@@ -68,6 +68,7 @@ class _Directions:
 
 
 SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated before they are added
+FEW_OUTPUTS = 8  # up to which K(x, x) costs less from dense gradients than from what they are formed of
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
@@ -81,6 +82,7 @@ class TracedEngine(Engine):
         size: Samples of one forward pass.
         memory: What a batch takes, where it was measured.
         check: Compares some samples of every pass with autograd; None for an engine that is itself checked.
+        known: Gradients of some outputs of samples, if they were computed before: their shapes are kept.
 
     """
 
@@ -93,8 +95,10 @@ class TracedEngine(Engine):
         size: int,
         memory: MemoryUse = UNKNOWN_MEMORY,
         check: SpotCheck | None = None,
+        known: GradientBatch | None = None,
     ) -> None:
         self._check = check
+        self._factor_sizes = None if known is None else _factor_sizes(known)
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
         self._traces = [trace]  # a model that branches on its data has several
@@ -139,16 +143,24 @@ class TracedEngine(Engine):
             )
         )
 
-    def feature_entries(self, samples: Samples) -> dict[str, int]:
-        """Return how many numbers the features of one sample have for each parameter, in order."""
-        gradients = self._compute_gradients(repeat_samples(samples[:1], 2))
-        outer = self._outer_products(gradients)
+    def feature_entries(self, samples: Samples, d: int) -> dict[str, int]:
+        """Return how many numbers the features of one sample with d outputs have for each parameter, in order."""
+        factors = self._known_factor_sizes(samples)
         return {
-            name: gradient.inputs.shape[2] + gradient.deltas[0].numel()
-            if (gradient := outer.get(name))
-            else size * gradients.d
+            name: factors[name][0] + d * factors[name][1] if name in factors else d * size
             for name, size in self._numel.items()
         }
+
+    def feature_bytes(self, samples: Samples, d: int) -> int:
+        """Return the bytes of the features of one sample with d outputs, counted."""
+        itemsize = torch.promote_types(self._dtype, torch.float32).itemsize
+        return itemsize * sum(self.feature_entries(samples, d).values())
+
+    def _known_factor_sizes(self, samples: Samples) -> dict[str, tuple[int, int]]:
+        """Return the entries of inputs, and of output gradients of one output, of parameters that stay factored."""
+        if self._factor_sizes is None:  # as `_chunks` calls the model
+            self._factor_sizes = _factor_sizes(self._compute_gradients(repeat_samples(samples[:1], 2)))
+        return {k: v for k, v in self._factor_sizes.items() if self._outer is None or k in self._outer}
 
     def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
         """Return J(x) of some parameters: outer products of linear layers as factors, everything else dense."""
@@ -173,14 +185,15 @@ class TracedEngine(Engine):
 
     def _features(self, chunk: Chunk, exponent: float) -> Features:
         gram: Tensor | None = None
-        if exponent and chunk.d > 1:
+        from_rows = chunk.d == 1 or (self._device.type == "cpu" and chunk.d <= FEW_OUTPUTS)
+        if exponent and not from_rows:
             gram = self._self_gram(chunk)
         gradients = chunk.gradients
         outer = self._outer_products(gradients)
         rows = self._rows(gradients, {k: v for k, v in self._numel.items() if k not in outer})
         if gram is not None or not exponent:
             self._finite_checks.note(rows, chunk.samples)
-        else:  # one output: the squared norm of the rows and factors at hand
+        else:  # the rows and factors are at hand
             gram = gram_from_rows(rows) + sum(gradient.self_gram() for gradient in outer.values())
             self._finite_checks.note(gram, chunk.samples)
         self_kernel = None if gram is None else matrix_power(gram, exponent, rank_floor(self._dtype))
@@ -247,20 +260,16 @@ class TracedEngine(Engine):
         for chunk in self._chunks(samples):
             yield chunk.gradients.by_parameter
 
-    def largest_part(self, samples: Samples) -> int:
-        """Return the number of entries of the largest dense part of one sample."""
-        chunk = self._compute_gradients(repeat_samples(samples[:1], 2))  # as `_chunks` does
-        outer = self._outer_products(chunk)
-        sizes = (size for name, size in self._numel.items() if name not in outer)
-        return chunk.d * max(sizes, default=1)
+    def largest_part(self, samples: Samples, d: int) -> int:
+        """Return the number of entries of the largest dense part of one sample with d outputs."""
+        factors = self._known_factor_sizes(samples)
+        return d * max((size for name, size in self._numel.items() if name not in factors), default=1)
 
     def _outer_products(
         self, chunk: GradientBatch, names: tuple[str, ...] | None = None
     ) -> dict[str, FactoredGradient]:
         """Return the gradients that stay factored: of the same parameters in every batch."""
-        outer = {
-            k: p for k, p in chunk.by_parameter.items() if isinstance(p, FactoredGradient) and p.is_outer
-        }
+        outer = _outer_products(chunk)
         if self._outer is None and names is None:
             self._outer = frozenset(outer)
         expected = (self._outer or frozenset()) & frozenset(self._numel if names is None else names)
@@ -469,6 +478,18 @@ class TracedEngine(Engine):
             k: DenseGradient(v) for k, v in zip(self._numel, parts, strict=True)
         }
         return GradientBatch(samples, rows.shape[1], named)
+
+
+def _outer_products(gradients: GradientBatch) -> dict[str, FactoredGradient]:
+    """Return the gradients that are one outer product for each sample and output."""
+    named = gradients.by_parameter.items()
+    return {name: g for name, g in named if isinstance(g, FactoredGradient) and g.is_outer}
+
+
+def _factor_sizes(gradients: GradientBatch) -> dict[str, tuple[int, int]]:
+    """Return the entries of inputs, and of output gradients of one output, of outer products."""
+    outer = _outer_products(gradients)
+    return {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()}
 
 
 def _unit_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,11 +128,13 @@ def trace_model(net: Network, samples: Samples) -> Layouts:
     """Return the operations on parameters, from calls on these samples and on one more of them."""
     samples = repeat_samples(samples, max(2, len(samples)))  # one alone may be squeezed away
     more = repeat_samples(samples, len(samples) + 1)
-    OperationTracer(net).run(net, samples)  # models may set up caches on their first call
-    derived: set[int] = set()
+    derived, is_first = set[int](), True
     while True:
         fewer, larger = (OperationTracer(net, derived).run(net, part) for part in (samples, more))
         if fewer.calls != larger.calls or fewer.seen.keys() != larger.seen.keys():
+            if is_first:  # models may set up caches on their first call
+                is_first = False
+                continue
             raise UntraceableError("the operations depend on the number of samples")
         n = len(samples)
         trace = {place: _compare_calls(fewer.seen[place], larger.seen[place], n) for place in fewer.seen}

@@ -426,7 +426,7 @@ class GramMatrix:
             d=self.d,
             dtype=dtype or self.dtype,
             max_memory=self.max_memory,
-            bytes_per_sample=self._setup.feature_bytes(self.kernel.right_power),
+            bytes_per_sample=self._setup.feature_bytes(),
             zero_gradient_log=ZeroGradientLog(),
         )
 
@@ -686,7 +686,7 @@ class _Setup:
         self.of_network = not isinstance(engine, Engine)
         self._engine: Engine | None = None
         self._row_shape: tuple[int, int] | None = None
-        self._feature_bytes: dict[float, int] = {}
+        self._feature_bytes: int | None = None
         self._operations: dict[Kernel, PairOperations] = {}
         self._entries: tuple[dict[str, int] | None] | None = None
 
@@ -722,32 +722,31 @@ class _Setup:
             share, asked = self._data.n // world_size(), self._asked
 
             def select(limit: int) -> Engine:
-                return select_engine(self._net, first, later, asked, limit, share, large)
+                others = None if large and self._data.n <= len(first) else later
+                return select_engine(self._net, first, others, asked, limit, share, large)
 
             try:
                 return select(self._max_memory // 2)
             except MemoryLimitError:  # one sample at a time needs less beside it
                 return select(self._max_memory * 7 // 8)
 
-    def feature_bytes(self, exponent: float) -> int:
+    def feature_bytes(self) -> int:
         """Return the bytes of the features of one sample with its self kernel, measured on the first."""
         with exclusive:
-            if exponent not in self._feature_bytes:
-                engine, first = self.engine, self._data.samples(range(1))
+            if self._feature_bytes is None or isinstance(self.engine, TracedEngine):  # which only counts them
+                (d, _), first = self.row_shape, self._data.samples(range(1))
                 with self._net.evaluation_mode():
-                    tensors = engine.features(first, exponent).tensors
-                own = 8 * tensors[0].shape[1] ** 2
-                self._feature_bytes[exponent] = own + sum(t.numel() * t.element_size() for t in tensors)
-            return self._feature_bytes[exponent]
+                    self._feature_bytes = 8 * d**2 + self.engine.feature_bytes(first, d)
+            return self._feature_bytes
 
     @property
     def feature_entries(self) -> dict[str, int] | None:
         """How many numbers the features of a sample have for each parameter; None if these cannot be taken alone."""
         with exclusive:
             if self._entries is None:
-                engine, first = self.engine, self._data.samples(range(1))
+                engine, first, (d, _) = self.engine, self._data.samples(range(1)), self.row_shape
                 with self._net.evaluation_mode():
-                    known = engine.feature_entries(first) if isinstance(engine, TracedEngine) else None
+                    known = engine.feature_entries(first, d) if isinstance(engine, TracedEngine) else None
                     self._entries = (known,)
             return self._entries[0]
 

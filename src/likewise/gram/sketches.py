@@ -168,9 +168,9 @@ def _sum_buckets(
     return (here @ padded.unflatten(2, (runs, buckets))).flatten(2)
 
 
-def sketch_bytes(engine: Engine, samples: Samples) -> int:
-    """Return the bytes per sample that sketching adds to the engine's: three times the largest part."""
-    return 3 * 4 * engine.largest_part(samples)
+def sketch_bytes(engine: Engine, samples: Samples, d: int) -> int:
+    """Return the bytes that sketching adds for a sample with d outputs: three times the largest part."""
+    return 3 * 4 * engine.largest_part(samples, d)
 
 
 def whiten_sketches(sketched: Sketched) -> Tensor:
@@ -389,7 +389,7 @@ def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) ->
     data = gram.data if where is None else gram.data.take(where)
     engine = gram.engine
     with gram.net.evaluation_mode():
-        size = max(1, sketch_bytes(engine, data.samples(range(1))))
+        size = max(1, sketch_bytes(engine, data.samples(range(1)), gram.d))
         height = max(1, min(data.size, gram.max_memory // 2 // size, engine.batch_size or data.size))
         joined = join_results(
             lambda w: tuple(sketch(engine, data.samples(w))),

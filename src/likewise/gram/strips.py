@@ -335,7 +335,10 @@ class Tiles(ExactStrips):
         beside the features of a strip.
         """
         whole: Features | None = None
-        size = max(1, min(data.size, self.max_memory // 12 // self.bytes_per_sample))
+        fit = self.max_memory // 12 // self.bytes_per_sample
+        if fit < 2 and 16 * self.engine.memory.bytes_per_sample <= self.max_memory:
+            fit = min(2, self.max_memory // 6 // self.bytes_per_sample)  # the model is called on two in any case
+        size = max(1, min(data.size, fit))
         for start in range(where.start, where.stop, size):
             part = range(start, min(start + size, where.stop))
             samples = data.samples(part)

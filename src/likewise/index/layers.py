@@ -183,7 +183,7 @@ class LayerProjector(Projector):
     def _bytes_per_sample(self, first: Samples) -> int:
         if self._settings.projection == "two-sided" and self._settings.moments is None:
             return 4 * self.width
-        return 3 * sketch_bytes(self.gram.engine, first)
+        return 3 * sketch_bytes(self.gram.engine, first, self.gram.d)
 
     def _project(self, samples: Samples, moments: AdamMoments | None) -> Projected:
         chunks = self.gram.engine.by_parameter(samples, self._numels)

@@ -96,7 +96,7 @@ class Projector:
             yield range(start, min(start + self._batch, where.stop))
 
     def _bytes_per_sample(self, first: Samples) -> int:
-        return sketch_bytes(self.gram.engine, first)
+        return sketch_bytes(self.gram.engine, first, self.gram.d)
 
     def project(self, samples: Samples, where: range) -> Projected:
         """Return the sketches of the samples at these places; call it inside `net.evaluation_mode`."""

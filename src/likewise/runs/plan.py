@@ -221,7 +221,7 @@ def _plan_sketched(gram: GramMatrix, width: int) -> tuple[float, int]:
     few = min(n, engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
     with gram.net.evaluation_mode():
         samples = gram.data.samples(range(few))
-        size = sketch_bytes(engine, samples)
+        size = sketch_bytes(engine, samples, d)
         start = time.perf_counter()
         sketch(engine, samples)
         each = (time.perf_counter() - start) / few
