@@ -5,6 +5,7 @@ outputs always sum to one), and zero when no parameter moves them (a dead ReLU).
 `floor` times the largest are null: they stay null in every power, and the rank is returned.
 """
 
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ def rank_floor(dtype: torch.dtype) -> float:
 # 4096 rows of 10⁵ a GPU by 3e-5. Rounding is worst where all terms are equal: 5e-6 in runs of 2¹¹ that are
 # summed in order. With 16 rows or more, a CPU sums in short blocks of its own: 3e-6 at any length up to 2¹⁵.
 SHORT_RUN, LONG_RUN, FEW_ROWS = 2**11, 2**14, 16
-WIDENED = 2**18  # numbers of which a CPU takes copies in float64 at once: they stay in its cache
+WIDENED = 2**18  # numbers of which a CPU takes copies in float64 at once
 BATCHED_CELLS = 2**22  # of the results of runs that are taken in one call
 
 
@@ -94,6 +95,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     product, without its rounding error, which grows with p.
     """
     return split_product(a, b).to(accumulation_dtype(a))
+
+
+def columns_in_cache(rows: Tensor) -> int:
+    """Return how many columns of (..., p) to copy in float64 at once: on a CPU, parts that stay in its cache."""
+    p, count = rows.shape[-1], prod(rows.shape[:-1])
+    return max(1, WIDENED // count if rows.device.type == "cpu" and 0 < count <= WIDENED // 512 else p)
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from likewise.data import Samples
 from likewise.engines.factors import DenseGradient, ParameterGradient
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
-from likewise.linalg import WIDENED, Power, product
+from likewise.linalg import Power, columns_in_cache, product
 
 
 class ZeroGradientWarning(UserWarning):
@@ -335,8 +335,7 @@ def whiten_rows(rows: Tensor, self_kernel: Power, overwrite: bool = False) -> Te
     """Return K(x, x)ᵉ J(x), also where powers overflow float32; `overwrite` allows to reuse the rows' memory."""
     if rows.shape[1] > 1:
         matrix, result = self_kernel.matrix, rows if overwrite else torch.empty_like(rows)
-        on_cpu = rows.device.type == "cpu"
-        columns = max(1, WIDENED // (rows.shape[0] * rows.shape[1]) if on_cpu else rows.shape[2])
+        columns = columns_in_cache(rows)
         for part, whitened in zip(rows.split(columns, 2), result.split(columns, 2), strict=True):
             whitened.copy_(matrix @ part.to(matrix))
         return result

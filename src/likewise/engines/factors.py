@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from likewise.linalg import WIDENED, accumulation_dtype, product, split_product
+from likewise.linalg import accumulation_dtype, columns_in_cache, product, split_product
 
 
 class ParameterGradient(ABC):
@@ -599,10 +599,8 @@ def gram_from_rows(gradients: Tensor) -> Tensor:
     if gradients.shape[1] == 1:
         return squared_norms(gradients)
     wide = accumulation_dtype(gradients)
-    on_cpu = gradients.device.type == "cpu"
-    columns = WIDENED // math.prod(gradients.shape[:2]) if on_cpu else gradients.shape[2]
     total = gradients.new_zeros(*gradients.shape[:2], gradients.shape[1], dtype=wide)
-    for part in gradients.split(max(1, columns), dim=2):
+    for part in gradients.split(columns_in_cache(gradients), dim=2):
         exact = part.to(wide)
         total += exact @ exact.mT
     return total
