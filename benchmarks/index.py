@@ -7,6 +7,7 @@
     python benchmarks/index.py coverage --samples 400 [--data DIR]
     python benchmarks/index.py processes [--samples 2000]
     python benchmarks/index.py peers [--samples 800] [--queries 100]
+    python benchmarks/index.py ask --samples 3000 --queries 20
     python benchmarks/index.py rows [--rows 10000 50000 1000000]
 
 images: scikit-learn's digits or CIFAR-10, a conv net of 290 k parameters trained for a few epochs, one output
@@ -23,11 +24,16 @@ with others that lie within 1.96 stated errors, mean and range over projections.
 projection (`error_factors`) are others.
 
 processes: an index built by one process and by two that torchrun starts, one thread each. Efficiency is the CPU time of
-one over twice that of the slower of two, without starting them: on a machine that others use, seconds say nothing.
+one over twice that of the slower of two, without starting them: on a machine that others use, seconds say nothing. Two
+processes that share nothing, at the same time, show how far two busy cores slow each other down.
 
-peers: random projections of the same gradients by traker and dattri, where they are installed, to the same number of
-float16 numbers a sample, in the same process: CPU seconds from images to numbers, the error of centered similarities,
-and how many of the ten nearest are kept. Gradients of peers are those of torch.func, as their examples form them.
+ask: `likewise ask` of --queries new images against --samples random rows, in a fresh process, imports apart.
+
+peers: random projections of the same gradients by traker and dattri, where they are installed, and by the recipe of
+bergson in plain torch (its wheel asks for bitsandbytes and torchaudio, and reads texts), to the same number
+of float16 numbers a sample, in the same process: CPU seconds from images to numbers, the error of centered
+similarities, and how many of the ten nearest are kept. Gradients of peers are those of torch.func, as their examples
+form them.
 
 rows: synthetic sketches in the files of an index; each number of rows in a fresh process, which tells the time of a
 query with its own gradient and the peak of its memory. CPU seconds of one thread are at least the seconds of two cores.
@@ -45,6 +51,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,6 +70,7 @@ from likewise.index import pairs
 from likewise.index.projection import Projector, fit_buckets
 from likewise.index.store import INDEX, IndexFolder, Shard, encode
 from likewise.manifest import read_manifest
+from likewise.runs.settings import Settings
 from likewise.statistics.density import PositiveReducer
 from likewise.statistics.neighbors import NearestReducer
 from likewise.votes import VotesReducer
@@ -373,7 +381,12 @@ def peers(given: argparse.Namespace) -> dict[str, Any]:
         asked = index.projector(lw.batches(new)).project_all(lw.batches(new)).sketches
         found["likewise"] = _quality(index.sketches(), asked, exact, seconds)
         width = index.width
-    for name, make in (("traker", _by_traker), ("dattri", _by_dattri)):
+    peers = (
+        ("traker", _by_traker),
+        ("dattri", _by_dattri),
+        ("bergson's recipe", partial(_by_bergson, model)),
+    )
+    for name, make in peers:
         try:
             project = make(sum(p.numel() for p in model.parameters()), width)
         except ImportError:
@@ -428,17 +441,99 @@ def _by_dattri(p: int, width: int) -> Any:
     return random_project(torch.zeros(100, p), 100, width, 32, 0, "normal", device="cpu")
 
 
+def _by_bergson(model: nn.Module, p: int, width: int) -> Any:
+    """Return the projection that bergson 2.5 makes, in plain torch: B G Aᵀ of each layer, with random signs.
+
+    Of the matrices of linear and convolutional layers alone: it leaves out biases and normalization.
+    """
+    del p
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    layers = [name for name, shape in shapes.items() if len(shape) > 1]
+    side, chance = round((width / len(layers)) ** 0.5), torch.Generator().manual_seed(0)
+
+    def signs(size: int) -> torch.Tensor:
+        return torch.randint(0, 2, (side, size), generator=chance) * 2.0 - 1
+
+    maps = {name: (signs(shapes[name][0]), signs(shapes[name][1:].numel())) for name in layers}
+
+    def project(flat: torch.Tensor) -> torch.Tensor:
+        parts = dict(zip(shapes, flat.split([shape.numel() for shape in shapes.values()], 1), strict=True))
+        found = [b @ parts[name].unflatten(1, (b.shape[1], -1)) @ a.T for name, (b, a) in maps.items()]
+        return torch.cat([part.flatten(1) for part in found], 1) / side
+
+    return project
+
+
+def ask(given: argparse.Namespace) -> dict[str, Any]:
+    """Ask an index of random rows from the command line, in a fresh process: imports apart."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, source = Path(temporary), Path(__file__).parent / "nets.py"
+        torch.manual_seed(0)
+        model = conv6().eval()
+        save_file(model.state_dict(), folder / "net.safetensors")
+        settings = Settings(
+            model=f"{source}:conv6", data="none", weights=str(folder / "net.safetensors"), gray=True
+        )
+        x, y = torch.randn(128, 1, 32, 32), torch.randint(10, (128,))
+        net = lw.Network(model, lw.predicted_class)
+        lw.build_index(net, (x, y), folder / "index", settings=settings.text("index"))
+        _replace_rows(folder / "index", given.samples, "float16")
+        for i in range(given.queries):
+            pixels = np.random.default_rng(i).integers(0, 256, (32, 32), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+        words = [
+            "ask",
+            str(folder / "index"),
+            *(str(folder / f"{i}.png") for i in range(given.queries)),
+            "-q",
+        ]
+        script = (
+            "import sys, time, torch, numpy, PIL.Image; torch.set_num_threads(1)\n"
+            "import likewise.index, likewise.loading, likewise.cli.index; from likewise.cli.app import exit_code\n"
+            "imports = time.process_time(); code = exit_code(sys.argv[1:])\n"
+            "print(imports, time.process_time() - imports, file=sys.stderr); sys.exit(code)\n"
+        )
+        command = [sys.executable, "-c", script, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        imports, answering = map(float, done.stderr.split()[-2:])
+    return {
+        "rows": given.samples,
+        "inputs": given.queries,
+        "cpu seconds of imports": imports,
+        "after": answering,
+    }
+
+
 def processes(given: argparse.Namespace) -> dict[str, Any]:
-    times = {}
-    for count in (1, 2):
-        with tempfile.TemporaryDirectory() as folder:
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-            script = [__file__, "build", "--folder", folder, "--samples", str(given.samples)]
-            subprocess.run([sys.executable, *launcher, *script], check=True, stdout=subprocess.DEVNULL)
-            parts = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
-            times[count] = [round(part["cpu seconds"], 2) for part in parts]
-    efficiency = times[1][0] / (2 * max(times[2]))
-    return {"samples": given.samples, "cpu seconds by ranks": times, "parallel efficiency": efficiency}
+    alone = _build_together(1, 1, given.samples)
+    apart = _build_together(2, 1, given.samples)  # what two processes cost each other by memory and caches
+    shared = _build_together(1, 2, given.samples)
+    ceiling = sum(apart) / len(apart)
+    return {
+        "samples": given.samples,
+        "cpu seconds of one process": alone,
+        "of two at once that share nothing, each for all samples": apart,
+        "of two ranks": shared,
+        "parallel efficiency": alone[0] / (2 * max(shared)),
+        "parallel efficiency against two processes at once": ceiling / (2 * max(shared)),
+    }
+
+
+def _build_together(groups: int, ranks: int, samples: int) -> list[float]:
+    """Return the CPU seconds of each process of so many groups of ranks, all at the same time."""
+    with tempfile.TemporaryDirectory() as temporary:
+        running = []
+        for group in range(groups):
+            folder = Path(temporary) / str(group)
+            folder.mkdir()
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+            script = [__file__, "build", "--folder", str(folder), "--samples", str(samples)]
+            command = [sys.executable, *launcher, *script]
+            running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        if any(process.wait() for process in running):
+            raise RuntimeError("A process failed: build by hand says why.")
+        parts = [json.loads(path.read_text()) for path in sorted(Path(temporary).glob("*/rank-*.json"))]
+        return [round(part["cpu seconds"], 2) for part in parts]
 
 
 def build(given: argparse.Namespace) -> dict[str, Any]:
@@ -602,6 +697,10 @@ def synthesize(folder: Path, n: int, dtype: str) -> None:
     net = _random_network()
     x, y = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
     lw.build_index(net, (x, y), folder, dtype=dtype, pictures=False)
+    _replace_rows(folder, n, dtype)
+
+
+def _replace_rows(folder: Path, n: int, dtype: str) -> None:
     index = IndexFolder(folder, read_manifest(folder, INDEX))
     width, chance = index.state["projection"]["width"], torch.Generator().manual_seed(1)
     index.state |= {"shards": [], "data": [{"samples": n, "fingerprint": ""}]}
@@ -682,6 +781,7 @@ COMMANDS = {
     "coverage": coverage,
     "peers": peers,
     "processes": processes,
+    "ask": ask,
     "rows": rows,
     "pack": pack,
     "build": build,

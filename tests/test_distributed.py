@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import likewise as lw
 import nets
+from likewise.distributed import record_passes
 
 HERE = Path(__file__).parent
 
@@ -39,8 +41,27 @@ def results():
     }
 
 
-def torchrun(script, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+def few_rows():
+    """Few rows with many columns, whose gradients do not fit: by features, and by directions of the rows."""
+    found = {}
+    for rows, memory in ((10, 2**17), (3, 2**18)):
+        model, x = nets.case(nets.mlp, 2, 60)
+        for centered in (False, True):
+            gram = lw.GramMatrix(
+                model,
+                lw.batches(x[:rows] + 1, size=4),
+                lw.batches(x, size=8),
+                max_memory=memory,
+                centered=centered,
+            )
+            with record_passes(time.perf_counter) as passes:
+                found[f"{rows} {centered}"] = gram.dense()
+            found[f"passes {rows} {centered}"] = [one.what for one in passes]
+    return found
+
+
+def torchrun(script, *arguments, ranks=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -58,6 +79,25 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
         for name, value in expected.items():
             difference = torch.tensor(found[name], dtype=torch.float64) - value
             assert difference.abs().max() < 1e-10, (rank, name)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_columns_of_few_rows_are_shared_and_give_the_bytes_of_one_process(tmp_path, ranks):
+    done = torchrun(HERE / "two_processes.py", "few", tmp_path, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    for name, value in few_rows().items():
+        found = [json.loads((tmp_path / f"{rank}.json").read_text())[name] for rank in range(ranks)]
+        if name.startswith("passes"):
+            assert "reduction of pairs" not in value
+            # or features that are kept: their pass is shared by columns
+            assert all({"reduction of pairs", "features"} & set(one) for one in found), (name, found)
+        elif name.endswith("False"):
+            assert all(one == value.tolist() for one in found), name
+        else:  # sums over all samples, for the mean, are of other terms
+            assert all(
+                (torch.tensor(one, dtype=torch.float64) - value).abs().max() < 1e-12 for one in found
+            ), name
 
 
 @pytest.mark.distributed

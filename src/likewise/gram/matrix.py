@@ -25,7 +25,7 @@ from likewise.checks import (
     describe,
 )
 from likewise.data import Batches, Samples, batches
-from likewise.distributed import RemoteError, join_results, world_size
+from likewise.distributed import RemoteError, alone, join_results, world_size
 from likewise.engines import (
     Engine,
     EngineName,
@@ -450,8 +450,7 @@ class GramMatrix:
                 stacklevel=5,
             )
 
-        def show(where: range) -> Any:
-            exact = strips.strip(where)
+        def show(where: range, exact: Tensor) -> Any:
             return reduce(
                 Strip(
                     rows=where,
@@ -463,9 +462,35 @@ class GramMatrix:
             )
 
         with self.net.evaluation_mode():
-            joined = join_results(show, strips.strips, "pairs", self, strips.engine.finish_checks)
+            whole = self._share_columns(strips)
+            if whole is None:
+                joined = join_results(
+                    lambda where: show(where, strips.strip(where)),
+                    strips.strips,
+                    "pairs",
+                    self,
+                    strips.engine.finish_checks,
+                )
+            else:
+                with alone():  # every rank has the strip
+                    rows = [range(self.data.n)]
+                    joined = join_results(lambda where: show(where, whole), rows, "reduction of pairs")
         strips.zero_gradient_log.warn()
         return joined
+
+    def _share_columns(self, strips: ExactStrips) -> Tensor | None:
+        """Return all pairs of few rows with columns that ranks have shared, on every rank; None if rows are shared."""
+        parts = None if world_size() == 1 or self.square else strips.column_parts()
+        if parts is None or len(parts.spans) < 2:
+            return None
+        joined: Tensor = join_results(
+            lambda span: parts.compute(span).transpose(0, 1).contiguous(),
+            parts.spans,
+            "pairs",
+            self,
+            strips.engine.finish_checks,
+        )
+        return joined.transpose(0, 1).contiguous()
 
     def _strip_centering(self) -> Callable[[range, Tensor], Tensor]:
         """Return a function that centers a strip: (places of its rows, plain similarities) -> centered ones."""

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -126,6 +126,13 @@ def split_results(joined: tuple[Tensor, ...], reducers: tuple[Reducer, ...]) -> 
     return parts
 
 
+class ColumnParts(NamedTuple):
+    """k of all rows with consecutive columns."""
+
+    spans: list[range]  # of the columns
+    compute: Callable[[range], Tensor]  # (b, span) or (b, span, d, d)
+
+
 @dataclass(frozen=True)
 class ExactStrips(ABC):
     """k(x, x') of rows with all columns, in at most about `max_memory` bytes."""
@@ -152,6 +159,13 @@ class ExactStrips(ABC):
     @abstractmethod
     def strip(self, where: range) -> Tensor:
         """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
+
+    def column_parts(self) -> "ColumnParts | None":
+        """Return the only strip in parts that ranks can share, as one process computes them; None if there are more.
+
+        Rows that are few would else be shared, and every rank would compute the gradients of all columns.
+        """
+        return None
 
     def _to_result_dtype(self, values: Tensor, where: range) -> Tensor:
         """Return values (b, m, ...) in the dtype of results, or raise if they overflow."""
@@ -187,15 +201,27 @@ class DirectionStrips(ExactStrips):
 
     def strip(self, where: range) -> Tensor:
         """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
+        directions = self._directions(where)
+        parts = [self._part(where, self.columns.samples(part), directions) for part in self.column_spans]
+        return torch.cat(parts, 1)
+
+    def column_parts(self) -> ColumnParts | None:
+        """Return the only strip in parts that ranks can share; None if there are more."""
+        if self.rows.n > self.rows_per_strip:
+            return None
+        where = range(self.rows.n)
+        directions = self._directions(where)
+        return ColumnParts(
+            self.column_spans, lambda span: self._part(where, self.columns.samples(span), directions)
+        )
+
+    def _directions(self, where: range) -> Tensor:
+        """Return the directions of these rows, (b·d, p): one tensor for all batches, which the engine splits once."""
         samples = self.rows.samples(where)
         whitened = self.engine.rows(samples, self.kernel.left_power)
         self.zero_gradient_log.note(samples, whitened.ranks)
         rows = whitened.rows.flatten(0, 1)
-        directions = rows.to(
-            accumulation_dtype(rows)
-        )  # one tensor for all batches, which the engine splits once
-        parts = [self._part(where, self.columns.samples(part), directions) for part in self.column_spans]
-        return torch.cat(parts, 1)
+        return rows.to(accumulation_dtype(rows))
 
     def _part(self, where: range, columns: Samples, directions: Tensor) -> Tensor:
         result = self.engine.jvp(columns, directions, self.kernel.right_power)
@@ -217,9 +243,24 @@ class Tiles(ExactStrips):
     @property
     def strips(self) -> list[range]:
         """The positions of the rows of each strip."""
-        by_result = self.max_memory // 8 // (self._cell_bytes * self.columns.n)
         share = -(-self.rows.n // shares())
-        return self.rows.spans(max(1, min(self._rows_per_strip, by_result, share)))
+        return self.rows.spans(max(1, min(self._rows_per_strip, self._rows_by_result, share)))
+
+    def column_parts(self) -> ColumnParts | None:
+        """Return the only strip in parts that ranks can share; None if there are more, or features are kept."""
+        n = self.rows.n
+        if self.kept is not None or self.fits or self._symmetric:
+            return None
+        if n > min(self._rows_per_strip, self._rows_by_result):
+            return None
+        where = range(n)
+        left = self._compute_features(self.rows, where, self.kernel.left_power)
+
+        def compute(span: range) -> Tensor:
+            right = self._compute_features(self.columns, span, self.kernel.right_power)
+            return self._tile(left, right, where)
+
+        return ColumnParts(self.columns.spans(self._columns_per_tile(n)), compute)
 
     @property
     def gradient_evaluations(self) -> int:
@@ -295,6 +336,16 @@ class Tiles(ExactStrips):
         assert whole is not None
         return whole
 
+    def _columns_per_tile(self, strip: int) -> int:
+        """How many columns are taken together, for a strip of so many rows."""
+        blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
+        return min(max(1, self.max_memory // 16 // self.bytes_per_sample), blocks)
+
+    @property
+    def _rows_by_result(self) -> int:
+        """How many rows' results fit."""
+        return self.max_memory // 8 // (self._cell_bytes * self.columns.n)
+
     @property
     def _rows_per_strip(self) -> int:
         """How many rows' features fit; without a column cache its share of memory is free too."""
@@ -317,9 +368,7 @@ class Tiles(ExactStrips):
 
     def _column_features(self, strip: int, start: int = 0) -> Iterator[Features]:
         """Yield the features of the columns from `start` on, for a strip of so many rows."""
-        blocks = max(1, self.max_memory // 8 // (self.d**2 * 8 * strip))
-        samples_per_tile = max(1, self.max_memory // 16 // self.bytes_per_sample)
-        for span in self.columns.spans(min(samples_per_tile, blocks)):
+        for span in self.columns.spans(self._columns_per_tile(strip)):
             where = range(max(start, span.start), span.stop)
             if not where:
                 continue
