@@ -19,7 +19,7 @@ Where things are; a module imports only from those above it:
     votes, reheat, statistics           neighbors, density, label issues, novelty, reliability, ...
     index                               sketches of a data set on disk, to ask about new inputs later
     runs                                `analyze`: statistics as columns of a table; settings, exports, comparison
-    integrations                        callbacks for trainers
+    integrations                        callbacks for trainers, estimators for scikit-learn, samplers
     components, serve                   the live page of a run or an index: `likewise serve`
     cli                                 the commands; their options are declared in runs.settings
 

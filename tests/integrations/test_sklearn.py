@@ -285,6 +285,27 @@ def test_texts_reach_the_model_through_prepare():
     assert neighbors.kneighbors()[1][[0, 2], 0].tolist() == [2, 0]
 
 
+def test_labels_of_texts_are_judged_through_prepare():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.EmbeddingBag(256, 6), nn.Linear(6, 2))
+    texts = ["aaab", "abaa"] * 15 + ["yyzz", "zzzy"] * 15
+    names = np.array(["first"] * 30 + ["last"] * 30)
+    names[3] = "last"
+
+    def encode(rows):
+        return torch.tensor([[ord(letter) for letter in text] for text in rows])
+
+    optimizer = torch.optim.Adam(net.parameters(), 0.05)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(encode(texts)), torch.tensor(names == "last").long()).backward()
+        optimizer.step()
+    kept, labels = LabelIssueTransformer(net, prepare=encode).fit_resample(texts, names)
+    finder = LabelIssueTransformer(net, prepare=encode).fit(texts, names.tolist())
+    assert finder.suspicion_.argmax() == 3 and finder.suggested_[3] == "first"
+    assert isinstance(kept, list) and len(kept) == len(labels) == 60 - finder.issues_.sum()
+
+
 def test_label_issues_are_those_of_label_suspicion():
     net, x, _, given = trained_classifier()
     before = state_of(net)

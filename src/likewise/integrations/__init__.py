@@ -1,1 +1,1 @@
-"""Callbacks for training frameworks; each module needs its framework, and nothing here is imported by `likewise`."""
+"""Trainers, scikit-learn and samplers; each module needs its framework, and nothing here is imported by `likewise`."""

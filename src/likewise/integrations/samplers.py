@@ -4,6 +4,7 @@
     loader = DataLoader(dataset, batch_size=64, sampler=WeightedSampler(weights))
 
 Weights multiply: the first gives suspicious labels less, the second gives dense regions no more than rare ones.
+`likewise.losses.DensitySampler` has every sample once an epoch instead, those of sparse regions first.
 """
 
 from collections.abc import Iterator
