@@ -55,13 +55,12 @@ def has_stored_versions(notebook):
 
 
 def check(found, notebook):
-    """Compare what cells printed with what is stored; names in a text may trade places where numbers are close."""
-    assert all(
-        bool(text) == bool(printed(cell)) for text, cell in zip(found, code_cells(notebook), strict=True)
-    )
+    """Compare what cells printed with what is stored, unless they print examples, which are tagged "varies"."""
+    pairs = list(zip(found, code_cells(notebook), strict=True))
+    assert all(bool(text) == bool(printed(cell)) for text, cell in pairs)
     if has_stored_versions(notebook):
-        stored = [printed(cell) for cell in code_cells(notebook)]
-        different = [(a, b) for a, b in zip(found, stored, strict=True) if not is_same_result(a, b)]
+        fixed = [pair for pair in pairs if "varies" not in pair[1]["metadata"].get("tags", [])]
+        different = [(text, printed(cell)) for text, cell in fixed if not is_same_result(text, printed(cell))]
         assert not different, "the results have changed: look at them, then `make notebooks`"
 
 
