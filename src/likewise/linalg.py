@@ -100,7 +100,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def columns_in_cache(rows: Tensor) -> int:
     """Return how many columns of (..., p) to copy in float64 at once: on a CPU, parts that stay in its cache."""
     p, count = rows.shape[-1], prod(rows.shape[:-1])
-    return max(1, WIDENED // count if rows.device.type == "cpu" and 0 < count <= WIDENED // 512 else p)
+    few = rows.device.type == "cpu" and 0 < count <= WIDENED // 512
+    return max(1, WIDENED // count, p // 256) if few else max(1, p)
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
