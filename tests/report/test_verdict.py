@@ -38,7 +38,7 @@ def test_where_it_can_tell_the_numbers_are_there():
     assert "10 of 200 labels look wrong" in text and "about 5 labels seem to be wrong (3 to 9)" in text
     assert "Of the 10 that look wrong, about 80\u00a0% (50 to 90\u00a0%) really are." in text
     text = words(run_with({**told, "distinct": False}))
-    assert "worth a look" in text and "At most about 9" in text and "80" not in text
+    assert "worth a look" in text and "about 9 at most" in text and "80" not in text
     wide = words(run_with({**told, "precision": [0.25, 0.95, 0.99]}))
     assert "Of the 10 that look wrong, between 25 and 99\u00a0% really are." in wide and "95" not in wide
     assert "None of 200 labels stands out" in words(run_with(told, label_issue=np.zeros(200, bool)))
@@ -79,3 +79,16 @@ def test_steps_count_what_they_open_and_leave_out_what_is_not_there():
     pairs = {name: np.arange(3) for name in ("first", "second", "similarity", "input_similarity")}
     found = {step.title: step for step in steps(run._replace(duplicates=pairs))}
     assert found["near-duplicate pairs"].value == "3"
+
+
+def test_a_class_that_is_mostly_predicted_as_another_is_named():
+    label = np.arange(200) % 10
+    missed = np.where((label == 3) & (np.arange(200) % 4 == 1), 7, np.where(label == 3, 5, label))
+    quiet = np.zeros(200, dtype=bool)
+    found = {step.title: step for step in steps(run_with(label=label, prediction=missed, label_issue=quiet))}
+    step = found["is the class to collect more of"]
+    assert step.value == run_with().manifest["classes"][3]
+    assert "100\u00a0% of its samples" in step.text
+    half = np.where(np.arange(200) < 100, missed, label)
+    found = {step.title: step for step in steps(run_with(label=label, prediction=half, label_issue=quiet))}
+    assert "is the class to collect more of" not in found

@@ -10,6 +10,8 @@ from likewise.report.payload import Run
 SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
 FEW_FLAGS = 5  # say nothing of groups
+FEW_OF_A_CLASS = 20  # samples: fewer say nothing of a class
+MISSED = 0.5  # share of a class that is predicted as another one, beyond which it is named
 WIDE = 0.5  # an interval of a share from which on its middle is not told
 
 
@@ -132,8 +134,8 @@ def _expected(told: dict[str, Any], count: int) -> str:
         return ""
     low, likely, high = told["errors"]
     if not told["distinct"]:
-        start = "They do not form a group of their own: wrong, rare or ambiguous. " if count else ""
-        return f"{start}At most about {high:,} labels are wrong."
+        start = "Similar samples contradict them: some are wrong, others rare or ambiguous. " if count else ""
+        return f"{start}How many of all labels are wrong is not clear, about {high:,} at most: a spot check tells more."
     flags = f" {_precision(told['precision'], count)}" if count and told["precision"] else ""
     return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}).{flags}"
 
@@ -177,6 +179,8 @@ def _steps(run: Run) -> Iterator[Step]:
     yield from _marked_steps(run)
     if "suggested_label" in run.columns:
         yield from _mixed_step(run)
+    if "prediction" in run.columns and "label_issue" in run.columns:
+        yield from _missed_class_step(run)
     if "shift" in run.columns and "prediction" in run.columns:
         yield from _shift_step(run)
     if "status" in run.columns:
@@ -186,7 +190,7 @@ def _steps(run: Run) -> Iterator[Step]:
                 f"{alone:,}",
                 _plural(alone, "sample to label or collect next", "samples to label or collect next"),
                 "Hardly any sample is similar to them: predictions there rest on little. Check that they belong, then "
-                "label or collect more of their kind.",
+                "collect and label more of their kind.",
                 "Show them",
                 opens="status:isolated",
             )
@@ -265,6 +269,28 @@ def _mixed_step(run: Run) -> Iterator[Step]:
         f"{percent(share)} of their neighbors are of the other class. More pixels, more context, a clearer definition, "
         "or one class.",
         "See pairs",
+        part="classes-part",
+    )
+
+
+def _missed_class_step(run: Run) -> Iterator[Step]:
+    """Yield the class that is predicted as another one most often, if that is most of its samples."""
+    label, said = run.columns["label"].astype(int), run.columns["prediction"].astype(int)
+    classes, kept = run.manifest["classes"], ~run.columns["label_issue"]
+    counts = np.bincount(label[kept], minlength=len(classes))
+    missed = np.bincount(label[kept & (said != label)], minlength=len(classes))
+    shares = np.where(counts >= FEW_OF_A_CLASS, missed / np.maximum(counts, 1), 0)
+    worst = int(shares.argmax())
+    if shares[worst] <= MISSED:
+        return
+    wrong = kept & (label == worst) & (said != worst)
+    mostly = classes[int(np.bincount(said[wrong]).argmax())]
+    yield Step(
+        classes[worst],
+        "is the class to collect more of",
+        f"{percent(shares[worst])} of its samples are predicted as another class, most often {mostly}. Collect more of "
+        "it, or define it more clearly.",
+        "See classes",
         part="classes-part",
     )
 

@@ -172,8 +172,12 @@ class _Source:
             what = "data that were given in Python" if self.data is None else str(self.data)
             raise ValueError(
                 f"This form is for {' or '.join(_KINDS[kind] for kind in kinds)}, and the run is of {what}: write "
-                "labels.csv, whose samples are numbered as in the run, or give the data by --data (data=)."
+                f"labels.csv, whose samples are numbered as in the run{self._given_data()}."
             )
+
+    def _given_data(self) -> str:
+        """Say that the data can be named, where the run knows which sample is which file or row."""
+        return ", or give the data by --data (data=)" if "name" in self.run.table else ""
 
     def corrected_text(self, path: Path) -> str:
         """Return a .csv, .tsv or .jsonl table with every cell as it is written, but for the labels that changed."""
@@ -243,7 +247,8 @@ class _Source:
         assert self.path is not None
         if "name" not in self.run.table:
             raise ValueError(
-                f"The run in {self.run.folder} has no names of images: write labels.csv instead."
+                f"The run in {self.run.folder} does not know the files of its samples: write labels.csv, whose samples are "
+                "numbered as in the run, or analyze the folder itself."
             )
         names = self.run.table["name"].tolist()
         missing = [name for name in names if not (self.path / name).is_file()]
