@@ -247,8 +247,8 @@ class _Source:
         assert self.path is not None
         if "name" not in self.run.table:
             raise ValueError(
-                f"The run in {self.run.folder} does not know the files of its samples: write labels.csv, whose samples are "
-                "numbered as in the run, or analyze the folder itself."
+                f"The run in {self.run.folder} does not know the files of its samples: write labels.csv, numbered "
+                "as the run is, or analyze the folder itself."
             )
         names = self.run.table["name"].tolist()
         missing = [name for name in names if not (self.path / name).is_file()]
