@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
@@ -230,6 +231,28 @@ def test_a_sample_says_whether_its_prediction_can_be_trusted(page, run):
     assert f"{table['shift'][near]:.3f}" in page.inner_text("#drawer .trust")
 
 
+def test_an_open_sample_says_its_label_its_prediction_and_why_to_relabel_it(page, run):
+    table, classes = run.table, run.manifest["classes"]
+    wrong = table["label"] != table["prediction"]
+    assert wrong.any() and not wrong.all()
+    for sample in (int(wrong.argmax()), int(wrong.argmin())):
+        label, prediction = (classes[int(table[name][sample])] for name in ("label", "prediction"))
+        words = (
+            f"Labeled {label}, predicted {prediction}" if wrong[sample] else f"Labeled and predicted {label}"
+        )
+        page.evaluate(f"location.hash = 'sample={sample}'")
+        expect(page.locator("#drawer .drawer-headline")).to_have_text(words)
+    sample = queue_of(run)[0]
+    label, vote = int(table["label"][sample]), int(table["suggested_label"][sample])
+    votes = (table["label"][run.neighbor_matrix[sample]] == vote).sum()
+    page.evaluate(f"location.hash = 'sample={sample}'")
+    expect(page.locator("#drawer-title")).to_have_text(f"{EVIL}{sample}")
+    assert label != vote and page.locator("#drawer [data-decide=relabel]").is_visible()
+    expect(page.locator("#drawer .relabel-why")).to_contain_text(
+        f"{votes} of the {run.neighbor_matrix.shape[1]} most similar samples are labeled {classes[vote]}"
+    )
+
+
 def test_the_slider_counts_what_the_table_counts(page, run):
     page.evaluate("location.hash = 'sample=7'")
     page.wait_for_selector("#near-count[data-count]")
@@ -274,6 +297,9 @@ def test_review_keys_work_at_once_are_kept_and_downloaded(page, run, tmp_path):
     with page.expect_download() as waiting:
         page.click("#download")
     path = tmp_path / "decisions.json"
+    expect(page.locator("#downloaded[role=status]")).to_have_text(
+        "decisions.json downloaded (4 decisions); next: likewise apply run decisions.json"
+    )
     waiting.value.save_as(path)
     found = json.loads(path.read_text())
     assert set(found) == {"run", "decisions"} and found["run"] == run.manifest["data"]
@@ -398,12 +424,14 @@ def test_a_spot_check_is_decided_without_the_opinion_of_the_network(page, run):
         text = page.inner_text("#review .review-card")
         assert "looks like it" not in text and ", looks like" not in text and "Probability wrong" not in text
         assert page.locator("[data-verdict=relabel]").count() == 0
+        assert page.locator("#review .review-card .tile").count() == 0  # neighbors' labels are an opinion
         page.keyboard.press("u")
     page.keyboard.press("l")
     assert page.locator("#picker").is_visible()
     page.keyboard.press("Escape")
     page.click("#review [aria-label=Previous]")
     assert "looks like it" in (text := page.inner_text("#review .review-card")) or ", looks like" in text
+    assert page.locator("#review .review-card .tile").count() > 0
 
 
 def test_without_duplicates_the_closest_pair_is_told(browser, tmp_path):
@@ -462,6 +490,12 @@ def test_a_cell_of_the_confusion_opens_its_samples(page, run):
     assert f"select=cell%3A{label}%3A{vote}" in address(page)
 
 
+def test_the_keyboard_goes_where_a_step_leads(page):
+    page.locator(".step [data-opens^=shift]").press("Enter")
+    expect(page.locator("#samples-title")).to_be_focused()
+    expect(page.locator("#samples-title")).to_be_in_viewport()
+
+
 def test_steps_statuses_and_bars_open_what_they_count(page, run):
     step = page.locator(".step", has=page.locator("[data-opens^=shift]"))
     count = int(step.locator(".value").inner_text())
@@ -495,6 +529,39 @@ def test_near_duplicates_are_listed_also_across_splits(page, run):
     assert int(page.get_attribute("#duplicates", "data-count")) == len(crossing) >= 2
     assert page.locator("#duplicates [data-pair='203:303']").count() == 1
     assert "train / test" in page.inner_text("#duplicates [data-pair='203:303']")
+
+
+def test_a_copy_is_dropped_beside_its_pair_and_pairs_are_downloaded(page, run, tmp_path):
+    listed, key = run.duplicates, f"likewise:{run.manifest['data']}"
+    first, second = int(listed["first"][0]), int(listed["second"][0])
+    card = page.locator(f"#duplicates [data-pair='{first}:{second}']")
+    sides = {i: f"#{i} · {run.table['split'][i]}" for i in (first, second)}
+    assert card.locator(".tile-note").all_inner_texts() == list(sides.values())
+    pixels = f"pixels {listed['input_similarity'][0]:.2f}"
+    assert pixels in card.inner_text()
+    page.select_option("#duplicates-level", "0.9")  # the similarity of the inputs stays where it is known
+    expect(card).to_contain_text(pixels)
+    drop = card.locator(f"[data-drop='{second}']")
+    drop.click()
+    expect(drop).to_have_attribute("aria-pressed", "true")
+    assert page.evaluate(f"JSON.parse(localStorage.getItem('{key}'))") == {str(second): {"verdict": "drop"}}
+    with page.expect_download() as waiting:
+        page.click("#duplicates-decisions")
+    expect(page.locator("#duplicates-downloaded")).to_contain_text("decisions.json downloaded (1 decision)")
+    waiting.value.save_as(tmp_path / "decisions.json")
+    assert lw.apply_decisions(run, tmp_path / "decisions.json").kept.tolist() == [
+        i != second for i in range(N)
+    ]
+    drop.click()
+    expect(drop).to_have_attribute("aria-pressed", "false")
+    assert page.evaluate(f"localStorage.getItem('{key}')") == "{}"
+    page.select_option("#duplicates-level", "found")
+    with page.expect_download() as waiting:
+        page.click("#duplicates-csv")
+    waiting.value.save_as(tmp_path / "pairs.csv")
+    found = pandas.read_csv(tmp_path / "pairs.csv")
+    assert found[["first", "second"]].to_numpy().tolist() == listed[["first", "second"]].to_numpy().tolist()
+    assert found["second_split"].tolist() == run.table["split"][found["second"]].tolist()
 
 
 def test_mixed_classes_are_those_of_the_neighbors(page, run):

@@ -55,6 +55,7 @@ function readPictures(samples, kinds, ends, content) {
   const answers = new Map();
   return {
     count: samples.length,
+    images: kinds.includes("image"),
     wide: kinds.some((kind) => kind === "text" || kind === "row"), // more to read than a thumbnail has room for
     has: (sample) => places.has(sample),
     kind: (sample) => kinds[places.get(sample)],

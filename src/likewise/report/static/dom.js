@@ -35,7 +35,8 @@ function picture(data, sample, large = false) {
 
 // Its number; and what is to be seen of it once a server has sent that.
 function laterPicture(data, sample, size) {
-  const made = element("span", { class: `picture none ${size}`, title: "no picture kept" }, `#${sample}`);
+  const reason = data.pictureSource ? "No picture of this sample is known." : "The report keeps pictures of some samples only, the most telling first; of this one it keeps none.";
+  const made = element("span", { class: `picture none ${size}`, title: reason }, element("span", {}, `#${sample}`), element("small", {}, "no picture kept"));
   if (data.pictureSource) data.pictures.fetch(data.pictureSource, sample).then((found) => found && made.replaceWith(drawPicture(found.kind, found.content, size, sample)));
   return made;
 }
@@ -86,6 +87,17 @@ function neighborTiles(state, sample, most = Infinity) {
     const mark = !group ? "" : group.values[other] === group.values[sample] ? "same" : "other";
     return tile(state, other, similarity(data, sample, rank).toFixed(2), mark);
   });
+}
+
+// What frames and numbers of neighbors' tiles mean; on small screens only the first are shown.
+const NARROW_TILES = 4;
+function neighborLegend(data, most = Infinity) {
+  const group = groupColumn(data);
+  if (!data.k) return null;
+  const frame = (kind, color) => element("span", { class: "frame-key" }, element("span", { class: `sample-frame ${kind}` }), ` ${color}:`);
+  const frames = group && [frame("same", "blue"), ` same ${group} as this sample. `, frame("other", "orange, dashed"), ` another ${group}. `];
+  const count = (size, tiles) => (tiles < data.k ? element("span", { class: `shown-count ${size}` }, ` ${tiles} of ${data.k} shown.`) : null);
+  return element("p", { class: "quiet tiles-legend" }, ...(frames || []), "The number is the similarity (1: the same).", count("wide", Math.min(most, data.k)), most < Infinity ? count("narrow", Math.min(NARROW_TILES, data.k)) : null);
 }
 
 // A word that is explained: a line on hover and focus, a link to the words at the end of the page.

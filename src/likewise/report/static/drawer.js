@@ -45,15 +45,13 @@ function drawerParts(state, close) {
   const facts = Object.keys(data.columns).filter((key) => !HIDDEN.has(key) && key !== "name" && key !== "hard_neighbors").map((key) =>
     element("tr", { "data-field": key }, element("th", { scope: "row" }, data.words[key] ? term(data, key) : titleOf(data, key)), element("td", { class: isNumeric(data, key) ? "value" : "" }, shown(data, key, sample)), standingCell(data, key, sample)),
   );
-  const flag = data.columns.label_issue?.values[sample]
-    ? element("p", { class: "flag" }, `Labeled ${shown(data, "label", sample)}; similar samples speak for ${shown(data, "suggested_label", sample)}.`)
-    : null;
   const trust = trustIn(data, sample);
   return [
     head,
-    element("div", { class: "drawer-top" }, enlargeable(data, sample), element("div", {}, flag, trust && element("div", { class: `trust ${trust.level}` }, element("strong", {}, trust.verdict), element("ul", {}, ...trust.reasons.map((reason) => element("li", {}, ...reason)))))),
+    element("div", { class: "drawer-top" }, enlargeable(data, sample), element("div", {}, headlineOf(data, sample), trust && element("div", { class: `trust ${trust.level}` }, element("strong", {}, trust.verdict), element("ul", {}, ...trust.reasons.map((reason) => element("li", {}, ...reason)))))),
     state.review ? decisionRow(state.review, sample) : null,
     element("h3", {}, "Most similar samples"),
+    neighborLegend(data),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample)),
     element("h3", {}, "All numbers"),
     element("p", { class: "quiet" }, "The mark stands between the lowest (left) and the highest (right) of all samples, by rank."),
@@ -62,6 +60,18 @@ function drawerParts(state, close) {
     histogramOf(state),
     thresholdOf(state),
   ].filter(Boolean);
+}
+
+// What it is labeled and what the network predicts; null where neither is known.
+function headlineOf(data, sample) {
+  const { label, prediction } = data.columns;
+  if (!label && !prediction) return null;
+  const strong = (name, mark = "") => element("strong", { class: mark }, shown(data, name, sample));
+  const same = label && prediction && shown(data, "label", sample) === shown(data, "prediction", sample);
+  const words = same ? ["Labeled and predicted ", strong("label")]
+    : label && prediction ? ["Labeled ", strong("label"), ", predicted ", strong("prediction", "signal")]
+    : label ? ["Labeled ", strong("label")] : ["Predicted ", strong("prediction")];
+  return element("p", { class: "drawer-headline" }, ...words);
 }
 
 // Whether a prediction can be trusted, by what similar samples say of it; null where they say nothing.

@@ -1,6 +1,7 @@
 // Near-duplicates as likewise.duplicates found them; or all neighbors from some similarity on, to look further.
 
 const PAIRS_AT_ONCE = 18;
+const INPUTS_EQUAL = 0.98; // two inputs that are nearly the same
 const LEVELS = [0.9, 0.95, 0.98, 0.99, 0.995, 0.999];
 
 function makeDuplicates(state) {
@@ -9,14 +10,19 @@ function makeDuplicates(state) {
   const told = document.getElementById("duplicates-what");
   const level = document.getElementById("duplicates-level");
   const across = document.getElementById("duplicates-across");
-  const near = nearPairs(data, LEVELS[0]);
   const found = data.duplicates && Array.from(data.duplicates.first, (i, at) => ({ i, j: data.duplicates.second[at], similarity: data.duplicates.similarity[at], inputs: data.duplicates.input_similarity[at] }));
-  if (found) level.append(element("option", { value: "found" }, "closer than usual"));
-  level.append(...LEVELS.map((value) => element("option", { value }, `neighbors ≥ ${value}`)));
-  across.append(element("option", { value: "" }, "any pair"), ...acrossColumns(data).map((name) => element("option", { value: name }, `different ${titleOf(data, name)}`)));
+  const inputs = new Map(found?.map((pair) => [pairKey(data, pair), pair.inputs]));
+  const near = nearPairs(data, LEVELS[0]).map((pair) => ({ ...pair, inputs: inputs.get(pairKey(data, pair)) }));
+  const equal = (found ?? []).filter((pair) => pair.inputs >= INPUTS_EQUAL);
+  if (found) level.append(element("option", { value: "found" }, "closer than usual in their class"));
+  if (equal.length) level.append(element("option", { value: "inputs" }, `${inputsWord(data)} nearly equal: at least ${INPUTS_EQUAL}`));
+  level.append(...LEVELS.map((value) => element("option", { value }, `similar for the network: at least ${value}`)));
+  across.append(element("option", { value: "" }, "all of them"), ...acrossColumns(data).map((name) => element("option", { value: name }, `those of different ${titleOf(data, name)}`)));
   let count = 0;
   let pairs = [];
   const more = document.getElementById("duplicates-more");
+  const csv = document.getElementById("duplicates-csv");
+  const said = document.getElementById("duplicates-downloaded");
   const grow = () => {
     place.append(...pairs.slice(count, count + PAIRS_AT_ONCE).map((pair) => pairCard(state, pair)));
     count = Math.min(pairs.length, count + PAIRS_AT_ONCE);
@@ -29,10 +35,11 @@ function makeDuplicates(state) {
   };
   const fill = () => {
     const column = data.columns[across.value];
-    const all = level.value === "found" ? found : near.filter(({ similarity: s }) => s >= Number(level.value) - 1e-9);
+    const all = level.value === "found" ? found : level.value === "inputs" ? equal : near.filter(({ similarity: s }) => s >= Number(level.value) - 1e-9);
     pairs = column ? all.filter(({ i, j }) => column.values[i] !== column.values[j]) : all;
     count = 0;
     place.replaceChildren();
+    csv.disabled = !pairs.length;
     place.dataset.count = pairs.length;
     const samples = new Set(pairs.flatMap(({ i, j }) => [i, j]));
     told.textContent = pairs.length ? `${counted(pairs.length, "pair")} of ${counted(samples.size, "sample")}` : "None.";
@@ -40,6 +47,12 @@ function makeDuplicates(state) {
     grow();
   };
   more.addEventListener("click", grow);
+  csv.addEventListener("click", () => {
+    save("pairs.csv", "text/csv", pairsTable(data, pairs));
+    said.textContent = `pairs.csv downloaded (${counted(pairs.length, "pair")}).`;
+  });
+  document.getElementById("duplicates-decisions")?.addEventListener("click", () => download(state, state.review.decisions, said));
+  state.on("decisions", () => place.querySelectorAll(".pair").forEach((card) => showDropped(state, card)));
   for (const field of [level, across]) field.addEventListener("change", fill);
   fill();
 }
@@ -66,14 +79,52 @@ function nearPairs(data, least) {
 // Columns in which two copies should not differ: the label, and splits or sources of one's own.
 const acrossColumns = (data) => [...["label"].filter((name) => data.columns[name] && isClass(data, name)), ...data.ownColumns.filter((name) => data.columns[name].kind === "text" && data.columns[name].texts.length <= 40)];
 
+const pairKey = (data, { i, j }) => Math.min(i, j) * data.n + Math.max(i, j);
+const inputsWord = (data) => (data.pictures.images ? "pixels" : "inputs");
+
+// The numbers of a pair's samples, for a program that leaves copies out; fields of texts are quoted.
+function pairsTable(data, pairs) {
+  const columns = acrossColumns(data);
+  const field = (value) => `"${String(value).replaceAll('"', '""')}"`;
+  const head = ["first", "second", "similarity", "input_similarity", ...columns.flatMap((name) => [`first_${name}`, `second_${name}`]).map(field)];
+  const rows = pairs.map(({ i, j, similarity: s, inputs }) => [i, j, s.toFixed(4), inputs >= -1 ? inputs.toFixed(4) : "", ...columns.flatMap((name) => [i, j].map((sample) => field(shown(data, name, sample))))]);
+  return [head, ...rows].map((row) => `${row.join(",")}\n`).join("");
+}
+
 function pairCard(state, { i, j, similarity: s, inputs }) {
   const { data } = state;
   const differs = acrossColumns(data).filter((name) => data.columns[name].values[i] !== data.columns[name].values[j]);
-  return element(
+  const split = data.ownColumns.find((name) => name.toLowerCase() === "split");
+  const side = (sample) => element(
+    "div",
+    { class: "side" },
+    tile(state, sample, `#${sample}${split ? ` · ${shown(data, split, sample)}` : ""}`),
+    state.review ? button("", () => state.review.toggleDrop(sample), { "data-drop": sample, "aria-label": `Drop this copy, sample ${sample}` }) : null,
+  );
+  const card = element(
     "div",
     { class: "pair", "data-pair": `${i}:${j}` },
-    tile(state, i),
-    element("div", { class: "alike" }, element("strong", { title: "similarity to the network" }, s.toFixed(3)), inputs >= -1 ? element("span", { title: "similarity of the inputs" }, `inputs ${inputs.toFixed(2)}`) : null, ...differs.map((name) => element("span", { class: "tag" }, `${shown(data, name, i)} / ${shown(data, name, j)}`))),
-    tile(state, j),
+    side(i),
+    element(
+      "div",
+      { class: "alike" },
+      element("strong", { title: "similarity to the network" }, s.toFixed(3)),
+      inputs >= -1 ? element("span", { title: "similarity of the inputs" }, `${inputsWord(data)} ${inputs.toFixed(2)}`) : null,
+      ...differs.map((name) => element("span", { class: "tag", title: titleOf(data, name) }, `${shown(data, name, i)} / ${shown(data, name, j)}`)),
+      element("span", { class: "both", hidden: true }, "Both dropped: none is kept."),
+    ),
+    side(j),
   );
+  showDropped(state, card);
+  return card;
+}
+
+function showDropped(state, card) {
+  const drops = [...card.querySelectorAll("[data-drop]")];
+  const dropped = drops.map((made) => state.review.decisions[made.dataset.drop]?.verdict === "drop");
+  drops.forEach((made, at) => {
+    made.setAttribute("aria-pressed", String(dropped[at]));
+    made.textContent = dropped[at] ? "Dropped ✗" : "Drop this copy";
+  });
+  card.querySelector(".both").hidden = !(drops.length && dropped.every(Boolean));
 }

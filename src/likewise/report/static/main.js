@@ -1,10 +1,16 @@
 // Put the page together, and keep its address in step: #sample=42, #select=status:isolated, #where={"label":"=cat"}.
 
-function selectNamed(state, name, scroll = true) {
+function selectNamed(state, name, { focus = true } = {}) {
   const found = namedSelection(state.data, name);
   if (!found) return;
   state.select(found.samples, found.what, name);
-  if (scroll) document.getElementById("samples-part").scrollIntoView({ behavior: "auto" });
+  goToSamples(focus);
+}
+
+// The samples come into view, and the keyboard goes on there.
+function goToSamples(focus = true) {
+  document.getElementById("samples-part").scrollIntoView({ behavior: "auto" });
+  if (focus) document.getElementById("samples-title").focus({ preventScroll: true });
 }
 
 const addressed = () => new URLSearchParams(location.hash.slice(1));
@@ -19,7 +25,7 @@ function remember(change) {
 function followAddress(state) {
   const known = addressed();
   const sample = Number(known.get("sample"));
-  if (known.has("select") && known.get("select") !== state.name) selectNamed(state, known.get("select"));
+  if (known.has("select") && known.get("select") !== state.name) selectNamed(state, known.get("select"), { focus: false });
   const filters = addressedFilters(state.data, known.get("where"));
   if (filters.some(([name, wanted]) => state.filters.get(name) !== wanted)) state.filter(filters);
   const isThere = known.has("sample") && Number.isInteger(sample) && sample >= 0 && sample < state.data.n;
@@ -57,7 +63,7 @@ function makeSearch(state) {
     const text = field.value.trim();
     if (!text) return state.showAll();
     const number = numbered(state.data, text);
-    if (number == null || state.data.classes?.includes(text)) selectNamed(state, `search:${text}`);
+    if (number == null || state.data.classes?.includes(text)) selectNamed(state, `search:${text}`, { focus: false }); // the field keeps the focus: one may search again
     if (number != null) state.open(number);
   });
 }
@@ -105,7 +111,7 @@ function makeWorst(state) {
   const order = Array.from({ length: data.n }, (_, i) => i).sort((a, b) => values[b] - values[a]).slice(0, 4);
   place.append(
     ...order.map((sample) =>
-      element("article", { class: "worst-sample" }, tile(state, sample, `${titleOf(data, ranked)} ${rounded(values[sample])}`), element("div", {}, element("p", {}, "most similar:"), element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 5)))),
+      element("article", { class: "worst-sample" }, tile(state, sample, `${titleOf(data, ranked)} ${rounded(values[sample])}`), element("div", {}, element("p", {}, "most similar, with the similarity:"), element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 5)))),
     ),
   );
 }

@@ -3,6 +3,7 @@
 const VERDICTS = { __proto__: null, w: "wrong", r: "right", u: "unsure", l: "relabel" };
 const HINTS = { __proto__: null, w: "likewise apply leaves it out; with --wrong keep it stays, with --wrong suggested it is relabeled" };
 const SPOT_CHECKS = 30;
+const NEIGHBORS_SHOWN = 10;
 
 function makeReview(state) {
   const { data } = state;
@@ -34,6 +35,15 @@ function makeReview(state) {
       if (sample !== review.queue[review.at]) return drawReview(review); // decided elsewhere: the queue stays where it is
       const next = review.queue.findIndex((other, i) => i > review.at && !review.decisions[other]);
       review.show(next < 0 ? review.at + 1 : next);
+    },
+    // A copy to leave out; pressed again, it stays.
+    toggleDrop(sample) {
+      if (review.decisions[sample]?.verdict !== "drop") return review.decide("drop", undefined, sample);
+      review.past.push({ sample, before: review.decisions[sample], mode: review.mode });
+      delete review.decisions[sample];
+      review.say(`${nameOf(data, sample)}: stays.`);
+      review.keep();
+      drawReview(review);
     },
     undo() {
       const last = review.past.pop();
@@ -73,11 +83,13 @@ function makeProgress(review) {
   const link = document.querySelector(".step [data-review=worst]");
   if (!link) return;
   const [value, title] = [".value", ".title"].map((part) => link.closest(".step").querySelector(part));
+  const told = element("p", { class: "downloaded", role: "status" });
+  link.after(told);
   review.card = { link, value, title, before: [value.textContent, title.textContent, link.textContent] };
   link.addEventListener("click", (event) => {
     if (!isFinished(review)) return;
     event.preventDefault();
-    download(review.state, review.decisions);
+    download(review.state, review.decisions, told);
   });
   showProgress(review);
 }
@@ -158,7 +170,7 @@ function drawReview(review) {
   const sample = queue[at];
   const nothing = () => [element("p", { id: "review-filter" }, state.selected ? "No sample is selected: nothing to review. " : "There is no label to review.", state.selected ? button("Show all again", state.showAll, { class: "link" }) : null)];
   place.replaceChildren(...(sample == null ? nothing() : reviewParts(review, sample)));
-  state.setFocus(sample ?? null);
+  state.setFocus(sample == null || isBlind(review, sample) ? null : sample); // the ring's place on the map is an opinion, too
 }
 
 function reviewParts(review, sample) {
@@ -179,6 +191,7 @@ function reviewParts(review, sample) {
     decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.") : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
+    element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, but not while you type in a field or the panel of a sample is open. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move while nothing else has the focus."),
     filmstrip(review),
   ].filter(Boolean);
 }
@@ -208,23 +221,32 @@ const probability = (share) => (share > 0.99 ? "> 99\u00a0%" : share < 0.01 ? "<
 function evidence(state, sample, mine, blind) {
   const { data } = state;
   const { label, suggested_label: suggested, label_issue: flagged, chance_wrong: chance } = data.columns;
-  const others = neighborsOf(data, sample);
-  const same = others.filter((i) => label.values[i] === label.values[sample]).length;
   const told = shown(data, "suggested_label", sample);
   const differs = suggested.values[sample] !== label.values[sample];
-  const votes = others.filter((i) => label.values[i] === suggested.values[sample]).length;
   const certain = chance && flagged.values[sample] && Number.isFinite(chance.values[sample]);
   const facts = [
-    `${votes} of the ${others.length} most `, term(data, "similarity", "similar"), ` samples are labeled ${told}${differs ? `, ${same || "none"} ${shown(data, "label", sample)}` : ""}. `,
+    ...votesText(data, sample),
     data.columns.prediction ? `The network says ${shown(data, "prediction", sample)}. ` : "",
     ...(certain ? [term(data, "chance_wrong", "Probability wrong"), `: ${probability(chance.values[sample])}.`] : []),
   ];
   return [
     element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
-    element("p", { class: "why" }, ...(blind ? ["What it looks like to the network is told once you have decided."] : facts)),
-    element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 8)),
+    element("p", { class: "why" }, ...(blind ? ["Decide by what you see alone: what it looks like to the network, and its neighbors, are shown once you have decided."] : facts)),
+    blind ? null : element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, NEIGHBORS_SHOWN)),
+    blind ? null : neighborLegend(data, NEIGHBORS_SHOWN),
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   ].filter(Boolean);
+}
+
+// How the nearest neighbors are labeled, for and against the suggested label.
+function votesText(data, sample) {
+  const { label, suggested_label: suggested } = data.columns;
+  const others = neighborsOf(data, sample);
+  const labeled = (name) => others.filter((i) => label.values[i] === data.columns[name].values[sample]).length;
+  const [votes, same] = [labeled("suggested_label"), labeled("label")];
+  const against = suggested.values[sample] === label.values[sample] ? "" : `, ${same || "none"} ${shown(data, "label", sample)}`;
+  const weighed = against && votes <= same ? " Weighed by similarity, all samples speak for it." : "";
+  return [`${votes} of the ${others.length} most `, term(data, "similarity", "similar"), ` samples are labeled ${shown(data, "suggested_label", sample)}${against}.${weighed} `];
 }
 
 function actions(review, sample) {
@@ -248,7 +270,7 @@ function actions(review, sample) {
     "div",
     { class: "actions" },
     element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, relabel, act("w", "Wrong, drop"), act("r", "Right"), act("u", "Unsure"), other),
-    element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions), { id: "download" })),
+    element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions, document.getElementById("downloaded")), { id: "download" })),
   );
 }
 
@@ -263,6 +285,7 @@ function decisionRow(review, sample) {
     "div",
     { class: "decision" },
     element("div", { class: "verdicts", role: "group", "aria-label": "Your decision on this label" }, differs ? act(`Relabel ${shown(data, "suggested_label", sample)}`, "relabel") : null, act("Wrong, drop", "wrong"), act("Right", "right"), act("Unsure", "unsure"), button("Other class …", () => document.getElementById("picker").openFor(sample), { "data-decide": "other" })),
+    differs ? element("p", { class: "quiet relabel-why" }, `Why ${shown(data, "suggested_label", sample)}? `, ...votesText(data, sample)) : null,
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   );
 }
@@ -282,7 +305,7 @@ function filmstrip(review) {
         { type: "button", class: `frame${mine ? " done" : ""}`, "aria-current": from + i === at ? "true" : null, "aria-label": `${from + i + 1}: labeled ${shown(data, "label", sample)}${look && `, looks like ${look}`}${mine ? `, ${mine.verdict}` : ""}`, onclick: () => review.show(from + i) },
         picture(data, sample),
         element("span", {}, `${shown(data, "label", sample)}${look && ` → ${look}`}`),
-        mine ? element("span", { class: "tick" }, { wrong: "✗", right: "✓", unsure: "?", relabel: "✎" }[mine.verdict]) : null,
+        mine ? element("span", { class: "tick" }, { wrong: "✗", right: "✓", unsure: "?", relabel: "✎", drop: "✗" }[mine.verdict]) : null,
       );
       return made;
     }),
@@ -334,11 +357,16 @@ function makePicker(review) {
   };
 }
 
-function download(state, decisions) {
+// The file of decisions; a line that is read aloud says what comes next.
+function download(state, decisions, told) {
   const listed = Object.entries(decisions).map(([sample, decision]) => ({ sample: Number(sample), ...decision }));
-  const text = JSON.stringify({ run: state.data.run, decisions: listed }, null, 1);
-  const address = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  const link = element("a", { href: address, download: "decisions.json" });
+  save("decisions.json", "application/json", JSON.stringify({ run: state.data.run, decisions: listed }, null, 1));
+  told.replaceChildren(`decisions.json downloaded (${counted(listed.length, "decision")}); next: `, element("code", {}, state.data.command));
+}
+
+function save(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  const link = element("a", { href: address, download: name });
   document.body.append(link);
   link.click();
   link.remove();

@@ -105,12 +105,13 @@ function sliceRows(state, column, measure) {
   const rows = slices.slice(0, MOST_GROUPS).map(({ title, samples, hits, share, interval }) =>
     element(
       "button",
-      { type: "button", class: "slice", "data-share": share.toFixed(4), "data-slice": title, title: `95 % interval ${percent(interval[0])} to ${percent(interval[1])}`, onclick: () => { state.select(hits.length ? hits : samples, `${hits.length ? measure.title : "samples"} with ${titleOf(data, column)} ${title}`); document.getElementById("samples-part").scrollIntoView(); } },
+      { type: "button", class: "slice", "data-share": share.toFixed(4), "data-slice": title, title: `95 % interval ${percent(interval[0])} to ${percent(interval[1])}`, onclick: () => { state.select(hits.length ? hits : samples, `${hits.length ? measure.title : "samples"} with ${titleOf(data, column)} ${title}`); goToSamples(); } },
       element("span", { class: "slice-name" }, title),
       element("span", { class: "slice-bar" }, element("span", { class: "fill", style: `width: ${at(share)}` }), element("span", { class: "range", style: `left: ${at(interval[0])}; width: calc(${at(interval[1])} - ${at(interval[0])})` }), element("span", { class: "all", style: `left: ${at(all)}` })),
       element("span", { class: "slice-count" }, `${percent(share)} · ${hits.length.toLocaleString("en")} of ${samples.length.toLocaleString("en")}`),
     ),
   );
   if (slices.length > MOST_GROUPS) rows.push(element("p", {}, `and ${slices.length - MOST_GROUPS} more`));
-  return [element("p", { class: "quiet" }, `All samples: ${percent(all)}, the upright line. Thin bars: 95 % intervals.`), ...rows];
+  const axis = element("div", { class: "slice-axis quiet" }, element("span"), element("span", { class: "ticks" }, ...[0, 0.5, 1].map((part) => element("span", {}, percent(part * most)))), element("span"));
+  return [element("p", { class: "quiet" }, `All samples: ${percent(all)}, the upright line. Thin bars: 95 % intervals.`), axis, ...rows];
 }

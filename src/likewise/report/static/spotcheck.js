@@ -41,7 +41,7 @@ function countDraws({ samples, strata, sizes }, decisions) {
   let seen = 0;
   while (seen < samples.length && decisions[samples[seen]]) {
     const { verdict } = decisions[samples[seen]];
-    if (verdict !== "unsure") {
+    if (verdict !== "unsure" && verdict !== "drop") { // a copy to drop says nothing of its label
       decided[strata[seen]]++;
       wrong[strata[seen]] += verdict !== "right";
     }

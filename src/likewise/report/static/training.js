@@ -22,6 +22,6 @@ function makeTraining(state) {
   const hard = count((i) => confidence.values[i] < 0.25);
   const forgotten = count((i) => forgetting.values[i] >= 2);
   const against = count((i) => margin.values[i] < 0);
-  const show = (samples, what) => button(`${samples.length.toLocaleString("en")} ${what}`, () => { state.select(samples, what); document.getElementById("samples-part").scrollIntoView(); }, { class: "link" });
+  const show = (samples, what) => button(`${samples.length.toLocaleString("en")} ${what}`, () => { state.select(samples, what); goToSamples(); }, { class: "link" });
   document.getElementById("training-what").replaceChildren("Up: ", term(data, "training_confidence"), "; top: easy to learn, bottom: hardly ever believed, often a wrong label. Right: ", term(data, "training_variability"), ", ambiguous. Orange: looks wrong. ", show(against, "labels that training mostly contradicted"), " · ", show(hard, "with a confidence below 0.25"), " · ", show(forgotten, "forgotten twice or more"));
 }
