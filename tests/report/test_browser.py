@@ -482,12 +482,13 @@ def test_the_formula_of_the_page_is_that_of_python(page):
 
 
 def test_a_cell_of_the_confusion_opens_its_samples(page, run):
-    worst = run.table[run.table["label_issue"]].iloc[0]
-    label, vote = int(worst["label"]), int(worst["suggested_label"])
-    page.click(f"[data-cell='{label}:{vote}']")
+    table = run.table[run.table["label"] != run.table["prediction"]]
+    label, said = int(table["label"].iloc[0]), int(table["prediction"].iloc[0])
+    page.click(f"[data-cell='{label}:{said}']")
     page.wait_for_selector("#selection:not([hidden])")
-    assert rows(page) == shown(page) == run.confusion.iloc[label, vote]
-    assert f"select=cell%3A{label}%3A{vote}" in address(page)
+    both = (run.table["label"] == label) & (run.table["prediction"] == said)
+    assert rows(page) == shown(page) == both.sum() > 0
+    assert f"select=cell%3A{label}%3A{said}" in address(page)
 
 
 def test_the_keyboard_goes_where_a_step_leads(page):
@@ -564,10 +565,24 @@ def test_a_copy_is_dropped_beside_its_pair_and_pairs_are_downloaded(page, run, t
     assert found["second_split"].tolist() == run.table["split"][found["second"]].tolist()
 
 
-def test_mixed_classes_are_those_of_the_neighbors(page, run):
+def test_confused_classes_are_predicted_as_each_other(page):
+    source = (STATIC / "data.js").read_text() + (STATIC / "classes.js").read_text()
+    label, said = [0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 1, 0, 2, 2, 2, 1]
+    columns = {
+        "label": {"kind": "i", "values": label},
+        "prediction": {"kind": "i", "values": said},
+        "label_issue": {"kind": "truth", "values": [i == 4 for i in range(8)]},
+    }
+    data = {"n": 8, "k": 0, "classes": ["a", "b", "c"], "columns": columns, "neighbors": []}
+    found = page.evaluate(f"(data) => {{ {source}; return mostMixed(data); }}", data)
+    assert [(p["a"], p["b"], p["count"], p["share"]) for p in found] == [(0, 1, 2, 0.5), (1, 2, 1, 0.2)]
+
+
+def test_where_no_prediction_is_wrong_confused_classes_are_neighbors(page, run):
     label = run.table["label"].to_numpy()
     counts = np.zeros((10, 10), dtype=int)
     wrong, seen = run.table["label_issue"].to_numpy(), np.zeros(10, dtype=int)
+    assert (run.table["prediction"] == label)[~wrong].all()
     for i in np.flatnonzero(~wrong):
         for j in run.neighbor_matrix[i][~wrong[run.neighbor_matrix[i]]]:
             seen[label[i]] += 1

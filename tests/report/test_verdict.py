@@ -81,6 +81,22 @@ def test_steps_count_what_they_open_and_leave_out_what_is_not_there():
     assert found["near-duplicate pairs"].value == "3"
 
 
+def test_the_most_confused_classes_are_predicted_as_each_other():
+    label = np.arange(200) % 10
+    said = label.copy()
+    said[[3, 13, 23]], said[[7, 17]], said[[1, 11, 21]] = 7, 3, 2
+    quiet = np.zeros(200, dtype=bool)
+    run = run_with(label=label, prediction=said, suggested_label=label, label_issue=quiet)
+    step = {step.title: step for step in steps(run)}["are confused most"]
+    classes = run.manifest["classes"]
+    assert step.value == f"{classes[3]} · {classes[7]}"
+    assert "12\u00a0% of their samples are predicted as the other class" in step.text  # 5 of 40
+    flagged = np.isin(np.arange(200), [3, 13, 7, 17])
+    run = run_with(label=label, prediction=said, suggested_label=label, label_issue=flagged)
+    step = {step.title: step for step in steps(run)}["are confused most"]
+    assert step.value == f"{classes[1]} · {classes[2]}"
+
+
 def test_a_class_that_is_mostly_predicted_as_another_is_named():
     label = np.arange(200) % 10
     missed = np.where((label == 3) & (np.arange(200) % 4 == 1), 7, np.where(label == 3, 5, label))

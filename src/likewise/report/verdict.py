@@ -251,23 +251,34 @@ def _marked_steps(run: Run) -> Iterator[Step]:
 
 
 def _mixed_step(run: Run) -> Iterator[Step]:
-    """Yield the two classes whose samples are most often neighbors of each other, as the part on classes has them."""
+    """Yield the two classes that are confused most, as the part on classes has them.
+
+    They are predicted as each other; where no prediction is wrong, their samples are neighbors of each other.
+    """
     label, classes = run.columns["label"].astype(int), run.manifest["classes"]
     kept = ~run.columns["label_issue"] if "label_issue" in run.columns else np.ones(run.n, dtype=bool)
+    said = run.columns["prediction"].astype(int) if "prediction" in run.columns else label
+    if (kept & (said != label)).any():
+        yield _confused_step(label[kept], said[kept], classes, "samples are predicted as")
+        return
     both = np.repeat(kept, run.indices.shape[1]) & kept[run.indices.ravel()]  # wrong labels are not a mixture
     mine, others = np.repeat(label, run.indices.shape[1])[both], label[run.indices.ravel()][both]
+    if (mine != others).any():
+        yield _confused_step(mine, others, classes, "neighbors are of")
+
+
+def _confused_step(mine: np.ndarray, others: np.ndarray, classes: list[str], words: str) -> Step:
+    """Return the two classes that meet most often, given pairs of classes."""
     differ = mine != others
-    if not differ.any():
-        return
     low, high = np.minimum(mine, others)[differ], np.maximum(mine, others)[differ]
     pairs, counts = np.unique(low * len(classes) + high, return_counts=True)
     a, b = divmod(int(pairs[counts.argmax()]), len(classes))
     share = counts.max() / ((mine == a) | (mine == b)).sum()
-    yield Step(
+    return Step(
         f"{classes[a]} · {classes[b]}",
         "are confused most",
-        f"{percent(share)} of their neighbors are of the other class. More pixels, more context, a clearer definition, "
-        "or one class.",
+        f"{percent(share)} of their {words} the other class. More pixels, more context, a clearer definition, or one "
+        "class.",
         "See pairs",
         part="classes-part",
     )

@@ -30,8 +30,39 @@ function mixedPairs(data, a, b) {
   return [...found.values()].sort((p, q) => q.similarity - p.similarity);
 }
 
-// How much of the company of two classes is of the other one, by rank of the neighbors' share.
+// Which two classes are predicted as each other; where no prediction is wrong, which are neighbors of each other.
 function mostMixed(data) {
+  const found = mostMispredicted(data);
+  return found.length ? found : mostNeighboring(data);
+}
+
+function mostMispredicted(data) {
+  const { label, prediction } = data.columns;
+  if (!label || !prediction || !isClass(data, "label") || !isClass(data, "prediction")) return [];
+  const c = data.classes.length;
+  const counts = new Map();
+  const samples = new Uint32Array(c);
+  for (let i = 0; i < data.n; i++) {
+    const [mine, said] = [label.values[i], prediction.values[i]];
+    if (looksWrong(data, i)) continue;
+    samples[mine]++;
+    if (said === mine) continue;
+    const key = Math.min(mine, said) * c + Math.max(mine, said);
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  return rankPairs(counts, samples, "samples are predicted as");
+}
+
+function rankPairs(counts, totals, words) {
+  const c = totals.length;
+  return [...counts].map(([key, count]) => {
+    const [a, b] = [Math.floor(key / c), key % c];
+    return { a, b, count, share: count / (totals[a] + totals[b]), words };
+  }).sort((p, q) => q.count - p.count);
+}
+
+// How much of the company of two classes is of the other one, by rank of the neighbors' share.
+function mostNeighboring(data) {
   const { values } = data.columns[groupColumn(data)];
   const c = data.classes.length;
   const counts = new Map();
@@ -48,33 +79,37 @@ function mostMixed(data) {
       counts.set(key, (counts.get(key) ?? 0) + 1);
     }
   }
-  return [...counts].map(([key, count]) => {
-    const [a, b] = [Math.floor(key / c), key % c];
-    return { a, b, count, share: count / (neighbors[a] + neighbors[b]) };
-  }).sort((p, q) => q.count - p.count);
+  return rankPairs(counts, neighbors, "neighbors are of");
 }
 
 function mixedParts(state) {
   const { data } = state;
   const pairs = mostMixed(data).slice(0, MIXED_SHOWN);
   if (!pairs.length) return [element("p", {}, "No two classes are confused: all neighbors share their class.")];
-  return pairs.map(({ a, b, share }) => {
+  return pairs.map(({ a, b, share, words }) => {
     const seen = ({ i, j }) => data.pictures.has(i) && data.pictures.has(j);
     const examples = mixedPairs(data, a, b).slice(0, 20).sort((p, q) => seen(q) - seen(p)).slice(0, 3); // among the most similar, those to be seen
     return element(
       "article",
       { class: "mix", "data-pair": `${a}:${b}` },
       element("h3", {}, `${data.classes[a]} and ${data.classes[b]}`),
-      element("p", {}, `${percent(share)} of their neighbors are of the other class. `, button("Show them", () => selectNamed(state, `mixed:${a}:${b}`), { class: "link" })),
+      element("p", {}, `${percent(share)} of their ${words} the other class. `, button("Show them", () => selectNamed(state, `mixed:${a}:${b}`), { class: "link" })),
       element("div", { class: "examples" }, ...examples.map(({ i, j, similarity: s }) => element("div", { class: "pair" }, tile(state, i), element("span", { class: "alike", title: "similarity" }, s.toFixed(2)), tile(state, j)))),
     );
   });
 }
 
+// What a sample is taken for: by the network where it names classes, else by similar samples.
+function takenFor(data) {
+  const { prediction, suggested_label: suggested } = data.columns;
+  return prediction && isClass(data, "prediction") ? { column: prediction, words: "predicted as" } : { column: suggested, words: "look like" };
+}
+
 function votesOf(data) {
   const c = data.classes.length;
+  const { column } = takenFor(data);
   const votes = Array.from({ length: c }, () => new Array(c).fill(0));
-  for (let i = 0; i < data.n; i++) votes[data.columns.label.values[i]][data.columns.suggested_label.values[i]]++;
+  for (let i = 0; i < data.n; i++) votes[data.columns.label.values[i]][column.values[i]]++;
   return votes;
 }
 
@@ -89,7 +124,7 @@ function confusionTable(state) {
     if (!count) return element("td", { class: "zero" }, "·");
     const strength = a === b ? 0 : Math.round((32 * count) / most) + 8;
     const style = a === b ? "" : `background: color-mix(in srgb, var(--signal) ${strength}%, var(--panel))`;
-    const title = `${count} labeled ${data.classes[a]}, look like ${data.classes[b]}`;
+    const title = `${count} labeled ${data.classes[a]}, ${takenFor(data).words} ${data.classes[b]}`;
     return element("td", { class: a === b ? "diagonal" : "", style }, button(String(count), open(a, b), { title, "data-cell": `${a}:${b}`, "aria-label": title }));
   });
 }

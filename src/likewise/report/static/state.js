@@ -101,7 +101,8 @@ const SELECTIONS = {
     const { label, suggested_label: suggested } = data.columns;
     const [a, b] = rest.map(Number);
     if (!suggested || !data.classes[a] || !data.classes[b]) return null;
-    return { test: (i) => label.values[i] === a && suggested.values[i] === b, what: `labeled ${data.classes[a]}, looks like ${data.classes[b]}` };
+    const { column, words } = takenFor(data);
+    return { test: (i) => label.values[i] === a && column.values[i] === b, what: `labeled ${data.classes[a]}, ${words} ${data.classes[b]}` };
   },
   mixed(data, rest) {
     const group = groupColumn(data);
