@@ -83,12 +83,13 @@ WORDS = {
     ),
     "label_issue": Word(
         "looks wrong",
-        "Similar samples carry another label, and it is more likely wrong than right.",
+        "Flagged for review: of all labels, similar samples and the network contradict these most. Others may be wrong "
+        "too; suspicion ranks them all.",
         "Find wrong labels",
     ),
     "chance_wrong": Word(
         "probability wrong",
-        "Estimated probability that the label is wrong. Too high where classes overlap.",
+        "Estimated probability that the label is wrong. Too high where classes overlap, and for rare samples.",
         "Find wrong labels",
     ),
     "target_suspicion": Word(
