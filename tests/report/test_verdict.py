@@ -108,3 +108,21 @@ def test_a_class_that_is_mostly_predicted_as_another_is_named():
     half = np.where(np.arange(200) < 100, missed, label)
     found = {step.title: step for step in steps(run_with(label=label, prediction=half, label_issue=quiet))}
     assert "is the class to collect more of" not in found
+
+
+def test_the_card_of_the_fit_tells_the_accuracy_of_each_split():
+    label = np.arange(200) % 10
+    said = np.where(np.arange(200) < 30, (label + 1) % 10, label)
+    fit = {"verdict": "underfit", "learned": 0.85, "supported": 0.8}
+    run = run_with(label=label, prediction=said)
+    run = run._replace(manifest={**run.manifest, "fit": fit})
+    split = np.where(np.arange(200) < 100, "train", "val").astype(object)
+    for columns, text in (
+        ({**run.columns, "split": split}, "Accuracy by split: train 70\u00a0%, val 100\u00a0%."),
+        (
+            {k: v for k, v in run.columns.items() if k != "split"},
+            "if the network was trained on these samples",
+        ),
+    ):
+        step = {s.title: s for s in steps(run._replace(columns=columns))}["accuracy · leave-one-out accuracy"]
+        assert text in step.text

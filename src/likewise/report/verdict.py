@@ -11,6 +11,7 @@ SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
 FEW_FLAGS = 5  # say nothing of groups
 FEW_OF_A_CLASS = 20  # samples: fewer say nothing of a class
+MOST_SPLITS = 4  # whose accuracies are told
 MISSED = 0.5  # share of a class that is predicted as another one, beyond which it is named
 WIDE = 0.5  # an interval of a share from which on its middle is not told
 
@@ -205,7 +206,7 @@ def _steps(run: Run) -> Iterator[Step]:
         )
     fit = run.manifest.get("fit")
     if fit and fit["verdict"] != "fit":
-        yield _fit_step(fit)
+        yield _fit_step(run, fit)
 
 
 def _label_steps(run: Run) -> Iterator[Step]:
@@ -322,7 +323,7 @@ def _shift_step(run: Run) -> Iterator[Step]:
         )
 
 
-def _fit_step(fit: dict[str, Any]) -> Step:
+def _fit_step(run: Run, fit: dict[str, Any]) -> Step:
     text = {
         "underfit": "Neighbors' labels tell nearly as much as the network: train longer, or a larger one.",
         "overfit": "The network reproduces labels that similar samples contradict: expect a drop on new data. "
@@ -331,9 +332,22 @@ def _fit_step(fit: dict[str, Any]) -> Step:
     return Step(
         f"{percent(fit['learned'])} · {percent(fit['supported'])}",
         "accuracy · leave-one-out accuracy",
-        f"{text} (If these are the samples it was trained on.)",
+        f"{text} {_accuracy_by_split(run) or 'This holds if the network was trained on these samples.'}",
         "What it means",
         part="word-supported",
+    )
+
+
+def _accuracy_by_split(run: Run) -> str:
+    """Say how many labels are predicted in each split, if there is a column of splits."""
+    known = [name for name in ("label", "prediction", "split") if name in run.columns]
+    splits = np.unique(run.columns["split"].astype(str)) if len(known) == 3 else []
+    if not 1 < len(splits) <= MOST_SPLITS:
+        return ""
+    right = run.columns["label"].astype(int) == run.columns["prediction"].astype(int)
+    of = run.columns["split"].astype(str)
+    return (
+        f"Accuracy by split: {', '.join(f'{name} {percent(right[of == name].mean())}' for name in splits)}."
     )
 
 
