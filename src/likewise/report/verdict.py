@@ -340,15 +340,13 @@ def _fit_step(run: Run, fit: dict[str, Any]) -> Step:
 
 def _accuracy_by_split(run: Run) -> str:
     """Say how many labels are predicted in each split, if there is a column of splits."""
-    known = [name for name in ("label", "prediction", "split") if name in run.columns]
-    splits = np.unique(run.columns["split"].astype(str)) if len(known) == 3 else []
-    if not 1 < len(splits) <= MOST_SPLITS:
+    if not {"label", "prediction", "split"} <= run.columns.keys():
         return ""
     right = run.columns["label"].astype(int) == run.columns["prediction"].astype(int)
     of = run.columns["split"].astype(str)
-    return (
-        f"Accuracy by split: {', '.join(f'{name} {percent(right[of == name].mean())}' for name in splits)}."
-    )
+    splits = np.unique(of).tolist()
+    told = ", ".join(f"{name} {percent(right[of == name].mean())}" for name in splits)
+    return f"Accuracy by split: {told}." if 1 < len(splits) <= MOST_SPLITS else ""
 
 
 def _plural(count: int, one: str, many: str) -> str:
