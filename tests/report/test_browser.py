@@ -468,6 +468,27 @@ def test_any_sample_that_is_open_can_be_decided(page, run):
     assert under_review(page) == first
 
 
+def test_a_suggestion_that_neighbors_do_not_support_is_not_taken_at_one_key(page):
+    source = "".join((STATIC / f"{name}.js").read_text() for name in ("data", "map", "review"))
+    labels = [0, 1, 1, 2, 2, 0, 3, 3, 3, 0]  # sample 0 has the others as neighbors, by their order
+
+    def doubtful(neighbors, suggested, said):
+        columns = {
+            "label": {"kind": "i", "values": labels},
+            "suggested_label": {"kind": "i", "values": [suggested] * 10},
+            "prediction": {"kind": "i", "values": [said] * 10},
+        }
+        data = {"n": 10, "k": 4, "classes": list("abcd"), "columns": columns, "neighbors": neighbors}
+        typed = "data.neighbors = Uint32Array.from(data.neighbors)"
+        return page.evaluate(f"(data) => {{ {source}; {typed}; return isDoubtful(data, 0); }}", data)
+
+    assert not doubtful([1, 2, 3, 4], 1, 0)  # half of them
+    assert doubtful([1, 3, 6, 7], 1, 0)  # one of four, and the network says otherwise
+    assert not doubtful([1, 3, 6, 7], 1, 1)  # more than have its own label, and the network says so
+    assert doubtful([1, 5, 6, 7], 1, 1)  # as many have its own
+    assert not doubtful([6, 7, 8, 5], 0, 0)  # nothing else is suggested
+
+
 def test_the_formula_of_the_page_is_that_of_python(page):
     source = (STATIC / "spotcheck.js").read_text()
     for case in CASES["estimates"]:

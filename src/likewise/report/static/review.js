@@ -117,7 +117,7 @@ function onKey(review, event) {
     ArrowLeft: () => review.go(-1),
     z: () => review.undo(),
     c: () => document.getElementById("picker").openFor(),
-    l: () => (review.mode === "spot" ? document.getElementById("picker").openFor() : review.decide("relabel")), // no suggestion is shown there
+    l: () => (review.mode === "spot" || isDoubtful(review.state.data, review.queue[review.at]) ? document.getElementById("picker").openFor() : review.decide("relabel")), // no suggestion there, or none to take unseen
   }[event.key] ?? (VERDICTS[event.key] && (() => review.decide(VERDICTS[event.key])));
   const undo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
   if (!act || !review.queue.length || !isForReview(event, review.place, undo)) return;
@@ -230,12 +230,23 @@ function evidence(state, sample, mine, blind) {
     ...(certain ? [term(data, "chance_wrong", "Probability wrong"), `: ${probability(chance.values[sample])}.`] : []),
   ];
   return [
-    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
+    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [isDoubtful(data, sample) ? ", unlike most of them; perhaps " : ", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
     element("p", { class: "why" }, ...(blind ? ["Decide by what you see alone: what it looks like to the network, and its neighbors, are shown once you have decided."] : facts)),
     blind ? null : element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, NEIGHBORS_SHOWN)),
     blind ? null : neighborLegend(data, NEIGHBORS_SHOWN),
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   ].filter(Boolean);
+}
+
+// Whether another label is suggested that neither half of the nearest neighbors carry, nor the network and more of them than carry its own.
+function isDoubtful(data, sample) {
+  const { label, suggested_label: suggested, prediction } = data.columns;
+  if (suggested.values[sample] === label.values[sample]) return false;
+  const others = neighborsOf(data, sample);
+  const labeled = (name) => others.filter((i) => label.values[i] === data.columns[name].values[sample]).length;
+  const votes = labeled("suggested_label");
+  const isSaid = prediction && isClass(data, "prediction") && prediction.values[sample] === suggested.values[sample];
+  return 2 * votes < others.length && !(isSaid && votes > labeled("label"));
 }
 
 // How the nearest neighbors are labeled, for and against the suggested label.
@@ -254,8 +265,9 @@ function actions(review, sample) {
   const { data } = state;
   const mine = decisions[sample];
   const key = (letter) => element("kbd", { "aria-hidden": "true" }, letter);
+  const first = isDoubtful(data, sample) ? "" : "l";
   const act = (letter, ...text) => {
-    const made = button("", () => review.decide(VERDICTS[letter]), { class: letter === "l" ? "primary" : "", "aria-pressed": mine?.verdict === VERDICTS[letter], "data-verdict": VERDICTS[letter], title: HINTS[letter] });
+    const made = button("", () => review.decide(VERDICTS[letter]), { class: letter === first ? "primary" : "", "aria-pressed": mine?.verdict === VERDICTS[letter], "data-verdict": VERDICTS[letter], title: HINTS[letter] });
     made.append(element("span", {}, ...text), key(letter));
     return made;
   };
@@ -279,13 +291,13 @@ function decisionRow(review, sample) {
   const { state: { data }, decisions } = review;
   const mine = decisions[sample];
   const { label, suggested_label: suggested } = data.columns;
-  const differs = suggested.values[sample] !== label.values[sample];
+  const isSuggested = suggested.values[sample] !== label.values[sample] && !isDoubtful(data, sample);
   const act = (text, verdict) => button(text, () => review.decide(verdict, undefined, sample), { "aria-pressed": mine?.verdict === verdict && !(verdict === "relabel" && mine.label !== suggested.values[sample]), "data-decide": verdict });
   return element(
     "div",
     { class: "decision" },
-    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision on this label" }, differs ? act(`Relabel ${shown(data, "suggested_label", sample)}`, "relabel") : null, act("Wrong, drop", "wrong"), act("Right", "right"), act("Unsure", "unsure"), button("Other class …", () => document.getElementById("picker").openFor(sample), { "data-decide": "other" })),
-    differs ? element("p", { class: "quiet relabel-why" }, `Why ${shown(data, "suggested_label", sample)}? `, ...votesText(data, sample)) : null,
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision on this label" }, isSuggested ? act(`Relabel ${shown(data, "suggested_label", sample)}`, "relabel") : null, act("Wrong, drop", "wrong"), act("Right", "right"), act("Unsure", "unsure"), button("Other class …", () => document.getElementById("picker").openFor(sample), { "data-decide": "other" })),
+    isSuggested ? element("p", { class: "quiet relabel-why" }, `Why ${shown(data, "suggested_label", sample)}? `, ...votesText(data, sample)) : null,
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   );
 }
