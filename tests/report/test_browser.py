@@ -502,6 +502,16 @@ def test_the_formula_of_the_page_is_that_of_python(page):
                 assert found[name] == pytest.approx(case[name])
 
 
+def test_a_copy_to_drop_is_no_verdict_on_its_label(page):
+    source = (STATIC / "spotcheck.js").read_text()
+    draws = {"samples": [4, 7, 9], "strata": [0, 0, 1], "sizes": [5, 6]}
+    decisions = {"4": {"verdict": "drop"}, "7": {"verdict": "wrong"}, "9": {"verdict": "right"}}
+    found = page.evaluate(
+        f"([draws, decisions]) => {{ {source}; return countDraws(draws, decisions); }}", [draws, decisions]
+    )
+    assert found == {"seen": 3, "decided": [1, 1], "wrong": [1, 0]}
+
+
 def test_a_cell_of_the_confusion_opens_its_samples(page, run):
     table = run.table[run.table["label"] != run.table["prediction"]]
     label, said = int(table["label"].iloc[0]), int(table["prediction"].iloc[0])

@@ -43,7 +43,7 @@ function drawerParts(state, close) {
     button("✕", close, { class: "close", "aria-label": "close" }),
   );
   const facts = Object.keys(data.columns).filter((key) => !HIDDEN.has(key) && key !== "name" && key !== "hard_neighbors").map((key) =>
-    element("tr", { "data-field": key }, element("th", { scope: "row" }, data.words[key] ? term(data, key) : titleOf(data, key)), element("td", { class: isNumeric(data, key) ? "value" : "" }, shown(data, key, sample)), standingCell(data, key, sample)),
+    element("tr", { "data-field": key }, element("th", { scope: "row" }, data.words[key] ? term(data, key) : titleOf(data, key)), ...(isNumeric(data, key) ? [element("td", { class: "value" }, shown(data, key, sample)), standingCell(data, key, sample)] : [element("td", { colspan: 2 }, shown(data, key, sample))])),
   );
   const trust = trustIn(data, sample);
   return [
@@ -55,7 +55,7 @@ function drawerParts(state, close) {
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample)),
     element("h3", {}, "All numbers"),
     element("p", { class: "quiet" }, "The mark stands between the lowest (left) and the highest (right) of all samples, by rank."),
-    element("table", { class: "facts" }, element("tbody", {}, ...facts)),
+    element("table", { class: "facts" }, element("colgroup", {}, ...["name", "value", "place"].map((part) => element("col", { class: `${part}-column` }))), element("tbody", {}, ...facts)),
     element("h3", {}, "How similar are the others?"),
     histogramOf(state),
     thresholdOf(state),
@@ -119,7 +119,6 @@ function makeLightbox() {
 
 // A number's place among all samples: a mark by rank, and the same in words with the range.
 function standingCell(data, name, sample) {
-  if (!isNumeric(data, name)) return element("td");
   const place = standing(data, name, sample);
   if (!place) return element("td");
   const mark = drawing("svg", { viewBox: "0 0 100 8", class: "standing", "aria-hidden": "true" }, drawing("rect", { x: 0, y: 3, width: 100, height: 2 }), drawing("circle", { cx: 4 + 92 * ((place.below + 1 - place.above) / 2), cy: 4, r: 4 }));

@@ -256,7 +256,7 @@ function votesText(data, sample) {
   const labeled = (name) => others.filter((i) => label.values[i] === data.columns[name].values[sample]).length;
   const [votes, same] = [labeled("suggested_label"), labeled("label")];
   const against = suggested.values[sample] === label.values[sample] ? "" : `, ${same || "none"} ${shown(data, "label", sample)}`;
-  const weighed = against && votes <= same ? " Weighed by similarity, all samples speak for it." : "";
+  const weighed = against && votes <= same ? ` Yet all samples, weighted by similarity, vote for ${shown(data, "suggested_label", sample)}.` : "";
   return [`${votes} of the ${others.length} most `, term(data, "similarity", "similar"), ` samples are labeled ${shown(data, "suggested_label", sample)}${against}.${weighed} `];
 }
 
@@ -373,7 +373,8 @@ function makePicker(review) {
 function download(state, decisions, told) {
   const listed = Object.entries(decisions).map(([sample, decision]) => ({ sample: Number(sample), ...decision }));
   save("decisions.json", "application/json", JSON.stringify({ run: state.data.run, decisions: listed }, null, 1));
-  told.replaceChildren(`decisions.json downloaded (${counted(listed.length, "decision")}); next: `, element("code", {}, state.data.command));
+  const words = listed.length ? [`decisions.json downloaded (${counted(listed.length, "decision")}); next: `, element("code", {}, state.data.command)] : ["decisions.json downloaded, but nothing is decided yet."];
+  told.replaceChildren(...words);
 }
 
 function save(name, type, text) {
