@@ -8,7 +8,6 @@ class Word(NamedTuple):
 
     title: str
     meaning: str
-    page: str = "Columns"  # of the documentation
 
 
 WORDS = {
@@ -31,9 +30,7 @@ WORDS = {
         "similar samples",
         "How many samples, itself included, are at least as similar to it as the slider above the table says.",
     ),
-    "duplicates": Word(
-        "duplicate pairs", "In how many pairs of near-duplicates it is.", "Find duplicates and leakage"
-    ),
+    "duplicates": Word("duplicate pairs", "In how many pairs of near-duplicates it is."),
     "novelty": Word(
         "novelty",
         "The share of the samples that are less unusual, by gradients, features and their length: near 1 for what is "
@@ -74,83 +71,68 @@ WORDS = {
         "label suspicion",
         "How strongly similar samples and the network contradict the label, from 0 to 1. It ranks; it is no "
         "probability.",
-        "Find wrong labels",
     ),
     "suggested_label": Word(
         "suggested label",
         "What the sample looks like: the label that similar samples and the network support.",
-        "Find wrong labels",
     ),
     "label_issue": Word(
         "looks wrong",
         "Flagged for review: of all labels, similar samples and the network contradict these most. Others may be wrong "
         "too; suspicion ranks them all.",
-        "Find wrong labels",
     ),
     "chance_wrong": Word(
         "probability wrong",
         "Estimated probability that the label is wrong. Too high where classes overlap, and for rare samples.",
-        "Find wrong labels",
     ),
     "target_suspicion": Word(
         "target suspicion",
         "How strongly similar samples and the network contradict a number, or one of several labels.",
-        "Find wrong labels",
     ),
     "suspicious_class": Word(
         "suspicious label",
         "Of several labels of a sample, the one that looks wrong most.",
-        "Find wrong labels",
     ),
     "margin": Word(
         "training margin",
         "How clearly the network preferred the label, on average over training; negative: it mostly did not.",
-        "Watch a training run",
     ),
     "training_confidence": Word(
         "training confidence",
         "Mean probability of the label over training: near 0, the network never believed it.",
-        "Watch a training run",
     ),
     "training_variability": Word(
         "training variability",
         "How much that probability moved over training: large for ambiguous samples.",
-        "Watch a training run",
     ),
     "forgetting": Word(
         "forgetting events",
         "How often training went from right to wrong on it. One that was never learned counts as 0.",
-        "Watch a training run",
     ),
     "similarity": Word(
         "similar",
         "Two samples are similar if a training step on one changes the network's output for the other in the same way "
         "(cosine of their gradients). 1: the same; 0: nothing in common beyond what all samples share.",
-        "Similarity",
     ),
-    "learned": Word("accuracy", "Share of the labels that the network itself predicts.", "Which statistic"),
+    "learned": Word("accuracy", "Share of the labels that the network itself predicts."),
     "supported": Word(
         "leave-one-out accuracy",
         "Share of the labels that the most similar other samples predict. Much less than the network's accuracy: "
         "expect a drop on new data. The votes that judge labels weigh all samples, so their share differs a little.",
-        "Which statistic",
     ),
     "duplicate": Word(
         "near-duplicates",
         "Pairs that are far more similar than is usual in their class, by the network or by their inputs. Look "
         "before you drop one.",
-        "Find duplicates and leakage",
     ),
     "spot_check": Word(
         "spot check",
         "Labels drawn at random from all of the ranking: what you decide about them estimates how many labels "
         "are wrong, with a 95 % interval.",
-        "Method",
     ),
     "map": Word(
         "map",
         "Near points are similar to the network. Distances between groups, and directions, mean little.",
-        "Columns",
     ),
 }
 STATUSES = {

@@ -165,8 +165,8 @@ function standing(data, name, sample) {
 function standingText(data, name, { below, above, low, high }) {
   if (low === high) return "the same for all samples";
   const more = { novelty: "more unusual than", label_suspicion: "more suspicious than", target_suspicion: "more suspicious than" }[name] ?? "higher than";
-  if (!above) return below > 0.5 ? "the highest" : `as high as any, ${more} ${floored(below)}`;
-  if (!below) return above > 0.5 ? "the lowest" : `as low as any, lower than ${floored(above)}`;
+  if (!above) return below > 0.5 ? "the highest" : below < 0.01 ? "as high as nearly all" : `as high as any, ${more} ${floored(below)}`;
+  if (!below) return above > 0.5 ? "the lowest" : above < 0.01 ? "as low as nearly all" : `as low as any, lower than ${floored(above)}`;
   return `${more} ${floored(below)}`;
 }
 
