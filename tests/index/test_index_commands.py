@@ -73,6 +73,24 @@ def test_images_are_asked_about(indexes, made, capsys):
     assert found[0]["novelty_percentile"] is not None and isinstance(found[0]["trusted"], bool)
 
 
+def test_columns_of_a_new_table_are_found_by_their_names(indexes, made, capsys, tmp_path):
+    lines = (made / "table" / "wine.csv").read_text().splitlines()
+    (tmp_path / "new.csv").write_text("\n".join(lines[:4]))
+    rows = [line.split(",") for line in lines[:4]]
+    turned = [",".join([str(i), *reversed(row)]) for i, row in enumerate(rows)]
+    turned[0] = "bottle" + turned[0][1:]  # a column more, before the others in reverse
+    (tmp_path / "turned.csv").write_text("\n".join(turned))
+    plain, other = (answers(capsys, indexes / "table", tmp_path / name) for name in ("new.csv", "turned.csv"))
+    assert [found["prediction"] for found in plain] == [found["prediction"] for found in other]
+    for one, two in zip(plain, other, strict=True):
+        assert one["confidence"] == pytest.approx(two["confidence"])
+        assert [n["row"] for n in one["neighbors"]] == [n["row"] for n in two["neighbors"]]
+    fewer = [line.rsplit(",", 2)[0] for line in lines[:4]]
+    (tmp_path / "fewer.csv").write_text("\n".join(fewer))
+    assert exit_code(["ask", str(indexes / "table"), str(tmp_path / "fewer.csv")]) == 2
+    assert "has no column" in capsys.readouterr().err
+
+
 def test_table_rows_are_asked_about_also_from_standard_input(indexes, made, capsys, monkeypatch, tmp_path):
     lines = (made / "table" / "wine.csv").read_text().splitlines()
     (tmp_path / "new.csv").write_text("\n".join(lines[:3]))

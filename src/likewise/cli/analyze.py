@@ -192,7 +192,7 @@ def _opened(
         "reheat": settings.reheat,
         "crossval": settings.crossval,
         "index": not settings.no_index,
-        "settings": settings,
+        "settings": settings.naming_columns(read.columns),
         "max_memory": None if shared and settings.max_memory is None else memory_limit(settings),
         "wait": wait,
     }

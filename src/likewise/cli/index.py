@@ -113,7 +113,7 @@ def index(
             learning_rate=learning_rate,
             part=parts,
             max_memory=settings.max_memory or 2**31,
-            settings=settings.text("index"),
+            settings=settings.naming_columns(read.columns).text("index"),
         )
     if own_rank() == 0:
         _tell_index(form, found, width)
@@ -412,7 +412,12 @@ def _tell_answer(answer: "Answer") -> list[str]:
     if told.prediction is not None:
         sure = "" if told.confidence is None else f" ({told.confidence:.0%})"
         said.append(f"{told.prediction_name or told.prediction}{sure}")
-    said.append("nothing speaks against it" if told.trusted else "; ".join(told.reasons))
+    fine = (
+        "nothing speaks against it"
+        if told.prediction is not None
+        else "nothing unusual; there are no labels here"
+    )
+    said.append(fine if told.trusted else "; ".join(told.reasons))
     rows = [
         {
             "row": near.sample.row,
@@ -438,8 +443,7 @@ def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
     facts = {"index": str(found.path), "rows": rows, "part": found.manifest["part"], "bytes": size}
     if asked not in (None, found.width):
         print_message(
-            f"note: {found.width} numbers a sample in place of {asked}: the width is rounded to whole sketches, 4 for "
-            "each output, with a prime number of sums where they are sums."
+            f"note: {found.width} numbers a sample, the nearest to {asked} that outputs share evenly."
         )
     print_result(
         form,

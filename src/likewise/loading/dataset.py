@@ -20,6 +20,7 @@ class Read(NamedTuple):
     names: tuple[str, ...] | None = None  # one a sample, such as its file
     show: Callable[[int], object] | None = None  # sample i as a PIL image, str, dict of columns or array
     notes: tuple[str, ...] = ()  # what a person should know of how it was read
+    columns: tuple[str, ...] | None = None  # of a table of numbers: the inputs, in their order
 
 
 class Preparation(NamedTuple):

@@ -1,7 +1,7 @@
 """Which kind of data a word on the command line names."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,7 @@ def pasted_input(
         return _texts([text], options)
     pandas = library("pandas", "pandas")
     frame = pandas.DataFrame([{str(name): _number_or_text(value) for name, value in (row or {}).items()}])
-    known = options.label is not None and options.label in frame.columns
-    return table_read(frame, options._replace(label=options.label if known else None), "the row")
+    return table_read(frame, _without_missing(options, set(frame.columns)), "the row")
 
 
 def _number_or_text(value: Any) -> Any:
@@ -186,8 +185,7 @@ def _standard_input(content: str, options: Options) -> Read:
             raise ValueError("Standard input holds no text: give one a line.")
         return _texts(texts, options)
     frame = library("pandas", "pandas").read_csv(io.StringIO(content))
-    known = options.label is not None and options.label in frame.columns
-    return table_read(frame, options._replace(label=options.label if known else None), "standard input")
+    return table_read(frame, _without_missing(options, set(frame.columns)), "standard input")
 
 
 def _texts(texts: list[str], options: Options) -> Read:
@@ -206,9 +204,15 @@ def _texts(texts: list[str], options: Options) -> Read:
 
 def _read_new(text: str, options: Options) -> Read:
     """Return the samples that a word names; a column of labels is no input, and may be missing."""
-    if Path(text).suffix.lower() in TABLES and options.label not in table_columns(existing(text)):
-        options = options._replace(label=None)
+    if Path(text).suffix.lower() in TABLES:
+        options = _without_missing(options, table_columns(existing(text)))
     return _read(text, options)
+
+
+def _without_missing(options: Options, there: Collection[str]) -> Options:
+    """Return the options without a label, and without columns to be shown, that a table of new rows does not have."""
+    shown = tuple(name for name in options.show_columns or () if name in there) or None
+    return options._replace(label=options.label if options.label in there else None, show_columns=shown)
 
 
 def _options(

@@ -73,7 +73,8 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     notes = dataset.notes if isinstance(dataset, Texts) else ()
     values = None if labels is None else labels.values[: options.limit]
     classes = None if labels is None else labels.classes
-    return Read(dataset, values, classes, show=_shown(rows, shown, options), notes=notes)
+    columns = tuple(shown) if isinstance(dataset, Tensor) else None
+    return Read(dataset, values, classes, show=_shown(rows, shown, options), notes=notes, columns=columns)
 
 
 def _frame(path: Path, options: Options) -> "DataFrame":

@@ -11,6 +11,7 @@ SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
 FEW_FLAGS = 5  # say nothing of groups
 FEW_OF_A_CLASS = 20  # samples: fewer say nothing of a class
+HARDLY = 0.005  # share of two classes that are confused, below which there is nothing to do
 MOST_SPLITS = 4  # whose accuracies are told
 MISSED = 0.5  # share of a class that is predicted as another one, beyond which it is named
 WIDE = 0.5  # an interval of a share from which on its middle is not told
@@ -260,25 +261,27 @@ def _mixed_step(run: Run) -> Iterator[Step]:
     kept = ~run.columns["label_issue"] if "label_issue" in run.columns else np.ones(run.n, dtype=bool)
     said = run.columns["prediction"].astype(int) if "prediction" in run.columns else label
     if (kept & (said != label)).any():
-        yield _confused_step(label[kept], said[kept], classes, "samples are predicted as")
+        yield from _confused_step(label[kept], said[kept], classes, "samples are predicted as")
         return
     both = np.repeat(kept, run.indices.shape[1]) & kept[run.indices.ravel()]  # wrong labels are not a mixture
     mine, others = np.repeat(label, run.indices.shape[1])[both], label[run.indices.ravel()][both]
     if (mine != others).any():
-        yield _confused_step(mine, others, classes, "neighbors are of")
+        yield from _confused_step(mine, others, classes, "neighbors are of")
 
 
-def _confused_step(mine: np.ndarray, others: np.ndarray, classes: list[str], words: str) -> Step:
-    """Return the two classes that meet most often, given pairs of classes."""
+def _confused_step(mine: np.ndarray, others: np.ndarray, classes: list[str], words: str) -> Iterator[Step]:
+    """Yield the two classes that meet most often, given pairs of classes; none that hardly ever do."""
     differ = mine != others
     low, high = np.minimum(mine, others)[differ], np.maximum(mine, others)[differ]
     pairs, counts = np.unique(low * len(classes) + high, return_counts=True)
     a, b = divmod(int(pairs[counts.argmax()]), len(classes))
     share = counts.max() / ((mine == a) | (mine == b)).sum()
-    return Step(
+    if share < HARDLY:
+        return
+    yield Step(
         f"{classes[a]} · {classes[b]}",
         "are confused most",
-        f"{percent(share)} of their {words} the other class. More pixels, more context, a clearer definition, or one "
+        f"{percent(share)} of their {words} the other class. More detail, more context, a clearer definition, or one "
         "class.",
         "See pairs",
         part="classes-part",

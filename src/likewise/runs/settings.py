@@ -173,6 +173,12 @@ class Settings(BaseModel):
     )
     device: str = Field(default="cpu", description="Where the model runs: cpu, cuda, cuda:1, mps.")
 
+    def naming_columns(self, columns: Sequence[str] | None) -> "Settings":
+        """Return the settings with the columns that are inputs, if they were not named: new rows are read by name."""
+        if columns is None or self.columns is not None:
+            return self
+        return self.model_copy(update={"columns": tuple(columns)})
+
     def text(self, command: str = "analyze") -> str:
         """Return the settings of a command as TOML; what is not set is left out.
 
