@@ -247,6 +247,13 @@ LOST = [
 ]  # fmt: skip
 
 
+def wait_for_all(path, rank, size):
+    """Wait until every rank has joined: one that ends before would break the others' joining, not their work."""
+    path.with_name(f"{path.name}-{rank}.joined").touch()
+    while not all(path.with_name(f"{path.name}-{other}.joined").exists() for other in range(size)):
+        time.sleep(0.01)
+
+
 def start(scenario, size, folder):
     """Fork the ranks of one scenario; return their process ids."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -257,6 +264,7 @@ def start(scenario, size, folder):
         if child == 0:
             try:
                 dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+                wait_for_all(folder / scenario.__name__, rank, size)
                 found = {}
                 scenario(rank, lambda name, result, found=found: found.update({name: result}))
                 (folder / f"{scenario.__name__}-{rank}.json").write_text(json.dumps(found))
