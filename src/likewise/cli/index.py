@@ -443,7 +443,7 @@ def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
     facts = {"index": str(found.path), "rows": rows, "part": found.manifest["part"], "bytes": size}
     if asked not in (None, found.width):
         print_message(
-            f"note: {found.width} numbers a sample, the nearest to {asked} that outputs share evenly."
+            f"note: {found.width} numbers a sample in place of {asked}, the nearest that outputs share evenly."
         )
     print_result(
         form,
