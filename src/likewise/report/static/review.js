@@ -238,26 +238,30 @@ function evidence(state, sample, mine, blind) {
   ].filter(Boolean);
 }
 
+// How many of the nearest neighbors carry the suggested label, and how many its own.
+function countVotes(data, sample) {
+  const { label } = data.columns;
+  const others = neighborsOf(data, sample);
+  const labeled = (name) => others.filter((i) => label.values[i] === data.columns[name].values[sample]).length;
+  return { votes: labeled("suggested_label"), same: labeled("label"), all: others.length };
+}
+
 // Whether another label is suggested that neither half of the nearest neighbors carry, nor the network and more of them than carry its own.
 function isDoubtful(data, sample) {
   const { label, suggested_label: suggested, prediction } = data.columns;
   if (suggested.values[sample] === label.values[sample]) return false;
-  const others = neighborsOf(data, sample);
-  const labeled = (name) => others.filter((i) => label.values[i] === data.columns[name].values[sample]).length;
-  const votes = labeled("suggested_label");
+  const { votes, same, all } = countVotes(data, sample);
   const isSaid = prediction && isClass(data, "prediction") && prediction.values[sample] === suggested.values[sample];
-  return 2 * votes < others.length && !(isSaid && votes > labeled("label"));
+  return 2 * votes < all && !(isSaid && votes > same);
 }
 
 // How the nearest neighbors are labeled, for and against the suggested label.
 function votesText(data, sample) {
   const { label, suggested_label: suggested } = data.columns;
-  const others = neighborsOf(data, sample);
-  const labeled = (name) => others.filter((i) => label.values[i] === data.columns[name].values[sample]).length;
-  const [votes, same] = [labeled("suggested_label"), labeled("label")];
+  const { votes, same, all } = countVotes(data, sample);
   const against = suggested.values[sample] === label.values[sample] ? "" : `, ${same || "none"} ${shown(data, "label", sample)}`;
   const weighed = against && votes <= same ? ` Yet all samples, weighted by similarity, vote for ${shown(data, "suggested_label", sample)}.` : "";
-  return [`${votes} of the ${others.length} most `, term(data, "similarity", "similar"), ` samples are labeled ${shown(data, "suggested_label", sample)}${against}.${weighed} `];
+  return [`${votes} of the ${all} most `, term(data, "similarity", "similar"), ` samples are labeled ${shown(data, "suggested_label", sample)}${against}.${weighed} `];
 }
 
 function actions(review, sample) {
