@@ -70,7 +70,6 @@ from likewise.index import pairs
 from likewise.index.projection import Projector, fit_buckets
 from likewise.index.store import INDEX, IndexFolder, Shard, encode
 from likewise.manifest import read_manifest
-from likewise.runs.settings import Settings
 from likewise.statistics.density import PositiveReducer
 from likewise.statistics.neighbors import NearestReducer
 from likewise.votes import VotesReducer
@@ -121,28 +120,26 @@ def compare(
         place = Path(temporary) if folder is None else folder
         found = _stage(place, "costs", lambda: _plain_costs(model, x, y))
         costs = {name: float(value) for name, value in found.items()}
-        answers = {}
-        for dtype in ("float16", "int8"):
+        answers: dict[str, dict[str, Any]] = {}
+        for dtype in ("float16", "int8"):  # each complete before the next: a run may be cut short
             path = place / f"index-{dtype}"
             built = _stage(place, f"built-{dtype}", lambda p=path, d=dtype: _build(net, x, y, p, d))
             index = lw.Index(path, model=net, verify=False)
             answers[dtype] = _describe_build(index, float(built["seconds"]), costs)
             answers[dtype]["seconds of a query"] = _query_seconds(index, new)
+            _report({**costs, **answers}, place)
+            exact = _stage(place, "exact", lambda: _exact(net, x, y, new))
+            best = exact["exact"].topk(10).indices
+            answers[dtype] |= _compare_sketches(index, new, exact["exact"], best)
             _report(answers, place)
             if dtype in rerank:
                 index.attach((x, y))
-                _stage(place, f"reranked-{dtype}", lambda i=index: _rerank(i, new))
-        exact = _stage(place, "exact", lambda: _exact(net, x, y, new))
-        best = exact["exact"].topk(10).indices
-        for dtype, answer in answers.items():
-            index = lw.Index(place / f"index-{dtype}", model=net, verify=False)
-            answer |= _compare_sketches(index, new, exact["exact"], best)
-            if dtype in rerank:
-                reranked = load_file(place / f"reranked-{dtype}.safetensors")
-                answer |= _compare_reranked(reranked, exact["exact"], best)
-                answer["median percentile of held-out novelty"] = float(
-                    index.novelty(new).percentile.median()
-                )
+                reranked = _stage(place, f"reranked-{dtype}", lambda i=index: _rerank(i, new))
+                answers[dtype] |= _compare_reranked(reranked, exact["exact"], best)
+                _report(answers, place)
+            answers[dtype]["median percentile of held-out novelty"] = float(
+                index.novelty(new).percentile.median()
+            )
             _report(answers, place)
     overlaps = [answers[dtype]["top-10 kept by sketches"] for dtype in ("float16", "int8")]
     return {
@@ -466,6 +463,8 @@ def _by_bergson(model: nn.Module, p: int, width: int) -> Any:
 
 def ask(given: argparse.Namespace) -> dict[str, Any]:
     """Ask an index of random rows from the command line, in a fresh process: imports apart."""
+    from likewise.runs.settings import Settings
+
     with tempfile.TemporaryDirectory() as temporary:
         folder, source = Path(temporary), Path(__file__).parent / "nets.py"
         torch.manual_seed(0)
@@ -806,6 +805,7 @@ if __name__ == "__main__":
         "--compared", type=int, default=128, help="coverage: samples that are compared exactly"
     )
     arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--float32", action="store_true", help="on a GPU: no TF32 in convolutions")
     arguments.add_argument("--dtype", default="float16")
     arguments.add_argument("--rows", type=int, nargs="+", default=[10_000, 50_000, 1_000_000])
     arguments.add_argument("--threads", type=int, default=1)
@@ -815,4 +815,6 @@ if __name__ == "__main__":
     given = arguments.parse_args()
     if given.what != "query" and given.device == "cpu":
         torch.set_num_threads(1)
+    if given.float32:
+        torch.backends.cudnn.allow_tf32 = False
     print(json.dumps(COMMANDS[given.what](given), indent=1))
