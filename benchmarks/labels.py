@@ -1,25 +1,33 @@
 """Who finds wrong labels? likewise beside what people use, on the same trained network.
 
     python benchmarks/labels.py --data DIR           results are added to benchmarks/results/labels.jsonl
+    python benchmarks/labels.py --own --data DIR     likewise's own rankings alone, to labels_own.jsonl
+    python benchmarks/labels.py --pack --data DIR    images into one file, out/label-images.npz, for --images
     python benchmarks/uses.py                        the tables of docs/uses.md, from the results
 
 MNIST and Fashion-MNIST (5,000 images, a convolutional net of 290,000 parameters), CIFAR-10 (10,000 images,
 ResNet-9 of 1.6 million); a share of the labels made wrong, uniformly, into the next class, or by how hard
 an image is; networks stopped early and after they have memorized nearly all labels. Cross-validation
 trains five more networks, with the early schedule, its better one; its ranking and flags are cleanlab's.
+`--own` leaves all peers out and adds what one network can do more: four reheated copies where it has memorized
+its labels (as `label_suspicion(gram, reheat="auto")`), and the margins of its own training.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from images import data_folder, images
-from records import Clock, measured, options, ranked
+from records import FOLDER, Clock, measured, options, ranked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
 from likewise.gram.sketches import Sketch, sketch_rows
+from likewise.statistics.label_issues import ROUNDS, LabelSuspicion, combined_suspicion, opinion_after
+from likewise.votes import class_votes
 from nets import conv6, evaluated, margin, resnet9, spoiled, trained
 
 SKETCH = 1024
@@ -40,10 +48,35 @@ def settings(seeds: list[int]) -> list[dict[str, Any]]:
     ]
 
 
+def read(name: str, given: Any) -> tuple[Tensor, Tensor]:
+    """Return images and true labels, on the device."""
+    if given.images is None:
+        x, y = images(name, given.data, first=FIRST, count=COUNT[name])
+    else:
+        with np.load(given.images) as file:
+            pixels, y = torch.tensor(file[f"{name} x"]), torch.tensor(file[f"{name} y"])
+            low, high = file[f"{name} range"].tolist()
+        x = pixels.float() / 255 * (high - low) + low
+    return x.to(given.device), y.to(given.device)
+
+
+def pack(given: Any, target: Path = Path("out/label-images.npz")) -> None:
+    """Write all images into one file, as bytes."""
+    arrays = dict[str, np.ndarray]()
+    for name in NETS:
+        x, y = read(name, given)
+        low, high = float(x.amin()), float(x.amax())  # images are scaled linearly: bytes again
+        arrays[f"{name} x"] = ((x - low) / (high - low) * 255).round().byte().cpu().numpy()
+        arrays[f"{name} y"], arrays[f"{name} range"] = y.cpu().numpy(), np.array([low, high])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
+    print(f"{target}: {target.stat().st_size:,} bytes")
+
+
 def noisy(setting: dict[str, Any], given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, true labels and labels of which a share is wrong."""
     name, seed = setting["data"], setting["seed"]
-    x, y = (part.to(given.device) for part in images(name, given.data, first=FIRST, count=COUNT[name]))
+    x, y = read(name, given)
     chances = None
     if setting["noise"] == "instance":
         torch.manual_seed(500 + seed)
@@ -128,6 +161,44 @@ def judged(setting: dict[str, Any], stage: str, shared: dict[str, Any]) -> dict[
     }
 
 
+def own_rankings(setting: dict[str, Any], stage: str, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return what likewise makes of one network, of reheated copies and of its training's margins."""
+    x, y, labels, clock = (shared[name] for name in ("x", "y", "labels", "clock"))
+    wrong, epochs = (labels != y).cpu(), EPOCHS[setting["data"]][stage == "memorized"]
+    fit = clock(f"train {stage}", lambda: made(setting["data"], x, labels, epochs, setting["seed"]))
+    outputs, given = evaluated(fit.model, x), labels.cpu()
+    gram = lw.GramMatrix(fit.model, (x, labels), max_memory=MEMORY)
+    votes = clock("votes", lambda: class_votes(gram, given, sketch=SKETCH).cpu())
+    hot = clock("reheat", lambda: lw.reheat(fit.model, (x, labels), votes=votes, rounds=ROUNDS))
+    after = None
+    if not hot.skipped:
+        after = clock("votes of copies", lambda: opinion_after(gram, hot, sketch=SKETCH))
+    chances, margins = outputs.softmax(1).cpu(), fit.margins.cpu()
+    found: dict[str, LabelSuspicion] = {
+        "likewise": combined_suspicion(votes, given, chances),
+        "with record": combined_suspicion(votes, given, chances, margins),
+        "reheated": combined_suspicion(votes, given, chances, after=after),
+        "reheated with record": combined_suspicion(votes, given, chances, margins, after),
+    }
+    scores = {name: one.suspicion for name, one in found.items()}
+    told = found["reheated"]
+    return {
+        "scores": ranked({**scores, "margin over training": -margins}, wrong),
+        "learned": float((outputs.argmax(1) == labels)[wrong.to(x.device)].float().mean()),
+        "reheated": {
+            "skipped": hot.skipped,
+            "rate": hot.learning_rate,
+            "target": hot.target,
+            "after": hot.accuracy_after,
+            "epochs": hot.epochs,
+        },
+        "flags": flags(told.flagged.cpu(), wrong),
+        "expected precision": list(told.precision),
+        "errors": [float(wrong.sum()), *told.errors],
+        "distinct": told.distinct,
+    }
+
+
 def flags(flagged: Tensor, wrong: Tensor) -> list[float]:
     """Return how many are flagged, how many of these are wrong, and how many of the wrong are flagged."""
     hits = float((flagged & wrong).sum())
@@ -148,6 +219,10 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     clock = Clock()
     x, y, labels = noisy(setting, given)
     early = EPOCHS[setting["data"]][0]
+    if given.own:
+        shared = {"x": x, "y": y, "labels": labels, "clock": clock}
+        stages = {stage: own_rankings(setting, stage, shared) for stage in given.stages}
+        return {**stages, "seconds": clock.seconds}
     validated = clock(
         "cross-validation", lambda: cross_validated(setting["data"], x, labels, early, setting["seed"])
     )
@@ -160,7 +235,16 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
 def main() -> None:
     arguments = options(__doc__, "labels")
     data_folder(arguments)
+    arguments.add_argument("--images", type=Path, help="file that --pack wrote, instead of --data")
+    arguments.add_argument("--pack", action="store_true", help="write that file, and end")
+    arguments.add_argument("--own", action="store_true", help="likewise's own rankings, without peers")
+    arguments.add_argument("--stages", nargs="+", default=["early", "memorized"], help="of --own")
     given = arguments.parse_args()
+    if given.pack:
+        pack(given)
+        return
+    if given.own and given.out == arguments.get_default("out"):
+        given.out = FOLDER / "labels_own.jsonl"
     measured(settings(given.seeds), measure, given)
 
 
