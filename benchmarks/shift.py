@@ -327,7 +327,7 @@ class FeatureScores:
     def __init__(self, model: nn.Sequential, data: Data) -> None:
         self._body, last, y = model[:-1], model[-1], data.labels
         here = evaluated(self._body, data.x).double()
-        means = torch.stack([here[y == c].mean(0) for c in range(8)])
+        means = torch.stack([here[y == c].mean(0) for c in range(last.out_features)])
         within = here - means[y]
         self._precision = torch.linalg.pinv(within.T @ within / len(here), hermitian=True, rtol=1e-6)
         self._weight, self._bias = last.weight.detach().double(), last.bias.detach().double()
@@ -345,7 +345,7 @@ class FeatureScores:
         similarity = F.normalize(there, dim=1) @ self._here.T
         if training:
             similarity[torch.arange(len(x)), torch.arange(len(x))] = -2
-        top = similarity.topk(FEATURE_VOTERS, dim=1)
+        top = similarity.topk(min(FEATURE_VOTERS, similarity.shape[1]), dim=1)
         voters = self._labels[top.indices] == outputs.argmax(1)[:, None]
         gaps = there[:, None] - self._means
         virtual = self._alpha * ((there - self._origin) @ self._rest).norm(dim=1)
