@@ -136,6 +136,59 @@ def test_a_table_and_a_column_are_x_and_y():
         assert torch.equal(data.labels(), Y)
 
 
+def test_columns_of_a_table_are_matched_by_name():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X.numpy(), columns=list("abc"))
+    known, swapped = lw.batches((table, Y)), lw.batches(table[["c", "a", "b"]].assign(d=1.0))
+    assert known.columns == ("a", "b", "c") and lw.batches(X).columns is None
+    assert lw.batches(pandas.DataFrame(X.numpy())).columns is None  # numbers are places
+    assert torch.equal(swapped.match_columns(known.columns).samples(range(10)).inputs, X)
+    assert lw.batches(X).match_columns(known.columns).samples(range(10)).inputs.equal(X)
+    assert torch.equal(lw.batches(X, columns=["c", "a", "b"]).match_columns("abc")[0].inputs, X[:, [1, 2, 0]])
+    with pytest.raises(ValueError, match="this table has no column 'b': it has a, c"):
+        lw.batches(table[["a", "c"]]).match_columns(known.columns)
+    with pytest.raises(ValueError, match="the column 'a' twice"):
+        lw.batches(table[["a", "a", "b", "c"]]).match_columns(known.columns)
+    with pytest.raises(ValueError, match="2 names for 3 columns"):
+        lw.batches(X, columns=["a", "b"])
+
+
+def test_a_gram_matrix_of_two_tables_compares_columns_of_one_name():
+    pandas = pytest.importorskip("pandas")
+    table, net = pandas.DataFrame(X.double().numpy(), columns=list("abc")), torch.nn.Linear(3, 2).double()
+    expected = lw.GramMatrix(net, table, columns=table).dense()
+    assert torch.equal(lw.GramMatrix(net, table, columns=table[["b", "c", "a"]]).dense(), expected)
+    assert torch.equal(lw.similarity(net, table, table[["b", "c", "a"]]), lw.similarity(net, table, table))
+
+
+def test_a_label_of_a_table_is_a_column_and_text_is_named():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X.numpy(), columns=list("abc")).assign(kind=Y.numpy())
+    data = lw.batches(table, labels="kind")
+    assert data.columns == ("a", "b", "c") and torch.equal(data.labels(), Y)
+    with pytest.raises(ValueError, match="no column 'sort', only a, b, c, kind"):
+        lw.batches(table, labels="sort")
+    table["b"] = table["b"].astype(object)
+    assert torch.equal(lw.batches(table, labels="kind").samples(range(10)).inputs, X.double())
+    table.loc[7, "b"] = "none"
+    with pytest.raises(TypeError, match="Column 'b' of the table holds text, 'none' in row 7"):
+        lw.batches(table)
+
+
+def test_labels_that_are_text_are_refused_as_labels():
+    pandas = pytest.importorskip("pandas")
+    table, words = pandas.DataFrame(X.numpy(), columns=list("abc")), [f"kind {y}" for y in Y.tolist()]
+    for labels in (words, np.array(words), pandas.Series(words), pandas.Series(words, dtype="category")):
+        for call in (
+            lambda labels=labels: lw.batches(table, labels=labels),
+            lambda labels=labels: lw.batches((table, labels)),
+            lambda labels=labels: lw.batches((X, labels)),
+            lambda labels=labels: lw.batches(list(X), labels=labels),
+        ):
+            with pytest.raises(TypeError, match=r"labels are text, such as 'kind \d'.*np.unique.*classes"):
+                call()
+
+
 def test_labels_beside_batches_are_refused_and_options_are_keywords(tmp_path):
     data = lw.batches((X, Y))
     with pytest.raises(ValueError, match="give labels when they are made"):

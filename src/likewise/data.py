@@ -6,7 +6,7 @@ what shuffles or augments at random is refused.
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol, overload
@@ -24,7 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from likewise.checks import check_integer, describe, refuse_unreadable, to_tensor
+from likewise.checks import check_integer, check_names, describe, refuse_unreadable, to_tensor
 from likewise.fingerprint import ChecksumCache, Fingerprint, checksums
 from likewise.model_state import preserve_generators
 from likewise.padding import IGNORED, PaddingCollate, RaggedError, pad_columns
@@ -34,6 +34,13 @@ LABEL_NAMES = ("labels", "label")
 
 class Source(Protocol):
     """Where samples are fetched from, by position."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the columns of a table, whose order the model sees; None where there are none."""
+
+    def match_columns(self, names: Sequence[str]) -> "Source":
+        """Return the samples with the columns of their table in the order of these names; itself without names."""
 
     def __len__(self) -> int: ...
     def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
@@ -47,7 +54,11 @@ class Source(Protocol):
 
 
 def opened(
-    dataset: Any, labels: Any, fixed: bool = True, pad_id: int | None = None
+    dataset: Any,
+    labels: Any,
+    fixed: bool = True,
+    pad_id: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> tuple[Source, int | None, int]:
     """Return where samples are fetched from, in what batches if that is given, and how many.
 
@@ -56,6 +67,7 @@ def opened(
         labels: As `batches` takes them.
         fixed: Refuse what shuffles or augments at random.
         pad_id: The token that fills up texts; None: texts of several lengths are refused.
+        columns: Names of the columns of numbers that have none.
 
     """
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
@@ -67,12 +79,17 @@ def opened(
         dropped = getattr(dataset.batch_sampler, "drop_last", dataset.drop_last)
         return source, size, n - n % size if dropped and fixed else n
     collate = getattr(dataset, "collate_batch", default_collate)
-    source = _opened(dataset, labels, collate, fixed, pad_id)
+    source = _opened(dataset, labels, collate, fixed, pad_id, columns)
     return source, None, len(source)
 
 
 def _opened(
-    dataset: Any, labels: Any, collate: Callable[[list[Any]], Any], fixed: bool, pad_id: int | None
+    dataset: Any,
+    labels: Any,
+    collate: Callable[[list[Any]], Any],
+    fixed: bool,
+    pad_id: int | None,
+    columns: Sequence[str] | None = None,
 ) -> Source:
     if dataset is None or isinstance(dataset, str | bytes | PathLike):
         raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
@@ -83,10 +100,15 @@ def _opened(
             f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
             "data twice. Collect it first, for example list(dataset)."
         )
-    columns = pad_columns(dataset, pad_id) if isinstance(dataset, Mapping) else dataset
-    whole = _whole(columns)
+    if isinstance(labels, str) and _has_columns(dataset):
+        dataset, labels = _split_label(dataset, labels)
+    whole = _whole(pad_columns(dataset, pad_id) if isinstance(dataset, Mapping) else dataset)
     if whole is not None:
-        return _Whole(*_apart(whole, labels))
+        return _Whole(*_apart(whole, labels), _column_names(dataset) if columns is None else columns)
+    if columns is not None:
+        raise ValueError(
+            f"columns names those of a table of numbers, found {describe(dataset)}: give a tensor."
+        )
     by_columns = hasattr(dataset, "column_names") and collate is default_collate
     if not by_columns and collate is default_collate:
         collate = PaddingCollate(pad_id)
@@ -97,15 +119,19 @@ def _whole(dataset: Any) -> Any:
     """Return the data set as a tree of tensors if it holds all samples at once, else None."""
     if isinstance(dataset, Tensor | np.ndarray):
         return to_tensor("data", dataset, "give numbers of one shape for every sample")
+    if _has_columns(dataset):
+        return _table_values(dataset)
     if _is_table(dataset):
-        return column("table", np.array(dataset.to_numpy()))
+        return column(str(getattr(dataset, "name", None) or "table"), np.array(dataset.to_numpy()))
     _refuse_list_of_columns(dataset)
     if isinstance(dataset, Mapping):
         return {str(name): column(str(name), values) for name, values in dataset.items()}
     arrays = isinstance(dataset, tuple) and len(dataset) > 0
     if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) or _is_table(v) for v in dataset):
+        refuse_text_labels(dataset[-1])
         return tuple(_whole(v) for v in dataset)
     if arrays and (isinstance(dataset[0], Tensor | np.ndarray | Mapping) or _is_table(dataset[0])):
+        refuse_text_labels(dataset[-1])
         return (_whole(dataset[0]), *(column("labels", v) for v in dataset[1:]))
     return None
 
@@ -115,10 +141,63 @@ def _is_table(values: Any) -> bool:
     return hasattr(values, "to_numpy") and not isinstance(values, type)
 
 
+def _has_columns(values: Any) -> bool:
+    return _is_table(values) and hasattr(values, "columns")
+
+
+def _column_names(dataset: Any) -> list[str] | None:
+    """Return the names of the columns of a table, or of the table in (table, labels); None where they are numbers."""
+    table = dataset[0] if isinstance(dataset, tuple) and dataset else dataset
+    if not _has_columns(table) or not any(isinstance(name, str) for name in table.columns):
+        return None
+    return [str(name) for name in table.columns]
+
+
+def _split_label(table: Any, label: str) -> tuple[Any, Any]:
+    """Return a table without the column of labels, and that column."""
+    names = list(table.columns)
+    if label not in names:
+        raise ValueError(f"There is no column {label!r}, only {', '.join(map(str, names))}.")
+    return table[[name for name in names if name != label]], np.array(table[label])
+
+
+def _table_values(table: Any) -> Tensor:
+    """Return the numbers of a table (n, q), or say which column holds something else."""
+    values = np.array(table.to_numpy())
+    if values.dtype.kind != "O":
+        return column("table", values)
+    parts = []
+    for name, part in zip(table.columns, values.T, strict=True):
+        row = next((i for i, value in enumerate(part) if isinstance(value, str)), None)
+        if row is not None:
+            raise TypeError(
+                f"Column {name!r} of the table holds text, {part[row]!r} in row {row} (from 0): make it numbers, or "
+                f"leave it out, table.drop(columns={name!r}); labels={name!r} if it is the label."
+            )
+        parts.append(column(str(name), np.array(part.tolist())).double())
+    return torch.stack(parts, dim=1)
+
+
+def refuse_text_labels(labels: Any) -> None:
+    """Raise if labels are text: which output of the model is which class, only the user knows."""
+    if isinstance(labels, Tensor):
+        return
+    values = labels.to_numpy() if _is_table(labels) else labels
+    if isinstance(values, np.ndarray):
+        values = values.flat if values.dtype.kind in "OU" else ()
+    first = next((v for v in values if isinstance(v, str)), None) if isinstance(values, Iterable) else None
+    if first is not None:
+        raise TypeError(
+            f"The labels are text, such as {str(first)!r}, and the model's outputs have numbers: give the number of "
+            "each label's output. For classes in alphabetical order: classes, labels = np.unique(labels, "
+            "return_inverse=True), then labels=labels, and classes=list(classes) where names are shown."
+        )
+
+
 class _Whole:
     """Samples from tensors that hold all of them."""
 
-    def __init__(self, inputs: Any, labels: Tensor | None) -> None:
+    def __init__(self, inputs: Any, labels: Tensor | None, columns: Sequence[str] | None = None) -> None:
         leaves = tree_leaves(inputs)
         if not leaves:
             raise ValueError(f"The data hold nothing, found {describe(inputs)}: give at least one tensor.")
@@ -135,6 +214,10 @@ class _Whole:
             raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
         if labels is not None and len(labels) != lengths[0]:
             raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: one for each is needed.")
+        is_table = isinstance(inputs, Tensor) and inputs.dim() == 2
+        if columns is not None and is_table and len(columns) != inputs.shape[1]:
+            raise ValueError(f"{len(columns)} names for {inputs.shape[1]} columns: one for each is needed.")
+        self.columns = tuple(columns) if columns is not None and is_table else None
         self._inputs, self._labels, self._n = inputs, labels, lengths[0]
         self._checksums = ChecksumCache()
 
@@ -147,6 +230,21 @@ class _Whole:
             where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
         labels = None if self._labels is None else self._labels[where]
         return tree_map(lambda t: t[where], self._inputs), labels
+
+    def match_columns(self, names: Sequence[str]) -> Source:
+        """Return the samples with these columns, or say which is missing."""
+        here = self.columns
+        if here is None or here == tuple(names):
+            return self
+        missing = [name for name in names if name not in here]
+        twice = [name for name in names if here.count(name) > 1]
+        if missing or twice:
+            problem = f"has no column {missing[0]!r}" if missing else f"has the column {twice[0]!r} twice"
+            raise ValueError(
+                f"Columns are taken by their names, {', '.join(names[:20])}, and this table {problem}: it has "
+                f"{', '.join(here[:20])}. Rename its columns, or give its numbers in the right order, table.to_numpy()."
+            )
+        return _Whole(self._inputs[:, [here.index(name) for name in names]], self._labels, names)
 
     def checksum(self, positions: Sequence[int]) -> str:
         """Return a checksum of every number, and of the positions."""
@@ -226,11 +324,14 @@ class _Items:
         self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
         self._pad_id = pad_id
         given = labels is not None and labels is not False and not isinstance(labels, str)
+        if given:
+            refuse_text_labels(labels)
         self._given = column("labels", labels) if given else None
         self._inside = False if given else labels
         self._n = _length(dataset)
         self._cache: _ItemCache | None = None
         _refuse_empty(self._n)
+        self.columns = None  # those of a Hugging Face data set reach the model by name
         if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
             found = len(self._given) if self._given.dim() else 1
             raise ValueError(f"{found} labels for {self._n} samples: one for each is needed.")
@@ -259,6 +360,11 @@ class _Items:
         inputs, labels = _apart(batch, self._inside)
         _refuse_unreadable(positions, inputs, labels)
         return inputs, labels if self._given is None else self._given[positions]
+
+    def match_columns(self, names: Sequence[str]) -> Source:
+        """Return itself: items are no rows of a table."""
+        del names
+        return self
 
     def checksum(self, positions: Sequence[int]) -> str:
         """Return a checksum of sixteen samples, from the first to the last, and of the positions."""
@@ -423,6 +529,7 @@ def _refuse_unreadable(positions: list[int], inputs: Any, labels: Any) -> None:
 def _apart(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
     """Return inputs and labels of a batch or of a whole data set."""
     if labels is not None and labels is not False and not isinstance(labels, str):
+        refuse_text_labels(labels)
         return _bare(batch), column("labels", labels)
     if labels is False:
         return _bare(batch), None
@@ -604,6 +711,25 @@ class Batches(Sequence[Samples]):
         return Batches(self._source, [self._positions[i] for i in places], self.size, self.given)
 
     @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the columns, where the samples are rows of a table of numbers that has names."""
+        return self._source.columns
+
+    def match_columns(self, names: Sequence[str] | None) -> "Batches":
+        """Return the same samples with the columns of their table in the order of these names.
+
+        Columns of other names are left out. Samples are returned as they are where either side has no names.
+
+        Raises:
+            ValueError: A name is missing, or there twice.
+
+        """
+        source = self._source if names is None else self._source.match_columns(names)
+        if source is self._source:
+            return self
+        return Batches(source, self._positions, self.size, self.given)
+
+    @property
     def ids(self) -> Tensor:
         """The positions of all samples in the data set, (n,); nothing is read."""
         return torch.tensor(self._positions, dtype=torch.int64)
@@ -656,6 +782,7 @@ def batches(
     labels: Any = None,
     limit: int | None = None,
     pad_id: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Batches:
     """Return the data set as batches in a fixed order.
 
@@ -664,10 +791,12 @@ def batches(
             un-shuffled DataLoader, with its collate function; a Hugging Face dataset. Items that are pairs are
             (input, label), dicts keep their label under "labels" or "label".
         size: Samples of a batch; the loader's, or what fits into memory, if None.
-        labels: Given apart, or the name of a column, or False where all that an item holds is input.
+        labels: Numbers given apart, or the name of a column, or False where all that an item holds is input.
         limit: Use the first so many samples only.
         pad_id: The token that fills up input_ids of several lengths, such as tokenizer.pad_token_id; they are padded
             on the right, with 0 in the attention mask and −100 in the labels.
+        columns: Names of the columns of a tensor or array (n, q), as tables have them: tables that are compared with
+            these samples are then read by name.
 
     Returns:
         Batches: a sequence of Samples.
@@ -682,12 +811,13 @@ def batches(
     if isinstance(dataset, Batches):
         own_size = dataset.size if dataset.given else None
         source, positions = dataset._source, dataset._positions
-        for name, given in (("labels", labels), ("pad_id", pad_id)):
+        for name, given in (("labels", labels), ("pad_id", pad_id), ("columns", columns)):
             if given is not None:
                 raise ValueError(f"These are batches already: give {name} when they are made.")
     else:
         pad_id = None if pad_id is None else check_integer("pad_id", pad_id, 0)
-        source, own_size, count = opened(dataset, labels, pad_id=pad_id)
+        names = None if columns is None else check_names("columns", columns)
+        source, own_size, count = opened(dataset, labels, pad_id=pad_id, columns=names)
         positions = range(count)
     size = own_size if size is None else size
     size = None if size is None else check_integer("size", size, 1)

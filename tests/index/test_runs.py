@@ -1,5 +1,6 @@
 """A run keeps its sketches as an index."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +27,27 @@ def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
     before = files_of(index.path)
     lw.analyze(model, (x, y), out=tmp_path / "run", sketch=128, classes=["a", "b", "c"])
     assert files_of(index.path) == before
+
+
+def test_new_tables_are_read_by_the_names_of_columns(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(60, 4), torch.arange(60) % 3
+    table, turned = pandas.DataFrame(x.numpy(), columns=list("abcd")), ["d", "b", "a", "c"]
+    lw.analyze(model, (table, y), out=tmp_path / "run", sketch=64)
+    lw.build_index(model, lw.batches(x, labels=y, columns=list("abcd")), tmp_path / "index")
+    for path in (tmp_path / "run" / "index", tmp_path / "index"):
+        index = lw.Index(path, model=model, data=(table[turned], y))
+        assert index.columns == list("abcd")
+        assert index.nearest(table[turned][:5], k=1).indices.flatten().tolist() == [0, 1, 2, 3, 4]
+        assert index.nearest(x[:5], k=1, exact=True).indices.flatten().tolist() == [0, 1, 2, 3, 4]
+        with pytest.raises(ValueError, match="no column 'c'"):
+            index.explain(table.rename(columns={"c": "e"}))
+        index.add(table[turned][:3], labels=y[:3])
+        assert torch.allclose(index.sketches([60, 61, 62]), index.sketches([0, 1, 2]), atol=1e-2)
+    other = lw.build_index(model, (table[turned], y), tmp_path / "other", width=index.width)
+    with pytest.raises(ValueError, match="from the columns d, b, a, c"):
+        index.merge(other)
 
 
 def test_a_run_keeps_no_index_if_told_not_to(tmp_path):

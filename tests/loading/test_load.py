@@ -528,6 +528,27 @@ def test_missing_values_are_named(folder, frame, suffix):
         data(save(frame, folder / f"t{suffix}"))
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_a_word_among_numbers_is_named_and_columns_of_text_are_noted(folder, frame, suffix):
+    path = folder / f"t{suffix}"
+
+    def write_frame():
+        return save(frame, path) if suffix != ".jsonl" else frame.to_json(path, orient="records", lines=True)
+
+    write_frame()
+    assert data(str(path)).notes == (
+        f"the columns name, kind of {path} hold text and are no inputs: --columns names the inputs, --show-columns "
+        "what is only shown.",
+    )
+    assert data(str(path), label="kind", show_columns=["name"]).notes == ()
+    assert data(str(path), columns=["size"]).notes == ()
+    frame["weight"] = ["0.5", "unknown", "2.5", "3.5"]
+    write_frame()
+    with pytest.raises(ValueError, match=r"'weight' of .* but for 1 of 4 cells: 'unknown' in row 1"):
+        data(str(path))
+    assert data(str(path), columns=["size", "price"]).columns == ("size", "price")
+
+
 def test_labels_that_are_no_labels_are_said(folder):
     frame = pandas.DataFrame({"x": [1.0, 2.0], "y": [[1], [2]]})
     with pytest.raises(TypeError, match="'y' are of the types"):

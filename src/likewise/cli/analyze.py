@@ -14,6 +14,7 @@ from likewise.cli.options import (
     Request,
     memory_limit,
     open_inputs,
+    read_batches,
     read_part,
     takes_settings,
 )
@@ -168,7 +169,7 @@ def _run_part(settings: Settings, folder: Path, wait: float, part: tuple[int, in
 @contextmanager
 def _opened(
     settings: Settings, folder: Path, wait: float
-) -> Iterator[tuple[tuple[Any, Any, Any], dict[str, Any]]]:
+) -> Iterator[tuple[tuple[Any, Any], dict[str, Any]]]:
     """Open what settings name, join the processes that were started, and yield what `analyze` takes."""
     from likewise import loading
 
@@ -197,7 +198,7 @@ def _opened(
         "wait": wait,
     }
     with joined_processes(own.device):
-        yield (net, read.dataset, read.labels), options
+        yield (net, read_batches(read)), options
 
 
 def _rule(text: str) -> "Callable[[Analysis], None]":

@@ -16,6 +16,7 @@ from likewise.cli.options import (
     Request,
     load_network,
     open_inputs,
+    read_batches,
     read_part,
     takes_settings,
     tokenization,
@@ -97,11 +98,10 @@ def index(
     with joined_processes(own.device):
         found = build_index(
             net,
-            read.dataset,
+            read_batches(read),
             out,
             width=width,
             dtype=dtype,
-            labels=read.labels,
             classes=settings.classes or read.classes,
             names=read.names,
             show=show,  # type: ignore[arg-type]
@@ -220,7 +220,6 @@ def select(
     Example: `likewise select index --target targets.jsonl --share 0.05 --out chosen.jsonl`
     """
     be_quiet(quiet)
-    from likewise.data import batches
     from likewise.files import refuse_existing
     from likewise.index import score_targets
     from likewise.index import select as select_rows
@@ -233,7 +232,7 @@ def select(
     found, settings = several[0]
     indexes = [index for index, _ in several]
     read = _read_new(found, settings, target)
-    targets = batches(read.dataset, labels=read.labels)
+    targets = read_batches(read)
     chosen = select_rows(
         indexes,
         targets,
@@ -265,11 +264,10 @@ def select(
 
 def _select_by_states(index: "Index", settings: Settings, targets: Any, count: int, by: Any) -> Any:
     """Return the rows that hidden states choose, from the data set that the index was built from."""
-    from likewise.data import batches
     from likewise.index import select_by_states
 
     net, read = open_inputs(settings)
-    pool = batches(read.dataset, labels=read.labels)
+    pool = read_batches(read)
     index.attach(pool)
     places = index.rows.tolist()
     chosen = select_by_states(net, pool.take(places), targets, count=count, by=by)
@@ -335,14 +333,13 @@ def open_index(
         settings = Settings(**{"data": "", **changes})
     if exact:
         net, read = open_inputs(settings)
-        from likewise.data import batches
         from likewise.index.store import refuse_other_classes
 
         found = Index(folder, model=net)
         classes = settings.classes or read.classes or ()
         if sorted(classes) == sorted(found.classes or ()):  # else the data differ in more than their order
             refuse_other_classes(f"The index in {folder}", found.classes, classes)
-        found.attach(batches(read.dataset, labels=read.labels))
+        found.attach(read_batches(read))
         return found, settings
     return Index(folder, model=load_network(settings)), settings
 
@@ -369,13 +366,12 @@ def _folder_of_index(folder: Path) -> Path:
 def _answer(
     index: "Index", settings: Settings, words: list[str], k: int, exact: bool, approximate: bool
 ) -> "list[Answer]":
-    from likewise.data import batches
     from likewise.index.page import Answer
     from likewise.thumbnails import picture
 
     read = _read_new(index, settings, words)
     asked = True if approximate else None
-    told = index.explain(batches(read.dataset, labels=read.labels), k, exact, approximate=asked)
+    told = index.explain(read_batches(read), k, exact, approximate=asked)
     called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
     seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
     return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]

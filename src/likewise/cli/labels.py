@@ -13,6 +13,7 @@ from likewise.cli.options import (
     memory_limit,
     open_data,
     open_inputs,
+    read_batches,
     takes_settings,
 )
 from likewise.cli.output import Format, be_quiet, print_message, print_result, table
@@ -56,16 +57,13 @@ def crossval(
     """
     be_quiet(quiet)
     from likewise import loading
-    from likewise.data import batches
     from likewise.runs.crossval import write_labels
     from likewise.statistics.crossval import crossval as cross_validate
     from likewise.statistics.label_issues import label_suspicion
 
     settings = request.settings
     train, read = loading.import_object(settings.model), open_data(settings)
-    data, _ = batches(read.dataset, labels=read.labels).with_cache(
-        memory_limit(settings) // 4
-    )  # decoded once
+    data, _ = read_batches(read).with_cache(memory_limit(settings) // 4)  # decoded once
     found = cross_validate(
         train,  # type: ignore[arg-type]
         data,
@@ -112,7 +110,6 @@ def duplicates(
     By the network, which hardly tells them apart, and beside it by pixels, words or numbers.
     """
     be_quiet(quiet)
-    from likewise.data import batches
     from likewise.files import refuse_existing
     from likewise.gram import GramMatrix
     from likewise.runs.duplicates import write_duplicates
@@ -122,8 +119,8 @@ def duplicates(
     refuse_existing(out, force, settings.data, *([] if against is None else [against]))
     net, read = open_inputs(settings)
     other = None if against is None else open_data(settings.model_copy(update={"data": against}))
-    rows = batches(read.dataset, labels=read.labels)
-    columns = None if other is None else batches(other.dataset, labels=other.labels)
+    rows = read_batches(read)
+    columns = None if other is None else read_batches(other)
     sketch = settings.sketch
     if sketch == "auto":
         sketch = SKETCH if rows.n * (rows.n if columns is None else columns.n) > MANY_PAIRS else "never"

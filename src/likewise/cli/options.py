@@ -19,6 +19,8 @@ from likewise.cli.output import Format, print_message
 from likewise.runs.settings import Settings, describe_errors, read_settings
 
 if TYPE_CHECKING:
+    from likewise.data import Batches
+    from likewise.loading import Read
     from likewise.loading.pretrained import PretrainedFolder
     from likewise.loading.texts import Tokenization
 
@@ -189,6 +191,13 @@ def _read_by(model: Any, settings: Settings) -> Any:
     return Network(model, _load_readout(settings.readout), parameters=parameters)
 
 
+def read_batches(read: "Read") -> "Batches":
+    """Return data that were read as batches; those of a table know the names of its columns."""
+    from likewise.data import batches
+
+    return batches(read.dataset, labels=read.labels, columns=read.columns)
+
+
 def memory_limit(settings: Settings) -> int:
     """Return the bytes for gradients and pairs: those that were given, else half of what the device has free."""
     if settings.max_memory is not None:
@@ -304,11 +313,10 @@ def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
     """Call the model with one sample, and say what was tried if it fails."""
     from torch.utils._pytree import tree_leaves
 
-    from likewise.data import batches
     from likewise.engines.memory import is_out_of_memory
     from likewise.loading.paths import listed
 
-    first = batches(read.dataset, labels=read.labels).samples(range(1))
+    first = read_batches(read).samples(range(1))
     try:
         with net.evaluation_mode():
             if net.automatic is None:

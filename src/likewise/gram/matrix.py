@@ -100,7 +100,7 @@ class GramMatrix:
         self.net = net if isinstance(net, Network) else Network(net)
         self.data = batches(data)
         same = columns is None or columns is data
-        self.columns = self.data if same else _column_batches(columns)
+        self.columns = self.data if same else _column_batches(columns, self.data)
         self.kernel = _check_kernel(kernel)
         self.centered = check_flag("centered", centered)
         if max_memory is None:
@@ -197,7 +197,7 @@ class GramMatrix:
     def with_columns(self, columns: Any) -> "GramMatrix":
         """Return the same rows against other samples, with the same engine and reference for centering."""
         other = copy.copy(self)
-        other.columns = _column_batches(columns)
+        other.columns = _column_batches(columns, self.data)
         return other
 
     def of_columns(self) -> "GramMatrix":
@@ -834,9 +834,10 @@ def _check_kernel(kernel: Any) -> Kernel:
     return cast(Kernel, check_type("kernel", kernel, Kernel, "a Kernel such as likewise.CORRELATION"))
 
 
-def _column_batches(columns: Any) -> Batches:
+def _column_batches(columns: Any, data: Batches) -> Batches:
+    """Return the columns as batches; those of tables are read by the names that the rows have."""
     try:
-        return batches(columns)
+        return batches(columns).match_columns(data.columns)
     except (TypeError, ValueError) as error:
         error.add_note("This is about the columns.")
         raise

@@ -195,6 +195,7 @@ def _new_state(projector: Projector, data: Batches, dtype: str, shard_rows: int)
         **describe_network(projector.gram.net),
         "projection": projector.facts(first),
         "inputs": describe_inputs(first),
+        "columns": None if data.columns is None else list(data.columns),
         "dtype": dtype,
         "shard_rows": shard_rows,
         "data": [describe_data(data)],

@@ -102,6 +102,7 @@ def append_index(folder: IndexFolder, other: IndexFolder) -> None:
     refuse_other_classes(
         f"{folder.path}, merged with {other.path},", folder.state["classes"], other.state["classes"]
     )
+    _refuse_other_columns(folder, other)
     rows, sources = folder.rows, len(folder.state["data"])
     removed = [part.read_tensors("removed").get("rows") for part in (folder, other)]
     for shard in other.shards:
@@ -128,6 +129,16 @@ def refuse_mismatch(one: IndexFolder, other: IndexFolder, names: Sequence[str], 
                 f"{other.path} is a{'n' if what == 'index' else ''} {what} of another {word} than {one.path}"
                 f"{tell_difference(there, here)}: they cannot be merged."
             )
+
+
+def _refuse_other_columns(one: IndexFolder, other: IndexFolder) -> None:
+    """Raise if two indexes of tables have their columns in another order, or others."""
+    there, here = one.state.get("columns"), other.state.get("columns")
+    if there is not None and here is not None and there != here:
+        raise ValueError(
+            f"{other.path} was built from the columns {', '.join(here)}, and {one.path} from {', '.join(there)}: the "
+            "model sees them in that order. Build it again from a table with the same columns in the same order."
+        )
 
 
 def _refuse_gaps(folders: Sequence[IndexFolder]) -> None:

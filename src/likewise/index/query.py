@@ -180,6 +180,11 @@ class Index:
         return self.manifest["classes"]
 
     @property
+    def columns(self) -> list[str] | None:
+        """The names of the columns of the table that the index was built from: new tables are read by name."""
+        return self.manifest.get("columns")
+
+    @property
     def rows(self) -> Tensor:
         """The numbers of the rows that are not removed, (m,)."""
         return self._columns.ids
@@ -516,7 +521,7 @@ class Index:
 
         """
         _ = self.network
-        more = batches(data, labels=labels)
+        more = batches(data, labels=labels).match_columns(self.columns)
         refuse_other_inputs(self.manifest["inputs"], more.samples(range(1)))
         has_labels = more.samples(range(1)).labels is not None and not reads_text(self.network.readout)
         if has_labels == (self.labels is None):
@@ -579,7 +584,7 @@ class Index:
             raise ValueError(
                 f"The index is of {len(sources)} data sets: give a list of them, found {len(given)}."
             )
-        opened = [batches(one) for one in given]
+        opened = [batches(one).match_columns(self.columns) for one in given]
         for number, (one, source) in enumerate(zip(opened, sources, strict=True)):
             found = describe_data(one)
             if found != source:
@@ -663,7 +668,7 @@ class Index:
     def _read(self, x: Any) -> Batches:
         """Return new inputs, if they are of the kind that the index is of."""
         _ = self.network
-        new = batches(x)
+        new = batches(x).match_columns(self.columns)
         refuse_other_inputs(self.manifest["inputs"], new.samples(range(1)))
         return new
 

@@ -71,6 +71,8 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     inputs = rows.drop(columns=[] if options.label is None else [options.label])
     dataset, shown = _inputs(inputs, options, name)
     notes = dataset.notes if isinstance(dataset, Texts) else ()
+    if isinstance(dataset, Tensor) and options.columns is None:
+        notes = _left_out(inputs, shown, options, name)
     values = None if labels is None else labels.values[: options.limit]
     classes = None if labels is None else labels.classes
     columns = tuple(shown) if isinstance(dataset, Tensor) else None
@@ -232,9 +234,10 @@ def _texts(frame: "DataFrame", column: str, name: str) -> list[str]:
 
 
 def _numbers(frame: "DataFrame", asked: list[str] | None, name: str) -> tuple[Tensor, list[str]]:
-    is_numeric = library("pandas", "pandas").api.types.is_numeric_dtype
-    numeric = {column for column, dtype in frame.dtypes.items() if is_numeric(dtype)}
+    numeric = _numeric(frame)
     columns = [column for column in frame.columns if column in numeric] if asked is None else asked
+    if asked is None:
+        _refuse_dirty(frame, numeric, name)
     if not columns:
         raise ValueError(
             f"No columns of numbers in {name}, only {listed(frame.columns)}: name them by columns, or give "
@@ -255,3 +258,42 @@ def _numbers(frame: "DataFrame", asked: list[str] | None, name: str) -> tuple[Te
             f"without the header), as {len(bad)} cells do in all: fill them in, or leave out rows or columns."
         )
     return torch.from_numpy(np.ascontiguousarray(values)), columns
+
+
+def _numeric(frame: "DataFrame") -> set[str]:
+    """Return the columns that hold numbers."""
+    is_numeric = library("pandas", "pandas").api.types.is_numeric_dtype
+    return {column for column, dtype in frame.dtypes.items() if is_numeric(dtype)}
+
+
+def _refuse_dirty(frame: "DataFrame", numeric: set[str], name: str) -> None:
+    """Raise if a column holds text in a few rows and numbers in most: it would be no input, and nobody would know."""
+    to_numeric = library("pandas", "pandas").to_numeric
+    for column in frame.columns:
+        if column in numeric:
+            continue
+        cells = frame[column]
+        words = np.flatnonzero((to_numeric(cells, errors="coerce").isna() & cells.notna()).to_numpy())
+        known = int(cells.notna().sum())
+        if 0 < len(words) <= (known - 1) / 2:
+            shown = ", ".join(f"{cells.iloc[row]!r} in row {row}" for row in words[:3])
+            more = f" and {len(words) - 3:,} more" if len(words) > 3 else ""
+            raise ValueError(
+                f"Column {column!r} of {name} holds numbers but for {len(words):,} of {known:,} cells: {shown}{more} "
+                "(rows from 0, without the header). Mend these cells, or say by columns which are inputs."
+            )
+
+
+def _left_out(frame: "DataFrame", inputs: list[str], options: Options, name: str) -> tuple[str, ...]:
+    """Return a note on the columns that are no inputs since they hold no numbers; none on those that are shown."""
+    known = {*inputs, *(options.show_columns or ())}
+    others = [column for column in frame.columns if column not in known]
+    if not others:
+        return ()
+    told = "is no input" if len(others) == 1 else "are no inputs"
+    which = (
+        f"the column {others[0]} of {name} holds"
+        if len(others) == 1
+        else f"the columns {listed(others)} of {name} hold"
+    )
+    return (f"{which} text and {told}: --columns names the inputs, --show-columns what is only shown.",)
