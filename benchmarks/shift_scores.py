@@ -92,33 +92,43 @@ class Network:
         return novel_share(Ingredients(*found), Ingredients(*(part[rows] for part in found))).numpy()
 
     def calibrated_by(
-        self, parameters: str, unseen: float | None, *, hedged: bool = False, edge: float | None = None
+        self,
+        parameters: str,
+        unseen: float | None,
+        *,
+        weight: float = 1.0,
+        tempered: bool = False,
+        edge: float | None = None,
     ) -> Array:
         """Return log-odds of being right from the ingredients of `lw.reliability`.
 
         Args:
             parameters: Which gradients.
             unseen: Below this quantile of held-out closeness, no more than the log-odds by confidence alone.
-            hedged: The mean of both log-odds, as `lw.calibrate` does.
+            weight: Of these log-odds, the rest by confidence alone.
+            tempered: Take the confidence at the best temperature.
             edge: Both, weighted by the share of held-out predictions that are no closer, up to this share.
 
         """
-        closeness, confidence = 1 - self.novelty(parameters), log_odds(self.confidence())
+        closeness = 1 - self.novelty(parameters)
+        confidence = log_odds(self.confidence(self.temperature if tempered else 1))
         agreement, shift = (
             log_odds(self[f"agreement {parameters}"]),
             np.log(self[f"shift {parameters}"] + 1e-3),
         )
-        found = self.calibrated(closeness, agreement, shift, confidence)
+        found, alone = (
+            self.calibrated(closeness, agreement, shift, confidence),
+            self.calibrated(confidence),
+        )
         if edge is not None:
             inside = np.searchsorted(np.sort(closeness[self.rows("held")]), closeness, side="right")
-            weight = (inside / len(self.rows("held")) / edge).clip(max=1)
-            return weight * found + (1 - weight) * self.calibrated(confidence)
-        if hedged:
-            found = (found + self.calibrated(confidence)) / 2
+            share = (inside / len(self.rows("held")) / edge).clip(max=1)
+            return share * found + (1 - share) * alone
+        found = weight * found + (1 - weight) * alone
         if unseen is None:
             return found
         far = closeness < np.quantile(closeness[self.rows("held")], unseen)
-        return np.where(far, np.minimum(found, self.calibrated(confidence)), found)
+        return np.where(far, np.minimum(found, alone), found)
 
 
 def log_odds(share: Array) -> Array:
@@ -145,12 +155,11 @@ NOVELTY: dict[str, Callable[[Network], Array]] = {
     "Mahalanobis": lambda net: net["Mahalanobis"],
 }
 TRUST: dict[str, Callable[[Network], Array]] = {
-    "likewise": lambda net: net.calibrated_by("all", 0.01, hedged=True),
+    "likewise": lambda net: net.calibrated_by("all", 0.01, weight=0.4, tempered=True),
+    "half, no temperature": lambda net: net.calibrated_by("all", 0.01, weight=0.5),
     "weighted by closeness": lambda net: net.calibrated_by("all", None, edge=0.3),
-    "not hedged": lambda net: net.calibrated_by("all", 0.01),
-    "never cautious": lambda net: net.calibrated_by("all", None),
-    "last three layers": lambda net: net.calibrated_by("last 3", 0.01),
-    "last three, cautious below the median": lambda net: net.calibrated_by("last 3", 0.5),
+    "neighbors alone": lambda net: net.calibrated_by("all", 0.01),
+    "last three layers": lambda net: net.calibrated_by("last 3", 0.01, weight=0.4, tempered=True),
     "largest probability": lambda net: net.confidence(),
     "temperature": lambda net: net.confidence(net.temperature),
     "neighbors in features": lambda net: net["feature agreement"] + 1e-3 * net.confidence(),

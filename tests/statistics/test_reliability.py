@@ -371,7 +371,7 @@ def test_far_predictions_get_the_more_cautious_chance():
     assert "600 held-out predictions, closeness 0.0" in repr(calibration)
 
 
-def test_log_odds_are_the_mean_of_two_and_no_more_than_by_confidence_beyond_what_was_seen():
+def test_log_odds_are_a_mean_of_two_and_no_more_than_by_confidence_beyond_what_was_seen():
     from sklearn.linear_model import LogisticRegression
 
     chance = torch.Generator().manual_seed(0)
@@ -394,12 +394,69 @@ def test_log_odds_are_the_mean_of_two_and_no_more_than_by_confidence_beyond_what
             standard = ((columns(given) - mean) / spread)[:, used].numpy()
             fitted[name, asked] = torch.tensor(regression.decision_function(standard))
     inside = calibration.applies(held)
-    hedged = (fitted["all", "held"] + fitted["confidence", "held"]) / 2
+    hedged = 0.4 * fitted["all", "held"] + 0.6 * fitted["confidence", "held"]
     expected = torch.where(inside, hedged, torch.minimum(hedged, fitted["confidence", "held"])).sigmoid()
     torch.testing.assert_close(calibration(held), expected, rtol=1e-6, atol=1e-8)
     with pytest.warns(lw.CalibrationWarning):
         found = calibration(far)
-    hedged = (fitted["all", "far"] + fitted["confidence", "far"]) / 2
+    hedged = 0.4 * fitted["all", "far"] + 0.6 * fitted["confidence", "far"]
     expected = torch.minimum(hedged, fitted["confidence", "far"]).sigmoid()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
     assert not calibration.applies(far).any()
+
+
+def test_confidence_is_taken_at_the_temperature_at_which_held_out_labels_are_most_likely(digits):
+    x, y, model = digits
+    sharp = nn.Sequential(*model[:-1], model[-1], Sharpened(3.0))
+    held, asked = slice(400, 1000), slice(1000, 1400)
+    columns = x[:100], y[:100]
+    found = {
+        name: [lw.reliability(lw.GramMatrix(net, x[part], columns=columns)) for part in (held, asked)]
+        for name, net in (("plain", model), ("sharp", sharp))
+    }
+    temperatures = {}
+    for name, (known, _) in found.items():
+        logits = known.probabilities.double().log()
+        grid = torch.logspace(-1, 1, 2001, dtype=torch.float64)
+        losses = torch.stack([nn.functional.cross_entropy(logits / t, y[held]) for t in grid])
+        temperatures[name] = lw.calibrate(known, y[held]).temperature
+        assert temperatures[name] == pytest.approx(float(grid[losses.argmin()]), rel=3e-3)
+    assert temperatures["sharp"] / temperatures["plain"] == pytest.approx(3, rel=1e-3)
+    known, new = found["sharp"]
+    calibration = lw.calibrate(known, y[held])
+    scaled = lambda part: (part.probabilities.double().log() / calibration.temperature).softmax(1)  # noqa: E731
+    at_one = lambda part: part._replace(probabilities=None, confidence=scaled(part).max(1).values)  # noqa: E731
+    expected = lw.calibrate(at_one(known), y[held])(at_one(new))
+    torch.testing.assert_close(calibration(new), expected, rtol=0, atol=1e-3)  # both iterate
+    bare = [part._replace(probabilities=None) for part in (known, new)]
+    assert (lw.calibrate(bare[0], y[held])(bare[1]) - expected).abs().max() > 0.01
+
+
+class Sharpened(nn.Module):
+    """Outputs times a factor: the same predictions, surer."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, outputs):
+        return self.factor * outputs
+
+
+def test_probabilities_are_needed_where_they_were_calibrated_on_and_unknown_classes_tell_nothing():
+    chance = torch.Generator().manual_seed(0)
+    share = torch.rand(80, generator=chance)
+    logits = torch.randn(80, 3, generator=chance)
+    probabilities, truth = logits.softmax(1), torch.arange(80) % 4  # a class that the network lacks
+    confidence, prediction = probabilities.max(1)
+    held = lw.Reliability(share, share, 1 - share, prediction, confidence, probabilities)
+    calibration = lw.calibrate(held, truth)
+    known = truth < 3
+    expected = lw.calibrate(lw.Reliability(*(part[known] for part in held)), truth[known]).temperature
+    assert calibration.temperature == pytest.approx(expected)
+    assert lw.calibrate(held, torch.full((80,), 7)).temperature == 1
+    with pytest.raises(ValueError, match="probabilities of all classes"):
+        calibration(held._replace(probabilities=None))
+    without = lw.calibrate(held._replace(probabilities=None), truth)
+    assert without.temperature is None
+    torch.testing.assert_close(without(held), without(held._replace(probabilities=None)))

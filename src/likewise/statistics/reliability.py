@@ -35,6 +35,7 @@ class Reliability(NamedTuple):
         shift: (n,) how far the prediction is from its neighbors' predictions.
         prediction: (n,) class numbers, or (n, q) values.
         confidence: (n,) the network's own probability of its prediction, None for values.
+        probabilities: (n, c) those of all classes, from which `calibrate` finds a temperature; None for values.
 
     Example:
         >>> import torch, likewise as lw
@@ -50,6 +51,7 @@ class Reliability(NamedTuple):
     shift: Tensor
     prediction: Tensor
     confidence: Tensor | None
+    probabilities: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def reliability(
         sketch: Estimate from random projections of so many numbers a sample.
 
     Returns:
-        Reliability, each field (n,).
+        Reliability, each field (n,), but for the probabilities, (n, c).
 
     Example:
         >>> import torch, likewise as lw
@@ -177,8 +179,14 @@ class PredictionTargets:
             confidence, prediction = self.predictions.max(1)
             agreement = labels.gather(1, prediction[:, None])[:, 0]
             shift = (self.predictions - around).abs().sum(1) / 2
+            precise = torch.promote_types(dtype, torch.float32)  # small ones count at a high temperature
             return Reliability(
-                closeness.to(dtype), agreement.to(dtype), shift.to(dtype), prediction, confidence.to(dtype)
+                closeness.to(dtype),
+                agreement.to(dtype),
+                shift.to(dtype),
+                prediction,
+                confidence.to(dtype),
+                self.predictions.to(precise),
             )
         spread = (self.labels - self.labels.mean(0)).square().sum(1).mean().sqrt().clamp(min=1e-12)
         gap, shift = ((self.predictions - part).norm(dim=1) / spread for part in (labels, around))
