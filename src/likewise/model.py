@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,16 @@ class _Evaluation:
     on_leaving: list[Callable[[], None]] = field(default_factory=list)  # called when the outermost one ends
 
 
+class Observer(Protocol):
+    """Reads what a model computes in passes that form gradients, so that it is not called again for that."""
+
+    def take(self) -> tuple[Tensor, ...] | None:
+        """Return what was read in the last call of the model, one entry for each sample; None if nothing was."""
+
+    def keep(self, ids: Tensor, found: tuple[Tensor, ...]) -> None:
+        """Store what was read of samples that belong to a pass."""
+
+
 class Network:
     """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
 
@@ -108,6 +118,7 @@ class Network:
         self._reads_labels: bool | None = None  # of a custom readout tested on first use
         self._cast: torch.dtype | None = None  # the compute dtype, if not the model's
         self._evaluation = _Evaluation()
+        self.observer: Observer | None = None
         self._checksums = ChecksumCache()
 
     def __repr__(self) -> str:
@@ -327,6 +338,15 @@ class Network:
                     callbacks, self._evaluation.on_leaving = self._evaluation.on_leaving, []
                     for callback in callbacks:
                         callback()
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Show an observer every pass that forms gradients of this network."""
+        before, self.observer = self.observer, observer
+        try:
+            yield
+        finally:
+            self.observer = before
 
     def call_on_leaving(self, callback: Callable[[], None]) -> None:
         """Call a function when the evaluation ends that is under way: what it keeps is valid no longer."""

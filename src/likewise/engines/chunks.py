@@ -51,6 +51,11 @@ class Chunk:
         """(n, d) of the batch that the model was called on, where one forward pass had them."""
         return self.batch.outputs
 
+    def observed(self, count: int) -> tuple[Tensor, ...] | None:
+        """Return what the network's observer read of the first samples; None where it read nothing."""
+        found = self.batch.observed
+        return None if found is None else tuple(tensor[:count].clone() for tensor in found)
+
     @property
     def gradients(self) -> GradientBatch:
         """The gradients, to compute with directly."""

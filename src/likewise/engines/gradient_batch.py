@@ -31,6 +31,7 @@ class GradientBatch:
     returned: Any = None  # by the model, with its graph, where the gradients are differentiable
     outputs: Tensor | None = None  # (n, d) of the samples in their batch, where one forward pass had them
     bytes_per_output: int = 0  # of the output gradients of all operations, of one output and all samples
+    observed: tuple[Tensor, ...] | None = None  # (n, ...) each, by the network's observer
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -124,6 +125,7 @@ def compute_gradients(
     recorder = PassRecorder(net, trace, live, substitutes)
     with nullcontext() if live else fast_attention(next(iter(recorder.parameters.values())).device):
         outputs = recorder.record_pass(net, samples)
+    observed = None if net.observer is None else net.observer.take()
     uses: dict[str, list[ParameterGradient]] = {}
     dtype = net.dtype  # of all gradients: a model may have layers of several types
     is_uniform = all(value.dtype == dtype for value in recorder.parameters.values())
@@ -143,4 +145,6 @@ def compute_gradients(
     wanted = net.names if names is None else names
     ordered = {name: sum_gradients(uses[name]) for name in wanted if name in uses}
     returned = recorder.returned if live else None
-    return GradientBatch(samples, outputs.shape[1], ordered, returned, outputs.detach(), bytes_per_output)
+    return GradientBatch(
+        samples, outputs.shape[1], ordered, returned, outputs.detach(), bytes_per_output, observed
+    )

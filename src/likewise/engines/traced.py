@@ -389,6 +389,10 @@ class TracedEngine(Engine):
             )  # PyTorch is wrong about some batches of one
             chunk = self.graphs.chunk(batch, partial(self._compute_recordable, names=names), names)
             chunk = chunk or Chunk(batch, self._compute_gradients(batch, names))
+            if self._net.observer is not None and names is None:
+                observed = chunk.observed(len(part))
+                if observed is not None:
+                    self._net.observer.keep(part.ids, observed)
             if self._check is not None and names is None:
                 self._check.offer(
                     chunk.called_on,

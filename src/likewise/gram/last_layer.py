@@ -5,7 +5,7 @@ gradients is the cosine of two (h, 1), whatever the number of outputs. The input
 the features of a sample; (h, 1) costs a forward pass, and no gradient.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -93,6 +93,30 @@ class LastLayer:
                 "its inputs are not those of samples. Use lw.novelty(gram, parameters=None)."
             )
         return outputs, self._vectors(calls[0][1])
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], Tensor | None]]:
+        """Yield a function that returns (h, 1) of the samples of the model's last call, None if there was no such call.
+
+        The layer may be called with samples once a call. What is read is copied, before forward can write to it.
+        """
+        calls: list[Tensor | None] = []
+
+        def begin(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            calls.clear()
+
+        def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            seen = arguments[0] if arguments and isinstance(arguments[0], Tensor) else None
+            with torch._C.DisableTorchFunction(), torch.no_grad():  # no operation of the model's
+                calls.append(None if seen is None else self._vectors(seen).clone())
+
+        handles = [self._net.model.register_forward_pre_hook(begin)]
+        handles.append(self._layer.register_forward_pre_hook(note))
+        try:
+            yield lambda: calls[0] if len(calls) == 1 else None
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @contextmanager
     def recording(self) -> Iterator[list[Features]]:

@@ -693,14 +693,19 @@ def dataset_outputs(net: Network, data: Batches, *, masked: bool = False) -> Ten
 def finite_outputs(net: Network, samples: Samples, *, masked: bool = False) -> Tensor:
     """Return f(x) of samples, (n, d), or name those for which it is NaN or infinite; call it while evaluating."""
     outputs = net.function({}, samples.inputs, samples.labels, samples.ids)
+    refuse_infinite_outputs(outputs, samples.ids, masked=masked)
+    return outputs
+
+
+def refuse_infinite_outputs(outputs: Tensor, ids: Tensor, *, masked: bool) -> None:
+    """Raise if outputs are NaN or infinite, and name the samples; -infinity is accepted where classes are masked."""
     finite = outputs < torch.inf if masked else outputs.isfinite()
     if not finite.all():
-        bad = samples.ids[~finite.all(1).to(samples.ids.device)]
+        bad = ids[~finite.all(1).to(ids.device)]
         raise ValueError(
             f"The outputs of {len(bad)} samples are not finite, the first with ids {bad[:5].tolist()}, "
             "and would spread to the means of others: look at their inputs and labels, or leave them out."
         )
-    return outputs
 
 
 class _Setup:

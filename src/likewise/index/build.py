@@ -60,9 +60,9 @@ def build_index(
 ) -> Index:
     """Return an index of a data set by a model, kept in the folder `out`; a build that was stopped goes on.
 
-    One gradient and one forward pass a sample; nothing of the data is kept but thumbnails or excerpts. About 2.1 KB
-    a sample (float16) or 1.1 KB (int8) at width 1024, up to .5 KB of features, and pictures. Under torchrun the ranks
-    share the shards. The same call on a finished index opens it, and replaces damaged files.
+    One gradient a sample, with its outputs from the same pass; nothing of the data is kept but thumbnails or
+    excerpts. About 2.1 KB a sample (float16) or 1.1 KB (int8) at width 1024, up to .5 KB of features, and pictures.
+    Under torchrun the ranks share the shards. The same call on a finished index opens it, and replaces damaged files.
 
     Args:
         model: A model or Network.

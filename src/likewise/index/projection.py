@@ -9,6 +9,8 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from likewise.data import Batches, Samples
 from likewise.distributed import join_results
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.last_layer import Features, LastLayer
-from likewise.gram.matrix import finite_outputs
+from likewise.gram.matrix import finite_outputs, refuse_infinite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
@@ -243,9 +245,10 @@ def fit_buckets(width: int, d: int) -> int:
 
 
 class SampleReader:
-    """What the model says of samples, whatever the readout compares, and what its last layer sees: one forward pass.
+    """What the model says of samples, whatever the readout compares, and what its last layer sees.
 
-    No outputs where that is too much to store, no features where there is no such layer.
+    Read on the way of a pass that forms gradients, or by a forward pass of its own. No outputs where that is too much
+    to store, no features where there is no such layer.
 
     Args:
         net: The network.
@@ -261,6 +264,8 @@ class SampleReader:
         self._net: Network | None = None
         self._layer: LastLayer | None = None
         self._known, self._features = known, features
+        self._last: tuple[Tensor, ...] | None = None  # outputs and (h, 1) of the model's last call
+        self._kept: list[tuple[Tensor, tuple[Tensor, ...]]] = []  # the same of samples, with their ids
         if known is not None:
             self.available = known.shape[1] <= MOST_OUTPUTS
             return
@@ -286,10 +291,62 @@ class SampleReader:
                 None if self._features is None else Features(*(value[part] for value in self._features))
             )
             return self._known[part] if self.available else None, features
-        if self._net is None or not (self.available or self._layer is not None):
+        if not self._reads:
             return None, None
-        outputs, features = self._read(samples)
+        outputs, features = self._take_kept(samples) or self._read(samples)
         return outputs if self.available else None, features
+
+    @contextmanager
+    def observing(self, net: Network) -> Iterator[None]:
+        """Read samples on the way of passes that form gradients of this network: `read` then calls no model."""
+        if not self._reads:
+            yield
+            return
+        watching = nullcontext(lambda: None) if self._layer is None else self._layer.watching()
+        with watching as seen, net.observed_by(self):
+            handle = net.model.register_forward_hook(partial(self._note, seen), with_kwargs=True)
+            try:
+                yield
+            finally:
+                handle.remove()
+                self._last = None
+                self._kept.clear()
+
+    def take(self) -> tuple[Tensor, ...] | None:
+        """Return outputs, and (h, 1) where there is such a layer, of the model's last call."""
+        found, self._last = self._last, None
+        return found
+
+    def keep(self, ids: Tensor, found: tuple[Tensor, ...]) -> None:
+        """Store what was read of samples until `read` asks for them."""
+        self._kept.append((ids, found))
+
+    @property
+    def _reads(self) -> bool:
+        return self._net is not None and (self.available or self._layer is not None)
+
+    def _note(
+        self, seen: Callable[[], Tensor | None], model: Any, arguments: Any, named: Any, returned: Any
+    ) -> None:
+        """Read what the model returned, before a readout can write to it."""
+        assert self._net is not None
+        with torch._C.DisableTorchFunction(), torch.no_grad():  # no operation of the model's
+            outputs = self._net.select_outputs(returned, (arguments, named), None, None)
+        vectors = seen()
+        if self._layer is None:
+            self._last = (outputs.clone(),)
+        else:
+            fits = vectors is not None and len(vectors) == len(outputs)
+            self._last = (outputs.clone(), vectors) if vectors is not None and fits else None
+
+    def _take_kept(self, samples: Samples) -> tuple[Tensor, Features | None] | None:
+        """Return what was read of these samples on the way of a pass, None if that is not known of all of them."""
+        kept, self._kept = self._kept, []
+        if not kept or not torch.equal(torch.cat([ids for ids, _ in kept]), samples.ids):
+            return None
+        outputs, *vectors = map(torch.cat, zip(*(found for _, found in kept), strict=True))
+        refuse_infinite_outputs(outputs, samples.ids, masked=True)
+        return outputs.cpu(), Features.compress(vectors[0]) if vectors else None
 
     def read_all(self, data: Batches) -> tuple[Tensor | None, Features | None]:
         """Return outputs and features of a few samples; no outputs where only the readout understands them."""

@@ -6,7 +6,7 @@ Each shard is written complete and noted; a build that is killed goes on after t
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,7 @@ from likewise.statistics.targets import finite_labels
 
 SHARDS = 64  # of a data set, as far as shards are neither tiny nor huge
 SMALLEST, LARGEST = 64, 16384  # rows of a shard
-ORIGIN_SAMPLES = 64  # whose mean sketch is the origin
-FEWEST_COMPARED, MOST_COMPARED = 64, 128  # samples by which the errors of the projection are told
+FEWEST_COMPARED, MOST_COMPARED = 64, 128  # samples whose mean sketch is the origin, and that tell its errors
 COMPARED_SHARE = 40  # one sample in so many is compared, between these
 COMPARED = 8  # samples by which data sets are told apart before all are read
 BUILD = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype", "pictures")
@@ -81,8 +80,10 @@ class Task:
         self._reads_text = reads_text(projector.gram.net.readout)
         few = data.samples(range(min(2, data.n)))
         self._reader = SampleReader(projector.gram.net, few, outputs, features)
-        some = projector.sketch_some(data, _spread_places(data.n, ORIGIN_SAMPLES))
-        self.origin = some.mean(0).float()
+        wanted = min(MOST_COMPARED, max(FEWEST_COMPARED, data.n // COMPARED_SHARE))
+        self._places = _spread_places(data.n, wanted)
+        self._some = projector.sketch_some(data, self._places)
+        self.origin = self._some.mean(0).float()
 
     @property
     def digest(self) -> str:
@@ -92,6 +93,10 @@ class Task:
             [named, describe_data(self.data), self.source_number, self.first_row], sort_keys=True
         )
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def reading_outputs(self) -> AbstractContextManager[None]:
+        """Read outputs on the way of the passes that form gradients; enter it while evaluating."""
+        return self._reader.observing(self.projector.gram.net)
 
     def build_shard(self, where: range) -> Shard:
         """Compute and write the shard of the samples at these places, and note it."""
@@ -142,17 +147,16 @@ class Task:
         of plain gradients.
         """
         part, gram = self.folder.state["part"], self.projector.gram
-        wanted = min(MOST_COMPARED, max(FEWEST_COMPARED, self.data.n // COMPARED_SHARE))
         fitting = gram.max_memory // 2 // (4 * gram.d * sum(gram.net.numels.values()))
-        count = min(wanted, self.data.n, fitting)
+        count = min(len(self._places), fitting)
         first_part = part is None or part[0] == 1  # the factors of a merged index are those of part 1
         if count < FEWEST_COMPARED or not first_part or not self.projector.comparable:
             return torch.ones(2)
-        places = _spread_places(self.data.n, count)
-        exact = gram.with_columns(self.data.take(places)).of_columns().dense().cpu()
-        sketches = self.projector.sketch_some(self.data, places)
+        chosen = _spread_places(len(self._places), count)
+        compared = self.data.take([self._places[i] for i in chosen])
+        exact = gram.with_columns(compared).of_columns().dense().cpu()
         group = dependent_buckets(self.folder.state["projection"])
-        return torch.tensor(error_factors(sketches, exact, gram.d, group))
+        return torch.tensor(error_factors(self._some[chosen], exact, gram.d, group))
 
 
 def fill(task: Task, spans: list[range]) -> None:
@@ -186,7 +190,7 @@ def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> None:
         return torch.ones(1)
 
     try:
-        with gram.net.evaluation_mode():
+        with gram.net.evaluation_mode(), task.reading_outputs():
             sum_results(build, missing, "index", gram, gram.engine.finish_checks)
     except PartsChangedError as error:
         raise ValueError(
