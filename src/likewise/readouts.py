@@ -33,7 +33,8 @@ Inputs = Any  # whatever it was called with
 Readout = Callable[..., Tensor]
 
 IGNORED = -100  # the label of a token that does not count, as in torch.nn.functional.cross_entropy
-CHUNK = 2**22  # logits that are cast, exponentiated and summed at a time
+CHUNK = 2**22  # logits that are cast, exponentiated and summed at a time, on a CPU: they stay in its cache
+CHUNK_OF_GPU = 2**25  # on a GPU, which is slow at small pieces
 MATRICES = 4  # that a projection keeps: one for each number of outputs, device and dtype
 BLOCK = 2**16  # rows of a projection that are made orthonormal at a time
 MOST_OUTPUTS = 10  # that are all compared where no readout is given
@@ -312,19 +313,19 @@ def orthonormal_columns(d: int, r: int, seed: int) -> Tensor:
 class _TokenLogProbabilities(torch.autograd.Function):
     """log p(target) at every position, (n, T), from logits (n, T, V) in any floating type.
 
-    Logits are cast to float32 a chunk of positions at a time, forward and backward, and are all that is kept for
-    the backward: half-precision logits never exist in float32 as a whole. One operation whatever the number of
-    chunks, so that models are traced alike at all batch sizes. Works under vmap, forward mode and twice backward.
+    Logits are cast to float32 some positions at a time, forward and backward, and are all that is kept for the
+    backward: half-precision logits never exist in float32 as a whole. One operation whatever the number of chunks, so
+    that models are traced alike at all batch sizes. Works under vmap, forward mode and twice backward.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(logits: Tensor, targets: Tensor) -> Tensor:
-        parts = []
-        for part, target in _chunks(logits, targets):
-            parts.append(part.gather(2, target)[:, :, 0] - part.logsumexp(2))
-        return torch.cat(parts, 1)
+        def likelihoods(part: Tensor, where: _Where) -> Tensor:
+            return part.gather(2, targets[where][..., None])[..., 0] - part.logsumexp(2)
+
+        return _join(logits, likelihoods)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -334,31 +335,53 @@ class _TokenLogProbabilities(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, targets = ctx.saved_tensors
-        parts, start = [], 0
-        for part, target in _chunks(logits, targets):
-            g = gradient[:, start : start + part.shape[1], None]
-            start += part.shape[1]
-            parts.append((-g * part.softmax(2)).scatter_add(2, target, g).to(logits.dtype))
-        return torch.cat(parts, 1), None
+
+        def spread(part: Tensor, where: _Where) -> Tensor:
+            g, target = gradient[where][..., None], targets[where][..., None]
+            return (-g * part.softmax(2)).scatter_add(2, target, g).to(logits.dtype)
+
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            return _join(logits, spread), None
+        result = torch.empty_like(logits)  # the same, without copies
+        for part, where in _chunks(logits):
+            g, target, shares = gradient[where][..., None], targets[where][..., None], part.softmax(2)
+            own = g - g * shares.gather(2, target)
+            torch.mul(shares, -g, out=result[where]).scatter_(2, target, own.to(logits.dtype))
+        return result, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
         logits, targets = ctx.saved_tensors
-        parts = []
-        for (part, target), (move, _) in zip(
-            _chunks(logits, targets), _chunks(tangent, targets), strict=True
-        ):
-            parts.append(move.gather(2, target)[:, :, 0] - (part.softmax(2) * move).sum(2))
-        return torch.cat(parts, 1)
+
+        def moves(part: Tensor, where: _Where) -> Tensor:
+            move = tangent[where].to(part.dtype)
+            return move.gather(2, targets[where][..., None])[..., 0] - (part.softmax(2) * move).sum(2)
+
+        return _join(logits, moves)
 
 
-def _chunks(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits in float32 or wider with the targets of some positions at a time."""
-    n, _, vocabulary = logits.shape
-    size = max(1, CHUNK // max(1, n * vocabulary))
+_Where = tuple[slice, slice]  # texts and their positions
+
+
+def _join(logits: Tensor, function: Callable[[Tensor, _Where], Tensor]) -> Tensor:
+    """Return function(logits in float32 or wider, their place) of all chunks, (n, T, ...)."""
+    texts: dict[int, list[Tensor]] = {}
+    for part, where in _chunks(logits):
+        texts.setdefault(where[0].start, []).append(function(part, where))
+    return torch.cat([torch.cat(parts, 1) for parts in texts.values()])
+
+
+def _chunks(logits: Tensor) -> Iterator[tuple[Tensor, _Where]]:
+    """Yield logits in float32 or wider, with their place: of whole texts where they are small."""
+    n, length, vocabulary = logits.shape
+    limit = CHUNK if logits.device.type == "cpu" else CHUNK_OF_GPU
+    texts = max(1, limit // max(1, length * vocabulary))
+    positions = min(max(1, limit // max(1, vocabulary)), max(1, length))
     wide = torch.promote_types(logits.dtype, torch.float32)
-    for part, target in zip(logits.split(size, 1), targets.split(size, 1), strict=True):
-        yield part.to(wide), target[:, :, None]
+    for i in range(0, max(1, n), texts):
+        for j in range(0, max(1, length), positions):
+            where = slice(i, i + texts), slice(j, j + positions)
+            yield logits[where].to(wide), where
 
 
 def token_log_likelihood(
