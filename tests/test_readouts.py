@@ -439,6 +439,19 @@ def test_chunks_of_half_precision_logits_are_summed_in_float32(monkeypatch):
         assert (logits.grad.double() - exact.grad).abs().max() < 2**-8
 
 
+@pytest.mark.parametrize("chunk", [1, 40, 130, 10**6])
+def test_gradients_of_chunks_are_those_of_all_logits(monkeypatch, chunk):
+    monkeypatch.setattr(likewise.readouts, "CHUNK", chunk)
+    logits = torch.randn(3, 7, 9, dtype=torch.float64)
+    tokens = torch.randint(0, 9, (3, 7))
+    weights = torch.randn(3, 7, dtype=torch.float64)
+    found, expected = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    (lw.token_log_likelihood(found, tokens, tokens) * weights).sum().backward()
+    plain = expected.log_softmax(2)[:, :-1].gather(2, tokens[:, 1:, None])[:, :, 0]
+    (plain * weights[:, 1:]).sum().backward()
+    assert (found.grad - expected.grad).abs().max() < 1e-14
+
+
 def test_no_float32_copy_of_half_precision_logits_is_kept():
     logits = torch.randn(2, 64, 1000, dtype=torch.bfloat16, requires_grad=True)
     tokens = torch.randint(0, 1000, (2, 64))

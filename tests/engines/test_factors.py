@@ -1,10 +1,17 @@
-"""Norms by plain arithmetic: equal to PyTorch's, and differentiable three times."""
+"""Norms by plain arithmetic, differentiable three times; two-sided projections of gradients in every form."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from likewise.engines.double_backward import THIRD_ORDER
+from likewise.engines.factors import (
+    DenseGradient,
+    EmbeddingGradient,
+    FactoredGradient,
+    SharedGradient,
+    sum_pairs_of_blocks,
+)
 
 WEIGHT, BIAS = torch.randn(2, 3, dtype=torch.float64)
 LAYER, INSTANCE = ((f, THIRD_ORDER[f]) for f in (F.layer_norm, F.instance_norm))
@@ -34,3 +41,33 @@ def test_pytorch_has_mended_its_own(name):
     (theirs, _), call = NORMS[name]
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(slope_of(call, theirs), x)
+
+
+def drawn(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+TABLE = EmbeddingGradient(torch.tensor([[0, 4, 4], [2, -1, 0]]), drawn(2, 2, 3, 6), 5)
+GRADIENTS = {  # of a matrix (5, 6), or of a vector of 5
+    "dense": DenseGradient(drawn(2, 2, 30)),
+    "vector": DenseGradient(drawn(2, 2, 5)),
+    "factored": FactoredGradient(drawn(2, 3, 6), drawn(2, 2, 3, 5)),
+    "inputs first": FactoredGradient(drawn(2, 3, 5), drawn(2, 2, 3, 6), inputs_first=True),
+    "embedding": TABLE,
+    "tied": SharedGradient(FactoredGradient(drawn(2, 3, 6), drawn(2, 2, 3, 5)), TABLE),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_two_sided_projections_are_those_of_the_formed_gradient(name):
+    gradient = GRADIENTS[name]
+    left, right = drawn(3, 5, 4), drawn(3, gradient.rows().shape[2] // 5, 2)
+    formed = gradient.rows().unflatten(2, (5, -1))
+    expected = torch.einsum("ndij,bik,bjl->ndbkl", formed, left, right)
+    assert (gradient.project_two_sided(left, right) - expected).abs().max() < 1e-12
+
+
+def test_sums_over_positions_from_all_pairs_of_blocks_are_those_of_each_block():
+    left, right = drawn(2, 1, 7, 3, 4), drawn(2, 3, 7, 3, 5)
+    expected = torch.einsum("nctbk,ndtbl->ndbkl", left, right)
+    assert (sum_pairs_of_blocks(left, right) - expected).abs().max() < 1e-12

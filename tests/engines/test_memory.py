@@ -220,3 +220,23 @@ def test_one_sample_may_take_more_than_half_of_the_memory():
     assert (few.dense() - whole.dense()).abs().max() < 1e-5
     with pytest.raises(MemoryError, match="allow max_memory="):
         _ = lw.GramMatrix(whole.net, x, max_memory=int(0.9 * need)).engine
+
+
+def test_gradients_alone_come_in_larger_batches_than_sums_over_parameters():
+    """Of many parameters and short samples, sums in float64 take most of max_memory."""
+    model = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64), nn.Flatten(), nn.Linear(64, 1))
+    data = batches(torch.randn(64, 1, 64), 64)
+    p = sum(parameter.numel() for parameter in model.parameters())
+    engine = lw.GramMatrix(lw.Network(model), data, max_memory=2 * (33 * p)).engine
+    assert isinstance(engine, TracedEngine)
+    assert engine.batch_size < engine.gradient_batch_size
+    fixed, each = engine.memory
+    assert fixed + engine.batch_size * each <= 33 * p
+    assert 16 * p + engine.gradient_batch_size * each <= 33 * p
+
+
+@pytest.mark.parametrize(
+    ("n", "most", "size"), [(16, 14, 8), (16, 16, 16), (16, 100, 16), (7, 3, 3), (1, 5, 1)]
+)
+def test_parts_are_of_about_one_size(n, most, size):
+    assert memory.equal_size(n, most) == size

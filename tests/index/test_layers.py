@@ -372,7 +372,7 @@ def test_texts_longer_than_those_that_were_measured_come_in_smaller_batches(monk
     model, data = causal_model(), lw.batches(rows, pad_id=0)
     one = projector(model, data, LayerSettings("two-sided"))
     expected = project(one, data)
-    monkeypatch.setattr(one.gram.engine, "batch_size", 64)  # of texts of 4 tokens
+    monkeypatch.setattr(one.gram.engine, "_gradient_size", 64)  # of texts of 4 tokens
     sizes, inner = [], one._project
     monkeypatch.setattr(
         one, "_project", lambda part, moments: sizes.append(len(part)) or inner(part, moments)

@@ -221,7 +221,7 @@ class Engine(ABC):
 
     Attributes:
         name: Of the engine, in messages.
-        batch_size: Samples that fit into max_memory, None if unknown.
+        batch_size: Samples that fit into max_memory beside sums over parameters, None if unknown.
         memory: Bytes that a batch takes; zeros if unknown.
 
     """
@@ -267,6 +267,25 @@ class Engine(ABC):
         split = rows.split(list(numels.values()), dim=2)
         yield {name: DenseGradient(part) for name, part in zip(numels, split, strict=True)}
 
+    def map_by_parameter(
+        self,
+        samples: Samples,
+        numels: Mapping[str, int],
+        function: Callable[[Mapping[str, ParameterGradient]], tuple[Tensor, ...]],
+        reads: object,
+    ) -> tuple[Tensor, ...]:
+        """Return function(J(x) by parameter), joined over consecutive samples.
+
+        Args:
+            samples: The batch.
+            numels: As of `by_parameter`.
+            function: Returns tensors with one entry for each sample.
+            reads: What it computes with beside the gradients; the function is the same for the same object.
+
+        """
+        del reads
+        return join_tensors([function(gradients) for gradients in self.by_parameter(samples, numels)])
+
     def map_parts(
         self, samples: Samples, function: Callable[[GradientParts], tuple[Tensor, ...]], reads: object
     ) -> tuple[Tensor, ...]:
@@ -307,6 +326,11 @@ class Engine(ABC):
             self_kernel: K(x, x)ᵉ if it was computed before.
 
         """
+
+    @property
+    def gradient_batch_size(self) -> int | None:
+        """Samples that fit into max_memory where only gradients are computed, None if unknown."""
+        return self.batch_size
 
     def finish_checks(self) -> None:  # noqa: B027
         """Raise errors deferred so as not to synchronize with a GPU; call it at the end of a pass."""

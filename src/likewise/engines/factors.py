@@ -99,8 +99,11 @@ class ParameterGradient(ABC):
 
         """
         rows = self.rows().to(left.dtype)
-        matrices = rows.reshape(*rows.shape[:2], 1, left.shape[1], right.shape[1])
-        return left.mT @ matrices @ right
+        if right.shape[1] == 1:  # a vector: one product for all blocks
+            projected = _project_last(rows.unsqueeze(2), left)[:, :, 0]  # (n, d, blocks, k)
+            return projected.unsqueeze(4) * right
+        matrices = rows.reshape(*rows.shape[:2], left.shape[1], right.shape[1])
+        return _sum_positions(left.transpose(0, 1)[None, None], _project_last(matrices, right))
 
 
 class StructuredGradient(ParameterGradient):
@@ -266,8 +269,7 @@ class FactoredGradient(StructuredGradient):
         of_inputs, of_deltas = (left, right) if self.inputs_first else (right, left)
         inputs = _project_last(self.inputs.unsqueeze(1), of_inputs)  # (n, 1, t, blocks, k)
         deltas = _project_last(self.deltas, of_deltas)
-        first, second = (inputs, deltas) if self.inputs_first else (deltas, inputs)
-        return first.permute(0, 1, 3, 4, 2) @ second.transpose(2, 3)
+        return _sum_positions(*((inputs, deltas) if self.inputs_first else (deltas, inputs)))
 
     def paired_gram(self, n: int) -> Tensor:
         """Return J(x) J(x')ᵀ of the first n samples with the next n, from positions where that is cheaper."""
@@ -355,7 +357,7 @@ class EmbeddingGradient(StructuredGradient):
         deltas = _project_last(self.deltas, right)
         known = (self.indices >= 0)[:, :, None, None]
         looked_up = left.transpose(0, 1)[self.indices.clamp(min=0)] * known  # (n, t, blocks, k)
-        return looked_up.to(deltas.dtype).permute(0, 2, 3, 1).unsqueeze(1) @ deltas.transpose(2, 3)
+        return _sum_positions(looked_up.to(deltas.dtype).unsqueeze(1), deltas)
 
     def part(self, where: slice) -> "EmbeddingGradient":
         """Return the gradients of a slice of the samples."""
@@ -571,6 +573,20 @@ def _project_last(values: Tensor, maps: Tensor) -> Tensor:
     projected = values @ joined
     wide = projected.to(torch.promote_types(projected.dtype, torch.float32))
     return wide.unflatten(3, (maps.shape[0], maps.shape[2]))
+
+
+def _sum_positions(left: Tensor, right: Tensor) -> Tensor:
+    """Return Σ_t l_t r_tᵀ of each block, (n, d, blocks, k, l), given (n, d or 1, t, blocks, k) and (..., l)."""
+    if left.device.type == "cpu":
+        return left.permute(0, 1, 3, 4, 2) @ right.transpose(2, 3)
+    return sum_pairs_of_blocks(left, right)
+
+
+def sum_pairs_of_blocks(left: Tensor, right: Tensor) -> Tensor:
+    """Return the same from all pairs of blocks: one large product, where copies and many small ones take longer."""
+    pairs = left.flatten(3).mT @ right.flatten(3)
+    blocks = pairs.unflatten(3, right.shape[3:]).unflatten(2, left.shape[3:])  # (n, d, blocks, k, blocks, l)
+    return blocks.diagonal(dim1=2, dim2=4).movedim(-1, 2)
 
 
 def _is_floating(value: Any) -> bool:

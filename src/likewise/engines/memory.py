@@ -139,6 +139,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
+def equal_size(n: int, most: int) -> int:
+    """Return the size of the fewest parts of about one size that n samples divide into, at most so many in each.
+
+    Parts of one size are recorded once on a GPU, and a small rest would cost almost as much as a whole part.
+    """
+    parts = -(-max(n, 1) // max(most, 1))
+    return -(-max(n, 1) // parts)
+
+
 def fit_batch_size(
     size: int, d: int, p: int, max_memory: int, rest: int = 0, bytes_of: Callable[[int], int] | None = None
 ) -> int:

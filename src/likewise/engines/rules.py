@@ -212,7 +212,7 @@ def _batch_norm(call: Call) -> ParameterGradients | None:
 
 def _dot(deltas: Tensor, hat: Tensor, dims: list[int]) -> Tensor:
     """Return deltas ∘ hat, (n, d, ...), summed over dimensions counted after the first two."""
-    if deltas.shape[1] > 1 or not dims:
+    if deltas.shape[1] > 1 or not dims or deltas.device.type != "cpu":  # a GPU is slow at many short products
         return _sum(deltas * hat, dims)
     last = [i + 1 for i in range(deltas.dim() - 2) if i not in dims]
     order = [0, *last, *(i + 1 for i in dims)]
@@ -439,9 +439,17 @@ def output_gradients(
     d = outputs.shape[1]
     with torch.enable_grad():
         sums = outputs.sum(0).unbind()
+    shapes = [step.operation.outputs[place].shape for step in steps for place in step.edges]
     columns = (
-        torch.autograd.grad(
-            sums[i], edges, retain_graph=live or keep_graph or i < d - 1, create_graph=live, allow_unused=True
+        _shape_deltas(
+            torch.autograd.grad(
+                sums[i],
+                edges,
+                retain_graph=live or keep_graph or i < d - 1,
+                create_graph=live,
+                allow_unused=True,
+            ),
+            shapes,
         )
         for i in range(d)
     )
@@ -454,6 +462,14 @@ def output_gradients(
         mine = {place: next(stacked) for place in step.edges}
         deltas.append({place: value for place, value in mine.items() if value is not None})
     return deltas
+
+
+def _shape_deltas(column: Iterable[Tensor | None], shapes: list[torch.Size]) -> tuple[Tensor | None, ...]:
+    """Return gradients in the shapes of outputs: those of a view come in the shape of its base."""
+    pairs = zip(column, shapes, strict=True)
+    return tuple(
+        delta if delta is None or delta.shape == shape else delta.reshape(shape) for delta, shape in pairs
+    )
 
 
 def _collect_deltas(columns: Iterable[tuple[Tensor | None, ...]], d: int, count: int) -> list[Tensor | None]:

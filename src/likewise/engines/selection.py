@@ -74,14 +74,16 @@ def select_engine(
                         checked if known is not None else _with_combined_outputs(net, shape[0], CHECKED_LARGE)
                     )
                     trial = _try_gradients(of, trace, reverse_samples(samples))
-                size, memory = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
+                fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
                 gradients = trial.gradients if trial is not None and known is not None else None
                 fault = find_fault(
                     checked, samples, later, trace_function, trace=known, brief=large, reverse=gradients
                 )
                 if fault is None:
                     shapes = None if trial is None else trial.gradients
-                    return TracedEngine(net, trace, size, memory, SpotCheck(net, n), shapes)
+                    return TracedEngine(
+                        net, trace, fit.size, fit.memory, SpotCheck(net, n), shapes, fit.gradient_size
+                    )
                 reason, remedy = fault
             except RegroupedError as problem:
                 reason, remedy = regrouping_fault(problem)
@@ -140,6 +142,20 @@ def _fixed_bytes(shape: tuple[int, int, int]) -> int:
     return p * (number + 4 + 3 * 8)
 
 
+def _checked_bytes(shape: tuple[int, int, int]) -> int:
+    """Return the bytes of copies of parameters, and of a gradient that a pass compares with autograd's."""
+    _, p, number = shape
+    return 4 * number * p
+
+
+class _Fit(NamedTuple):
+    """How many samples fit into memory."""
+
+    size: int  # beside sums over parameters
+    gradient_size: int  # where only gradients are computed
+    memory: MemoryUse
+
+
 def _fit_memory(
     net: Network,
     trace: Trace,
@@ -147,8 +163,8 @@ def _fit_memory(
     shape: tuple[int, int, int],
     max_memory: int,
     trial: "_Trial | None",
-) -> tuple[int, MemoryUse]:
-    """Return the batch size that fits into memory, from the bytes that each sample takes in a vjp."""
+) -> _Fit:
+    """Return the batch sizes that fit into memory, from the bytes that each sample takes in a vjp."""
     d, p, _ = shape
     if trial is None and d > MEASURED:
         trial = _try_gradients(_with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
@@ -159,8 +175,10 @@ def _fit_memory(
         few, more = (_peak_bytes(net, trace, repeat_samples(samples, n)) for n in (2, 4))
         each = int(SLACK * max(more - few, 2) / 2)
     fit = fit_batch_size(each, d, p, max_memory, _fixed_bytes(shape), bytes_of)
+    more = max(fit, (max_memory - _checked_bytes(shape)) // each)
     on_cpu = next(iter(net.parameters.values())).device.type == "cpu"
-    return min(fit, max(32, CACHE // each)) if on_cpu else fit, MemoryUse(_fixed_bytes(shape), each)
+    most = max(32, CACHE // each) if on_cpu else max(fit, more)
+    return _Fit(min(fit, most), min(more, most), MemoryUse(_fixed_bytes(shape), each))
 
 
 def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> int:

@@ -35,7 +35,7 @@ from likewise.engines.chunks import Chunk, ChunkGraphs
 from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
-from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
+from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -79,10 +79,11 @@ class TracedEngine(Engine):
     Args:
         net: The network.
         trace: The layouts of its operations, or a RowTrace.
-        size: Samples of one forward pass.
+        size: Samples of one forward pass, where sums over parameters are beside them.
         memory: What a batch takes, where it was measured.
         check: Compares some samples of every pass with autograd; None for an engine that is itself checked.
         known: Gradients of some outputs of samples, if they were computed before: their shapes are kept.
+        gradient_size: Samples of one forward pass where only gradients are computed; `size` if None.
 
     """
 
@@ -96,8 +97,9 @@ class TracedEngine(Engine):
         memory: MemoryUse = UNKNOWN_MEMORY,
         check: SpotCheck | None = None,
         known: GradientBatch | None = None,
+        gradient_size: int | None = None,
     ) -> None:
-        self._check = check
+        self._check, self._gradient_size = check, gradient_size or size
         self._factor_sizes = None if known is None else _factor_sizes(known)
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
@@ -108,6 +110,11 @@ class TracedEngine(Engine):
         self._largest = max(self._numel.values())
         self._device = next(iter(net.parameters.values())).device
         self.graphs = ChunkGraphs(net)
+
+    @property
+    def gradient_batch_size(self) -> int:
+        """Samples that fit into max_memory where only gradients are computed."""
+        return self._gradient_size
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
@@ -223,7 +230,7 @@ class TracedEngine(Engine):
     ) -> tuple[Tensor, ...]:
         """Return function(parts of J(x)), joined over consecutive samples."""
         results = []
-        for chunk in self._chunks(samples):
+        for chunk in self._chunks(samples, size=self._gradient_size):
             results.append(
                 chunk.per_sample("parts", lambda gradients: function(self._parts(gradients)), reads)
             )
@@ -257,8 +264,23 @@ class TracedEngine(Engine):
     ) -> Iterator[Mapping[str, ParameterGradient]]:
         """Yield J(x) by parameter, in the form in which the trace has them."""
         del numels
-        for chunk in self._chunks(samples):
+        for chunk in self._chunks(samples, size=self._gradient_size):
             yield chunk.gradients.by_parameter
+
+    def map_by_parameter(
+        self,
+        samples: Samples,
+        numels: Mapping[str, int],
+        function: Callable[[Mapping[str, ParameterGradient]], tuple[Tensor, ...]],
+        reads: object,
+    ) -> tuple[Tensor, ...]:
+        """Return function(J(x) by parameter), joined over consecutive samples."""
+        del numels
+        results = [
+            chunk.per_sample("by parameter", lambda gradients: function(gradients.by_parameter), reads)
+            for chunk in self._chunks(samples, size=self._gradient_size)
+        ]
+        return join_tensors(results)
 
     def largest_part(self, samples: Samples, d: int) -> int:
         """Return the number of entries of the largest dense part of one sample with d outputs."""
@@ -381,9 +403,11 @@ class TracedEngine(Engine):
                 part.zero_()
         return rows
 
-    def _chunks(self, samples: Samples, names: tuple[str, ...] | None = None) -> Iterator[Chunk]:
+    def _chunks(
+        self, samples: Samples, names: tuple[str, ...] | None = None, size: int | None = None
+    ) -> Iterator[Chunk]:
         """Yield the gradients of consecutive samples, of all parameters or of some."""
-        for part in samples.split(self._size):
+        for part in samples.split(equal_size(len(samples), size or self._size)):
             batch = (
                 part if len(part) > 1 else repeat_samples(part, 2)
             )  # PyTorch is wrong about some batches of one

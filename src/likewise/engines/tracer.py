@@ -44,6 +44,14 @@ class Derived:
 Source = str | Derived
 
 
+class Released(NamedTuple):
+    """What is known of an output that is no longer held: many are needed by no backward pass."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation on parameters, or on tensors derived from them."""
@@ -53,7 +61,7 @@ class Operation:
     spec: TreeSpec
     sources: dict[int, Source]  # which leaves are parameters or derived
     edges: dict[int, GradientEdge]  # of the derived ones, as they were when the operation took place
-    outputs: list[Tensor]
+    outputs: list[Any]  # tensors; Released once their gradient edges are known
     call: tuple[Any, dict[str, Any]] | None = (
         None  # the leaves as arguments, where they are still those of the call
     )
@@ -223,7 +231,7 @@ class OperationTracer(TorchFunctionMode):
             call = None
         operation = Operation(func, leaves, spec, sources, edges, outputs, call) if sources and seen else None
         if operation is not None and not self.is_derived(place, operation):
-            separate = tree_map(partial(_with_separate_node, several=len(outputs) > 1), result)
+            separate = tree_map(partial(self.separate, func, several=len(outputs) > 1), result)
             if separate is not result:
                 result = separate
                 operation = replace(operation, outputs=output_tensors(result))
@@ -232,6 +240,14 @@ class OperationTracer(TorchFunctionMode):
         if operation is not None:
             self._record(place, operation, [] if write is None else write.tensors)
         return result if write is None else write.target
+
+    def separate(self, func: Any, value: Any, several: bool) -> Any:
+        """Return an output whose gradient is of what is done with it later, and of all of that.
+
+        A write to a view of a view's base would go around its gradient, and one of several outputs may be
+        computed from another.
+        """
+        return value.clone() if isinstance(value, Tensor) and (several or value._is_view()) else value
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.inside = True
@@ -316,6 +332,11 @@ class PassRecorder(OperationTracer):
         self.substitutes = substitutes or {}
         self._trace, self.steps, self._n = trace, list[Step](), 1
 
+    def separate(self, func: Any, value: Any, several: bool) -> Any:
+        """Return an output with a gradient of its own, without a copy where nothing else can reach its memory."""
+        is_own = func in _NEW_MEMORY and not several and _is_whole_view(value)
+        return value if is_own else super().separate(func, value, several)
+
     def on_operation(self, place: int, operation: Operation) -> None:
         """Record the operation if it is the one in the trace."""
         layout = self._trace.get(place)
@@ -324,7 +345,9 @@ class PassRecorder(OperationTracer):
         self._refuse_regrouped(operation, layout)
         if layout.outputs:
             outputs = operation.outputs
-            edges = {i: get_gradient_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
+            edges = {i: _output_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
+            released = [Released(out.shape, out.dtype, out.nbytes) for out in outputs]
+            operation = self.seen[place] = replace(operation, outputs=released)
             self.steps.append(Step(operation, layout, edges, _versions(operation)))
 
     def record_pass(self, net: Network, samples: Samples) -> Tensor:
@@ -347,6 +370,13 @@ class PassRecorder(OperationTracer):
 
 # In place, and yet nothing that depends on a parameter is written.
 _NO_WRITES = ("requires_grad_", "detach_", "zero_", "fill_", "copy_")
+# Their result shares no memory with what they are given; of several dimensions it is a view of a matrix.
+_NEW_MEMORY = (
+    torch.nn.functional.linear,
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+)
 # Gradients in the second argument do not depend on the value of the first.
 _VALUE_FREE = (torch.Tensor.add, torch.Tensor.sub)
 
@@ -357,13 +387,16 @@ def _set_item(target: Tensor, index: Any, value: Any) -> Tensor:
     return result
 
 
-def _with_separate_node(value: Any, several: bool) -> Any:
-    """Return an output whose gradient is of what is done with it later, and of all of that.
+def _is_whole_view(value: Any) -> bool:
+    """Whether a tensor is a base in another shape."""
+    if not isinstance(value, Tensor) or value._base is None or value.numel() != value._base.numel():
+        return False
+    return value.is_contiguous() and value._base.is_contiguous()
 
-    A write to a view of a view's base would go around its gradient, and one of several outputs may be
-    computed from another.
-    """
-    return value.clone() if isinstance(value, Tensor) and (several or value._is_view()) else value
+
+def _output_edge(output: Tensor) -> GradientEdge:
+    """Return the edge to the gradient of an output: of its base, where it is a view, which later writes change too."""
+    return get_gradient_edge(output if output._base is None else output._base)
 
 
 def _names(source: Source) -> frozenset[str]:

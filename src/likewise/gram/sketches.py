@@ -21,6 +21,7 @@ from likewise.checks import check_integer
 from likewise.data import Samples
 from likewise.distributed import join_results
 from likewise.engines import Engine, GradientParts
+from likewise.engines.memory import equal_size
 from likewise.gram.centering import rounding_floor
 from likewise.gram.matrix import GramMatrix
 from likewise.gram.strips import PairSource, Reducer, Strip, reduce_strip, split_results
@@ -402,7 +403,8 @@ def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) ->
     engine = gram.engine
     with gram.net.evaluation_mode():
         size = max(1, sketch_bytes(engine, data.samples(range(1)), gram.d))
-        height = max(1, min(data.size, gram.max_memory // 2 // size, engine.batch_size or data.size))
+        most = min(data.size, gram.max_memory // 2 // size, engine.gradient_batch_size or data.size)
+        height = equal_size(data.size, most)
         joined = join_results(
             lambda w: tuple(sketch(engine, data.samples(w))),
             data.spans(height),

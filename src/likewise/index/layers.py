@@ -186,9 +186,12 @@ class LayerProjector(Projector):
         return 3 * sketch_bytes(self.gram.engine, first, self.gram.d)
 
     def _project(self, samples: Samples, moments: AdamMoments | None) -> Projected:
-        chunks = self.gram.engine.by_parameter(samples, self._numels)
-        found = [self._project_chunk(gradients, moments) for gradients in chunks]
-        sketches = torch.cat(found)
+        (sketches,) = self.gram.engine.map_by_parameter(
+            samples,
+            self._numels,
+            lambda gradients: (self._project_chunk(gradients, moments),),
+            reads=self if moments is None else moments,
+        )
         check_finite(sketches, samples)
         return Projected(sketches.cpu(), (sketches == 0).all(1).cpu())
 
@@ -254,7 +257,7 @@ class LayerProjector(Projector):
         for name, numel in self._numels.items():
             starts[name], start = start, start + numel
         for name, gradient, factor in layers:
-            rows = gradient.rows()
+            rows = gradient.part(slice(None)).rows()  # of a copy, which is dropped
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             if factor is not None:
                 rows = rows * factor.to(rows)[:, None, None]

@@ -21,6 +21,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results
+from likewise.engines.memory import equal_size
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.last_layer import Features, LastLayer
 from likewise.gram.matrix import finite_outputs, refuse_infinite_outputs
@@ -93,7 +94,7 @@ class Projector:
             with self.gram.net.evaluation_mode():
                 size = max(1, self._bytes_per_sample(data.samples(range(1))))
             fit = self.gram.max_memory // 2 // size
-            self._batch = max(1, min(data.size, fit, engine.batch_size or data.size))
+            self._batch = equal_size(data.size, min(fit, engine.gradient_batch_size or data.size))
         for start in range(where.start, where.stop, self._batch):
             yield range(start, min(start + self._batch, where.stop))
 
@@ -124,12 +125,12 @@ class Projector:
 
         Attention takes memory by the square of the length.
         """
-        size, here = self.gram.engine.batch_size, _token_count(texts)
+        size, here = self.gram.engine.gradient_batch_size, _token_count(texts)
         if self._measured is None:
             self._measured = _token_count(self.gram.data.samples(range(min(3, self.gram.data.n)))) or 0
         if size is None or here is None or here <= self._measured or not self._measured:
             return len(texts)
-        return max(1, int(size * (self._measured / here) ** 2))
+        return equal_size(len(texts), max(1, int(size * (self._measured / here) ** 2)))
 
     def project_all(self, data: Batches) -> Projected:
         """Return the sketches of a few samples, checked as every pass is."""
