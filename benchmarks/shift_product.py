@@ -257,7 +257,8 @@ def evaluate(found: dict[str, Tensor], about: dict[str, Any]) -> dict[str, Any]:
         return {"areas": areas, "seconds": about["seconds"]}
     outputs, truth = found["predicted_outputs"], found["truth"].long()
     truth = torch.cat([truth, *(truth[HELD:][:CORRUPTED] for _ in about["corrupted"])])
-    fields = [found[name] for name in ("closeness", "agreement", "shift", "prediction", "confidence")]
+    names = ("closeness", "agreement", "shift", "prediction", "confidence")
+    fields = [*(found[name] for name in names), outputs.softmax(1)]
     every = lw.Reliability(*fields)
     calibration = lw.calibrate(lw.Reliability(*(part[:HELD] for part in fields)), truth[:HELD])
     heat = tempered(outputs[:HELD], truth[:HELD])

@@ -210,7 +210,8 @@ def _ingredients(found: Reliability, temperature: float | None) -> Tensor:
 
 def _fit_temperature(probabilities: Tensor, classes: Tensor) -> float:
     """Return the temperature at which the true classes are most likely; those the network lacks tell nothing."""
-    from scipy.optimize import minimize_scalar
+    with warnings.catch_warnings():  # importing it changes their filters
+        from scipy.optimize import minimize_scalar
 
     known = (classes >= 0) & (classes < probabilities.shape[1]) & (classes == classes.round())
     logits, truth = _logarithms(probabilities)[known], classes[known].long()
