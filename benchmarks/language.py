@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,9 @@ def measure_speed(
                 for where in projector.batches(data, range(start, start + given.batch)):
                     projector.project(data.samples(where), where)
                 seconds.append(now(device) - first)
+            if given.profile:
+                where = next(projector.batches(data, range(given.batch)))
+                profile(partial(projector.project, data.samples(where), where), device)
             first = now(device)
             gram.engine.finish_checks()  # once a shard
             checks = now(device) - first
@@ -147,6 +151,19 @@ def measure_speed(
         }
         print(name_of(model), projection, found[projection], file=sys.stderr, flush=True)
     return found
+
+
+def profile(function: Callable[[], Any], device: torch.device) -> None:
+    """Print which operations of one pass take the device's time, and which the host's."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as found:
+        function()
+        now(device)
+    for order in ("self_cuda_time_total", "self_cpu_time_total")[device.type != "cuda" :]:
+        table = found.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60)
+        print("\n".join(line[:180] for line in table.splitlines()), file=sys.stderr, flush=True)
 
 
 def name_of(model: nn.Module) -> str:
@@ -635,6 +652,7 @@ def main() -> None:
     )
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--memory", type=float, default=64, help="speed: max_memory in GiB")
+    arguments.add_argument("--profile", action="store_true", help="speed: what one pass consists of")
     arguments.add_argument("--projections", nargs="+", default=["two-sided", "signs"])
     arguments.add_argument(
         "--width", type=int, default=None, help="of a sketch (speed), of the GPT (quality)"
