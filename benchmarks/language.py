@@ -415,6 +415,7 @@ def gradient_similarity(
     projection: str = "signs",
     adam: bool = False,
     centered: bool = True,
+    unit: str = "sample",
 ) -> Tensor:
     """Return similarities of indexes, averaged over checkpoints by their learning rates."""
     total = torch.zeros(len(targets["input_ids"]), len(pool["input_ids"]), dtype=torch.float64)
@@ -428,6 +429,7 @@ def gradient_similarity(
                 readout=lw.sequence_log_likelihood(),
                 width=width,
                 projection=projection,  # type: ignore[arg-type]
+                unit=unit,  # type: ignore[arg-type]
                 optimizer_state=optimizer if adam else None,
                 pictures=False,
                 max_memory=2**33 if next(model.parameters()).is_cuda else 2**30,
@@ -494,10 +496,18 @@ def select_and_train(
         "ours": lambda: gradient_similarity(last, queried, pooled),
         "ours two-sided": lambda: gradient_similarity(last, queried, pooled, projection="two-sided"),
         "less": lambda: gradient_similarity(checkpoints, queried, pooled, adam=True, centered=False),
+        "ours, not centered": lambda: gradient_similarity(last, queried, pooled, centered=False),
+        "ours by layer": lambda: gradient_similarity(last, queried, pooled, unit="layer"),
+        "ours by layer, not centered": lambda: gradient_similarity(
+            last, queried, pooled, unit="layer", centered=False
+        ),
+        "ours with Adam": lambda: gradient_similarity(last, queried, pooled, adam=True),
+        "less, one checkpoint": lambda: gradient_similarity(last, queried, pooled, adam=True, centered=False),
         "rds+": lambda: hidden_similarity(last[0][0], queried, pooled),
         "bm25": lambda: bm25([texts[i] for i in queries], [texts[i] for i in pool]),
     }
-    chosen = {name: choose(rank(), wanted) for name, rank in rankers.items()}
+    asked = given.ways or list(rankers)
+    chosen = {name: choose(rankers[name](), wanted) for name in asked}
     chosen["random"] = torch.from_numpy(draw.permutation(len(pool))[:wanted])
     chosen["same domain"] = torch.from_numpy(np.flatnonzero(domain[pool] == own)[:wanted])
     test = rows_of(data, held_out)
@@ -662,6 +672,9 @@ def main() -> None:
     arguments.add_argument("--per-domain", type=int, default=6000)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     arguments.add_argument("--targets", nargs="*", default=[], help="domains")
+    arguments.add_argument(
+        "--ways", nargs="*", default=[], help="quality: ways to choose; all if none is named"
+    )
     arguments.add_argument("--pool", type=int, default=8000)
     arguments.add_argument("--pretraining", type=int, default=8000)
     arguments.add_argument("--steps", type=int, default=1500)

@@ -354,3 +354,17 @@ def test_samples_of_other_shapes_interrupt_recorded_chunks(replays):
         found = [gram.engine.self_kernel(lw.batches(x, size=6)[0]).matrix.flatten(1) for x in images]
     assert replays
     assert (torch.cat(found).cpu() - rows).abs().max() < 1e-4 * rows.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:Only .* of the predictions")
+def test_a_run_on_a_gpu_has_the_columns_of_the_host(tmp_path):
+    pytest.importorskip("pydantic")  # a run needs all that the package depends on
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = torch.randn(60, 5), torch.arange(60) % 3
+    here = lw.analyze(model, data, out=tmp_path / "host", exact=True).table
+    there = lw.analyze(model.cuda(), data, out=tmp_path / "device", exact=True).table
+    for name in ("density", "novelty", "label_suspicion"):
+        torch.testing.assert_close(
+            torch.tensor(there[name].to_numpy()), torch.tensor(here[name].to_numpy()), rtol=1e-4, atol=1e-4
+        )

@@ -140,7 +140,7 @@ def counted_share(found: Ingredients, reference: Ingredients) -> Tensor:
 
 
 def total_surprise(found: Ingredients, reference: Ingredients) -> Tensor:
-    """Return the sum of the surprises of all ingredients, (n,) in float64; see the module."""
+    """Return the sum of the surprises of all ingredients, (n,) in float64, on the CPU; see the module."""
     total = surprise(_log_novelty(found.gradient_novelty), _log_novelty(reference.gradient_novelty))
     if found.feature_novelty is None or found.feature_length is None:
         return total
@@ -160,11 +160,12 @@ def _log_novelty(values: Tensor) -> Tensor:
 
 
 def surprise(values: Tensor, reference: Tensor) -> Tensor:
-    """Return −log of the share of the reference that is at least as large as each value, (n,) in float64.
+    """Return −log of the share of the reference that is at least as large as each value, (n,) in float64, on the CPU.
 
     Of equal values half count. Beyond the largest 30 % of the reference the logarithm falls linearly, by 1 for each
     mean excess of these 30 %.
     """
+    values, reference = values.double().cpu(), reference.double().cpu()
     threshold, scale = _tail(reference)
     inside = -torch.log1p(-shares_below(values.clamp(max=threshold), reference, scale=scale))
     return inside + ((values - threshold) / scale).clamp(min=0)
@@ -179,7 +180,7 @@ def _tail(reference: Tensor) -> tuple[float, float]:
 
 
 def shares_below(values: Tensor, reference: Tensor, *, scale: float) -> Tensor:
-    """Return the share of the reference below each value, (n,) in float64, strictly between 0 and 1.
+    """Return the share of the reference below each value, (n,) in float64, on the CPU, strictly between 0 and 1.
 
     Of equal values half count; between values of the reference the share is interpolated, so that it keeps the order.
     Beyond the m values of the reference, 1/2m falls off as 1 / (1 + distance / scale).
