@@ -136,6 +136,35 @@ def test_novelty_percentiles_are_uniform_on_the_index_itself(build, net, data):
     assert far.percentile.max() <= 100 and far.percentile.min() >= 0
 
 
+def test_what_an_index_stores_is_enough_to_ask(build, net, data, new):
+    """The model is called for the new inputs alone, as often for many rows as for few; the data set is not there."""
+    few = tuple(part[:8] for part in data)
+    counts = {}
+    for name, given in (("many", data), ("few", few)):
+        path = build(name, data=given).path
+        index = lw.Index(path, model=net)
+        index.explain(new)  # traces and checks the model
+        seen = []
+        handle = net.register_forward_hook(
+            lambda module, inputs, outputs, seen=seen: seen.append(len(inputs[0]))
+        )
+        index.novelty(new)
+        index.reliability(new)
+        index.explain(new)
+        handle.remove()
+        counts[name] = seen
+    assert counts["many"] == counts["few"]
+    assert 0 < max(counts["many"]) <= len(new)
+
+
+def test_errors_do_not_depend_on_how_many_inputs_go_together(build, net, new):
+    path = build().path
+    index, tight = lw.Index(path, model=net), lw.Index(path, model=net, max_memory=2**20)
+    tight._max_memory = 2**14  # one input
+    torch.testing.assert_close(index.nearest(new).errors, tight.nearest(new).errors)
+    torch.testing.assert_close(index.novelty(new).errors, tight.novelty(new).errors)
+
+
 def test_explanations_show_neighbors_with_labels_and_pictures(build, data, new):
     names = [f"sample-{i}" for i in range(40)]
     texts = [f"text {i}" for i in range(40)]

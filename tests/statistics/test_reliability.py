@@ -460,3 +460,16 @@ def test_probabilities_are_needed_where_they_were_calibrated_on_and_unknown_clas
     without = lw.calibrate(held._replace(probabilities=None), truth)
     assert without.temperature is None
     torch.testing.assert_close(without(held), without(held._replace(probabilities=None)))
+
+
+def test_sketched_novelty_costs_one_forward_pass_more_than_its_first_ingredient(digits):
+    x, _, model = digits
+    counts = {}
+    for parameters in (None, "auto", "features"):
+        gram, seen = lw.GramMatrix(model, x[400:450], columns=x[:300]), []
+        handle = model.register_forward_hook(lambda module, i, o, seen=seen: seen.append(len(i[0])))
+        lw.novelty(gram, parameters=parameters, sketch=256)
+        handle.remove()
+        counts[parameters] = sum(seen)
+    assert 350 <= counts["features"] <= 360
+    assert counts["auto"] - counts[None] <= 360

@@ -6,7 +6,7 @@ the best candidates again, from the data set.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -693,28 +693,32 @@ class Index:
 
     def _standard_errors(self, sketches: Tensor, places: Tensor, centered: bool) -> Tensor:
         """Return the standard errors of similarities of inputs with rows at places (n, k)."""
-        d = self.manifest["projection"]["outputs"]
         found = []
-        for sketch, some in zip(sketches.double(), places, strict=True):
-            one, others = sketch[None], self._columns.sketches(some)
+        for ones, others in self._sketches_at(sketches, places):
             if centered:
-                one, others = (normalize(part - self._columns.mean, dim=1) for part in (one, others))
-            found.append(similarity_errors(one, others, d, self._dependent_buckets)[0])
-        return torch.stack(found) * self._columns.error_factors[0 if centered else 1]
+                ones, others = (normalize(part - self._columns.mean, dim=2) for part in (ones, others))
+            found.append(self._similarity_errors(ones, others)[:, 0])
+        return torch.cat(found) * self._columns.error_factors[0 if centered else 1]
 
     def _closeness_errors(self, sketches: Tensor, places: Tensor) -> Tensor:
         """Return the standard errors of the mean similarity of inputs to the rows at places (n, k)."""
-        d = self.manifest["projection"]["outputs"]
         errors = [  # the mean similarity to rows is that to their mean
-            similarity_errors(
-                sketch[None],
-                self._columns.sketches(some).mean(0, keepdim=True),
-                d,
-                self._dependent_buckets,
-            )[0, 0]
-            for sketch, some in zip(sketches.double(), places, strict=True)
+            self._similarity_errors(ones, others.mean(1, keepdim=True))[:, 0, 0]
+            for ones, others in self._sketches_at(sketches, places)
         ]
-        return torch.stack(errors) * self._columns.error_factors[1]
+        return torch.cat(errors) * self._columns.error_factors[1]
+
+    def _sketches_at(self, sketches: Tensor, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield those of some inputs, (b, 1, width), and of the rows at their places, (b, k, width), in float64."""
+        size = 64 * max(1, places.shape[1]) * sketches.shape[1]  # bytes, with what errors are computed from
+        together = max(1, min(TOGETHER, self._max_memory // size))
+        for ones, some in zip(sketches.split(together), places.split(together), strict=True):
+            rows = self._columns.sketches(some.flatten())
+            yield ones.double()[:, None], rows.view(*some.shape, -1)
+
+    def _similarity_errors(self, rows: Tensor, columns: Tensor) -> Tensor:
+        outputs = self.manifest["projection"]["outputs"]
+        return similarity_errors(rows, columns, outputs, self._dependent_buckets)
 
     def _targets(self, new: Batches) -> PredictionTargets:
         """Return predictions of new inputs, and labels and predictions of the rows."""
