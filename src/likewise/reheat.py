@@ -46,6 +46,7 @@ from likewise.votes import class_votes
 from likewise.watch import Watch
 
 MEMORIZED = 0.95  # training accuracy from which a network counts as memorized
+NEARLY_ALL = 0.99  # the same where neighbors support as much: wrong labels may be the few that are not reproduced
 NO_JUDGE, UNJUDGED = (
     0.03,
     0.85,
@@ -180,8 +181,8 @@ def reheat(
     The model, its mode, its gradients and all random generators are afterwards as before. Every parameter that
     requires grad is trained; modules are in training mode. A round begins from the memorized weights, holds the rate
     for the first half of its epochs and lets it fall to 0 over the second. Where the network reproduces fewer than
-    `memorized_above` of the labels nothing is done, and `skipped` says so: it still tells wrong labels from right ones
-    itself, and reheating would do harm.
+    `memorized_above` of the labels, or fewer than 99 % and neighbors support them all, nothing is done, and `skipped`
+    says so: it still tells wrong labels from right ones itself, and reheating would do harm.
 
     The rate is the one after which training accuracy is within 0.07 of `target`: a range test raises it step by step,
     from 1e-5, until the accuracy of the last few training batches falls to the target; rounds that then miss it are
@@ -429,6 +430,10 @@ class _Run:
         if self.settings.learning_rate is not None:
             return replace(progress, rate=self.settings.learning_rate)
         target = self._target(progress.accuracy_before)
+        if target is None:
+            share = 100 * progress.accuracy_before
+            reason = f"the network reproduces {share:.0f} % of the labels, and neighbors support no fewer"
+            return replace(progress, skipped=f"{reason}: nothing tells that wrong ones are among them")
         rate, steps = self._range_test(target)
         progress = replace(progress, target=target, epochs=steps / self.samples.step_count(self.size))
         if rate is None:
@@ -436,8 +441,11 @@ class _Run:
             return replace(progress, skipped=f"{reason}: give another optimizer")
         return replace(progress, rate=rate)
 
-    def _target(self, learned: float) -> float:
-        """Return the training accuracy to fall to: what neighbors support, where they do not support everything."""
+    def _target(self, learned: float) -> float | None:
+        """Return the training accuracy to fall to: what neighbors support, where they do not support everything.
+
+        None where they support what was learned, and that is not all: the network may be right on the rest.
+        """
         if self.settings.target is not None:
             return self.settings.target
         labels = self.samples.labels
@@ -448,7 +456,10 @@ class _Run:
             votes = class_votes(gram, labels, sketch=self.settings.sketch)
         supported = float((votes.cpu().argmax(1) == labels).double().mean())
         usual = float(torch.bincount(labels).max()) / len(labels)  # by always naming the largest class
-        judged = UNJUDGED if learned - supported < NO_JUDGE else supported
+        unjudged = learned - supported < NO_JUDGE
+        if unjudged and learned < NEARLY_ALL and self.settings.memorized_above > 0:
+            return None
+        judged = UNJUDGED if unjudged else supported
         return max(judged, usual + LEAST_KEPT * (1 - usual))
 
     def _range_test(self, target: float) -> tuple[float | None, int]:
