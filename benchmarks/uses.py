@@ -37,6 +37,7 @@ LABELS = (
     "self-influence",
     "TRAK",
 )
+OWN = ("likewise", "with record", "reheated", "reheated with record", "margin over training")
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
@@ -77,6 +78,27 @@ def _scores(found: list[Any]) -> list[str]:
     gaps = [scores["likewise"][0] - scores["cross-validation"][0] for *_, scores in found]
     gap = f"{statistics.mean(gaps):+.2f} ± {interval(gaps):.2f}".replace("0.", ".")
     return [*best(means, True, ".2f"), gap]
+
+
+def own_rankings(rows: Rows, peers: Rows) -> str:
+    """Return what one network can do more, beside cross-validation on the same labels, a row a noise."""
+    validated = {tuple(row["setting"].values()): row for row in peers}
+    cases = []
+    for row in rows:
+        known = validated[tuple(row["setting"].values())]
+        for stage in STAGES:
+            scores = {name: row[stage]["scores"][name][0] for name in OWN}
+            scores["cross-validation"] = known[stage]["scores"]["cross-validation"][0]
+            cases.append((stage, row["setting"]["noise"], row["setting"]["data"], scores))
+    names, body = (*OWN, "cross-validation"), []
+    for (stage, noise, data), found in sorted(grouped(cases, lambda c: c[:3]).items()):
+        means = [statistics.mean(c[3][name] for c in found) for name in names]
+        body.append([stage, noise, SHORT[data], str(len(found)), *best(means, True, ".2f")])
+    for stage in STAGES:
+        here = [c[3] for c in cases if c[0] == stage]
+        means = [statistics.mean(c[name] for c in here) for name in names]
+        body.append([f"**{stage}**", "", "", str(len(here)), *best(means, True, ".3f")])
+    return table(["network", "noise", "data", "runs", *names], body)
 
 
 def areas_of_labels(rows: Rows) -> str:
@@ -348,6 +370,7 @@ def main() -> None:
     results = {file.stem: lines(file) for file in sorted(FOLDER.glob("*.jsonl"))}
     made = {
         "labels": labels(results["labels"]),
+        "own labels": own_rankings(results["labels_own"], results["labels"]),
         "areas of labels": areas_of_labels(results["labels"]),
         "flags": flags(results["label_flags"]),
         "novelty": novelty(results["novelty"]),
