@@ -468,25 +468,19 @@ def test_any_sample_that_is_open_can_be_decided(page, run):
     assert under_review(page) == first
 
 
-def test_a_suggestion_that_neighbors_do_not_support_is_not_taken_at_one_key(page):
-    source = "".join((STATIC / f"{name}.js").read_text() for name in ("data", "map", "review"))
-    labels = [0, 1, 1, 2, 2, 0, 3, 3, 3, 0]  # sample 0 has the others as neighbors, by their order
-
-    def doubtful(neighbors, suggested, said):
-        columns = {
-            "label": {"kind": "i", "values": labels},
-            "suggested_label": {"kind": "i", "values": [suggested] * 10},
-            "prediction": {"kind": "i", "values": [said] * 10},
-        }
-        data = {"n": 10, "k": 4, "classes": list("abcd"), "columns": columns, "neighbors": neighbors}
-        typed = "data.neighbors = Uint32Array.from(data.neighbors)"
-        return page.evaluate(f"(data) => {{ {source}; {typed}; return isDoubtful(data, 0); }}", data)
-
-    assert not doubtful([1, 2, 3, 4], 1, 0)  # half of them
-    assert doubtful([1, 3, 6, 7], 1, 0)  # one of four, and the network says otherwise
-    assert not doubtful([1, 3, 6, 7], 1, 1)  # more than have its own label, and the network says so
-    assert doubtful([1, 5, 6, 7], 1, 1)  # as many have its own
-    assert not doubtful([6, 7, 8, 5], 0, 0)  # nothing else is suggested
+def test_a_suggestion_that_neighbors_do_not_support_is_not_taken_at_one_key(browser, tmp_path):
+    run = synthetic_run(300)  # neighbors are of its own class: what is flagged has another label suggested
+    run.columns["prediction"] = run.columns["label"]
+    path = tmp_path / "report.html"
+    path.write_text(page_of(run))
+    page, heard = opened(browser, path)
+    sample = under_review(page)
+    assert "unlike most of them; perhaps" in page.inner_text("#review .verdict-line")
+    page.locator("#review").scroll_into_view_if_needed()
+    page.keyboard.press("l")
+    page.wait_for_selector("#picker[open]")
+    assert under_review(page) == sample and decided(page) == 0 and heard["errors"] == []
+    page.context.close()
 
 
 def test_the_formula_of_the_page_is_that_of_python(page):

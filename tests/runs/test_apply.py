@@ -170,6 +170,16 @@ def test_a_hugging_face_dataset_has_class_names(here):
     assert again["kind"][:4] == [0, 1, 0, 0] and again.features["kind"] == names
 
 
+def test_a_wrong_label_that_its_neighbors_vote_for_does_not_stay(here):
+    run = lw.Analysis("row-run")
+    table = run.table
+    same = int((table["suggested_label"] == table["label"]).idxmax())
+    other = int((table["suggested_label"] != table["label"]).idxmax())
+    with pytest.warns(UserWarning, match=rf"1 of the labels .* no other one suggested.*left out: {same}\."):
+        found = lw.apply_decisions(run, {same: "wrong", other: "wrong"}, wrong="suggested")
+    assert not found.kept[same] and found.kept[other] and found.relabeled == 1 and found.dropped == 1
+
+
 def test_what_the_reviewer_left_open_is_dropped_suggested_or_kept(here):
     run = lw.Analysis("row-run")
     votes = run.table["suggested_label"]

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -12,6 +13,7 @@ from serve_process import Server
 import likewise as lw
 
 pytestmark = pytest.mark.browser
+COMPONENTS = Path(lw.__file__).parent / "components"
 DROP = """
 async ([address, name]) => {
   const bytes = Uint8Array.from(atob(address), (c) => c.charCodeAt(0));
@@ -109,6 +111,50 @@ def test_keys_decide_at_once_and_decisions_are_in_the_run_folder(browser, live):
         samples[2]
     ] == "cow"
     assert heard["errors"] == []
+
+
+def test_a_doubtful_suggestion_is_not_taken_at_one_key(browser):
+    page = browser.new_page()
+    page.set_content("<div id=queue></div>")
+    script = (COMPONENTS / "components.js").read_text()
+    entries = [
+        {"sample": 4, "name": "a", "label": 0, "label_name": "ant", "suggested_label": 1, "doubtful": True},
+        {"sample": 5, "name": "b", "label": 0, "label_name": "ant", "suggested_label": 1, "doubtful": False},
+        {"sample": 6, "name": "c", "label": 1, "label_name": "bee", "suggested_label": 1, "doubtful": False},
+    ]
+    entries = [
+        {**entry, "suggested_label_name": "bee", "neighbors": [], "picture": None} for entry in entries
+    ]
+    page.evaluate(
+        """async ([script, entries]) => {
+          const { mountReview } = await import("data:text/javascript," + encodeURIComponent(script));
+          window.kept = {};
+          const load = async (start, count) => entries.slice(start, start + count);
+          const decide = async (sample, decision) => { window.kept[sample] = decision; };
+          const counts = { total: entries.length, flagged: entries.length, decisions: {} };
+          const source = { classes: ["ant", "bee"], ...counts, load, decide, everywhere: true };
+          mountReview(document.getElementById("queue"), source);
+        }""",
+        [script, entries],
+    )
+    page.wait_for_selector(".lw-card[data-sample='4'] [data-doubtful]")
+    assert "perhaps bee" in page.inner_text(".lw-question")
+    page.keyboard.press("l")
+    page.wait_for_selector(".lw-field:focus")
+    assert page.get_attribute(".lw-card", "data-sample") == "4" and page.evaluate("window.kept") == {}
+    page.fill(".lw-field", "bee")
+    page.dispatch_event(".lw-field", "change")  # once more when the field goes: not about the next sample
+    page.wait_for_selector(".lw-card[data-sample='5']")
+    page.wait_for_selector("#queue[data-saving='0']")
+    assert list(page.evaluate("window.kept")) == ["4"]
+    assert "looks like bee" in page.inner_text(".lw-question")
+    page.keyboard.press("l")
+    page.wait_for_selector(".lw-card[data-sample='6'] [data-verdict=relabel][disabled]")
+    page.keyboard.press("l")  # it looks like its label: nothing to take
+    page.wait_for_selector("#queue[data-saving='0']")
+    relabeled = {"verdict": "relabel", "label": 1}
+    assert page.evaluate("window.kept") == {"4": relabeled, "5": relabeled}
+    page.close()
 
 
 def test_the_report_is_shown_and_its_decisions_are_the_same(browser, live):

@@ -69,6 +69,7 @@ export function mountReview(root, source) {
   let saving = Promise.resolve();
   const pending = new Map(); // sample -> how many of its decisions are on their way
   const current = () => entries[at];
+  const isOther = (entry) => entry.suggested_label != null && entry.suggested_label !== entry.label;
 
   // One after the other: two that ask for more in the same moment get the same samples.
   const fill = (place) => (filling = filling.then(() => load(place)));
@@ -94,9 +95,17 @@ export function mountReview(root, source) {
     fill(Math.min(source.total - 1, at + 3)); // the next ones, while this one is looked at
   }
 
+  // A suggestion that few neighbors carry is not taken at one key: the field of classes is opened.
+  function decideByKey(verdict) {
+    const entry = current();
+    if (verdict !== "relabel" || !entry?.doubtful) return decide(verdict);
+    root.querySelector(".lw-field")?.focus();
+  }
+
   function decide(verdict, label) {
     const entry = current();
     if (!entry) return;
+    if (verdict === "relabel" && label == null && !isOther(entry)) return; // there is no other label to take
     const decision = verdict === "relabel" ? { verdict, label: label ?? entry.suggested_label } : { verdict };
     past.push({ sample: entry.sample, before: decisions[entry.sample] ?? null, at });
     save(entry.sample, decision);
@@ -144,13 +153,14 @@ export function mountReview(root, source) {
     const button = (key) =>
       element(
         "button",
-        { type: "button", class: `lw-button${mine?.verdict === KEYS[key] ? " lw-chosen" : ""}`, "data-verdict": KEYS[key], onclick: () => decide(KEYS[key]) },
-        KEYS[key] === "relabel" && entry.suggested_label_name ? `it is ${entry.suggested_label_name}` : VERDICTS[KEYS[key]],
+        { type: "button", class: `lw-button${mine?.verdict === KEYS[key] ? " lw-chosen" : ""}`, "data-verdict": KEYS[key], disabled: KEYS[key] === "relabel" && !isOther(entry), onclick: () => decide(KEYS[key]) },
+        KEYS[key] === "relabel" && isOther(entry) ? `it is ${entry.suggested_label_name}` : VERDICTS[KEYS[key]],
         element("kbd", {}, key),
       );
-    const question = entry.suggested_label_name
-      ? element("p", { class: "lw-question" }, "Labeled ", element("strong", {}, entry.label_name), ", looks like ", element("strong", { class: "lw-accent" }, entry.suggested_label_name))
-      : element("p", { class: "lw-question" }, entry.label_name ?? entry.name);
+    const told = entry.doubtful ? ", unlike most of them; perhaps " : ", looks like ";
+    const question = isOther(entry)
+      ? element("p", { class: "lw-question", "data-doubtful": entry.doubtful }, "Labeled ", element("strong", {}, entry.label_name), told, element("strong", { class: "lw-accent" }, entry.suggested_label_name))
+      : element("p", { class: "lw-question" }, entry.label_name == null ? entry.name : `Labeled ${entry.label_name}${entry.suggested_label == null ? "" : ", and looks like it"}`);
     const facts = [entry.name, entry.label_suspicion != null && `suspicion ${entry.label_suspicion.toFixed(2)}`, entry.chance_wrong != null && `${chance(entry.chance_wrong)} likely wrong`, said && `you said: ${said}`];
     return [
       element(
@@ -169,7 +179,7 @@ export function mountReview(root, source) {
           question,
           element("p", { class: "lw-quiet" }, facts.filter(Boolean).join(" · ")),
           element("div", { class: "lw-buttons" }, ...Object.keys(KEYS).map(button)),
-          picker(),
+          picker(entry),
           element("p", { class: "lw-head" }, "Most similar samples"),
           element("div", { class: "lw-tiles" }, ...entry.neighbors.map((near) => neighborTile(near, near.label === entry.label))),
         ),
@@ -185,12 +195,12 @@ export function mountReview(root, source) {
     ];
   }
 
-  function picker() {
+  function picker(entry) {
     if (!source.classes) return null;
     const list = element("datalist", { id: "lw-classes" }, ...source.classes.map((name) => element("option", { value: name })));
     const choose = (event) => {
       const number = source.classes.indexOf(event.target.value);
-      if (number >= 0) decide("relabel", number);
+      if (number >= 0 && entry === current()) decide("relabel", number); // a field that is taken off the page may say it again
     };
     return element("label", { class: "lw-quiet" }, "or type its class ", element("input", { type: "text", class: "lw-field", list: "lw-classes", size: 16, onchange: choose }), list);
   }
@@ -199,7 +209,7 @@ export function mountReview(root, source) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || !root.isConnected || root.offsetParent === null) return;
     if (event.target.closest?.("input, select, textarea")) return;
     const acts = { ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), z: undo };
-    const act = acts[event.key] ?? (KEYS[event.key] && (() => decide(KEYS[event.key])));
+    const act = acts[event.key] ?? (KEYS[event.key] && (() => decideByKey(KEYS[event.key])));
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();

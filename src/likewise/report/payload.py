@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from likewise.manifest import read_manifest
+from likewise.report.suggestions import doubtful_suggestions
 from likewise.report.words import STATUSES, WORDS
 from likewise.thumbnails import Picture, escape_controls
 
@@ -131,6 +132,7 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
         "directions": _directions(run, blob),
         "duplicates": _duplicates(run, blob),
         "neighbors": blob.array(run.indices.astype("u4")),
+        "doubtful": blob.array(doubtful_suggestions(run.columns, run.indices).astype("u1")),
         "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 5000).astype("u2")),
         "counts": blob.array(run.counts.astype("u2" if run.n < 2**16 else "u4")),
         "pictures": {

@@ -1,5 +1,6 @@
 """Decisions of a person applied to the labels of a run: `likewise.apply_decisions`, `likewise apply`."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,7 +50,8 @@ def apply_decisions(
             stands for the first and the third.
         out: Where to; by default beside the working directory's files, under a name that says what it is.
         wrong: What becomes of samples whose label is wrong without a better one: "drop" leaves them out,
-            "suggested" gives them the label that their neighbors vote for, "keep" leaves them as they are.
+            "suggested" gives them the label that their neighbors vote for, and leaves out with a warning those whose
+            neighbors vote for the label that is wrong, "keep" leaves them as they are.
         data: The data set, if it is not where it was: a path, or a Hugging Face dataset.
         force: Replace what an earlier call wrote. Data and run are never replaced.
 
@@ -119,6 +121,7 @@ def _correct(run: Analysis, decisions: Sequence[Decision], wrong: Wrong) -> Corr
     before = table["label"].to_numpy().astype(np.int64)
     labels, kept = before.copy(), np.ones(len(before), dtype=bool)
     suggested = table["suggested_label"].to_numpy() if "suggested_label" in table else before
+    unhelped = list[int]()
     for sample, verdict, label in decisions:
         if verdict == "relabel":
             if label is None:
@@ -128,8 +131,18 @@ def _correct(run: Analysis, decisions: Sequence[Decision], wrong: Wrong) -> Corr
             labels[sample] = label
         elif verdict == "wrong" and wrong == "suggested":
             labels[sample] = suggested[sample]
+            if labels[sample] == before[sample]:
+                kept[sample] = False
+                unhelped.append(sample)
         elif verdict == "drop" or (verdict == "wrong" and wrong == "drop"):
             kept[sample] = False
+    if unhelped:
+        some = ", ".join(map(str, unhelped[:5])) + (", …" if len(unhelped) > 5 else "")
+        warnings.warn(
+            f"{len(unhelped):,} of the labels that were judged wrong have no other one suggested, and their samples are "
+            f'left out: {some}. Choose a class for each in the review, or give wrong="keep" (--wrong keep).',
+            stacklevel=3,
+        )
     if not kept.any():
         raise ValueError("Every sample would be dropped: there would be no data left.")
     return Corrections(run, labels, kept, _log(run, decisions, labels, kept))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from likewise.index.explanation import picture_text
+from likewise.report.suggestions import doubtful_suggestions
 from likewise.thumbnails import Picture, escape_controls
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ReviewQueue:
             table["label_issue"].to_numpy() if "label_issue" in table else np.zeros(len(table), dtype=bool)
         )
         self.order = np.lexsort((-score, ~flagged))
+        self._doubtful = doubtful_suggestions(table, run.neighbor_matrix)
         self.flagged = int(flagged.sum())
 
     def __len__(self) -> int:
@@ -83,6 +85,7 @@ class ReviewQueue:
                 value = float(row[column])
                 found[column] = None if np.isnan(value) else value
         found["flagged"] = bool(row.get("label_issue", False))
+        found["doubtful"] = bool(self._doubtful[sample])
         return found
 
     def class_name(self, number: int) -> str:
@@ -134,7 +137,8 @@ def _tile(entry: dict[str, Any]) -> str:
         shown = html.escape(str(picture["content"])[:200])
     told = html.escape(entry.get("label_name", ""))
     if entry["flagged"]:
-        told += f", looks like <b>{html.escape(entry['suggested_label_name'])}</b>"
+        looks = "perhaps" if entry["doubtful"] else "looks like"
+        told += f", {looks} <b>{html.escape(entry['suggested_label_name'])}</b>"
     return f'<figure style="margin:0;width:110px;overflow:hidden">{shown}<figcaption>{told}</figcaption></figure>'
 
 

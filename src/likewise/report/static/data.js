@@ -40,6 +40,7 @@ function unpack(buffer) {
     statuses: Object.assign(Object.create(null), header.statuses),
     columns,
     neighbors: array(header.neighbors),
+    doubtful: array(header.doubtful),
     similarities: array(header.similarities),
     counts: array(header.counts),
     duplicates: header.duplicates && Object.fromEntries(Object.entries(header.duplicates).map(([name, where]) => [name, array(where)])),

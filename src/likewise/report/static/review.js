@@ -246,14 +246,8 @@ function countVotes(data, sample) {
   return { votes: labeled("suggested_label"), same: labeled("label"), all: others.length };
 }
 
-// Whether another label is suggested that neither half of the nearest neighbors carry, nor the network and more of them than carry its own.
-function isDoubtful(data, sample) {
-  const { label, suggested_label: suggested, prediction } = data.columns;
-  if (suggested.values[sample] === label.values[sample]) return false;
-  const { votes, same, all } = countVotes(data, sample);
-  const isSaid = prediction && isClass(data, "prediction") && prediction.values[sample] === suggested.values[sample];
-  return 2 * votes < all && !(isSaid && votes > same);
-}
+// Whether another label is suggested that the nearest neighbors hardly carry: by likewise.report.suggestions.
+const isDoubtful = (data, sample) => data.doubtful[sample] === 1;
 
 // How the nearest neighbors are labeled, for and against the suggested label.
 function votesText(data, sample) {

@@ -1,0 +1,33 @@
+"""Which suggested labels are doubtful: the one rule by which report, live page and notebook do not take them unseen."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def doubtful_suggestions(columns: Mapping[str, Any], neighbors: np.ndarray) -> np.ndarray:
+    """Return where another label is suggested that the nearest neighbors hardly carry, (n,).
+
+    A suggestion stands where half of the nearest neighbors are labeled so, or where the network predicts it and more
+    of them carry it than the sample's own label.
+
+    Args:
+        columns: Of a run's table: label and suggested_label, numbers of classes; prediction where there is one.
+        neighbors: (n, k) numbers of samples.
+
+    Returns:
+        (n,) truth values; none is true where there is no label or no suggestion.
+
+    """
+    if "label" not in columns or "suggested_label" not in columns:
+        return np.zeros(len(neighbors), dtype=bool)
+    label, suggested = (np.asarray(columns[name]) for name in ("label", "suggested_label"))
+    labels = label[neighbors]
+    votes = (labels == suggested[:, None]).sum(1)
+    same = (labels == label[:, None]).sum(1)
+    prediction = np.asarray(columns["prediction"]) if "prediction" in columns else None
+    is_class = prediction is not None and prediction.dtype.kind in "iu"
+    predicted = prediction == suggested if is_class else np.zeros(len(label), dtype=bool)
+    supported = (2 * votes >= neighbors.shape[1]) | (predicted & (votes > same))
+    return (suggested != label) & ~supported
