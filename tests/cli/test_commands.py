@@ -382,6 +382,12 @@ def test_what_is_no_readout_is_refused(tmp_path, monkeypatch, capsys, readout):
     assert "readout" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_json_is_short_for_format_json_in_every_command(capsys):
+    for words in (["doctor", "--json"], ["doctor", "--format", "json"]):
+        assert exit_code(words) == 0
+        assert "python" in json.loads(capsys.readouterr().out)
+
+
 def test_columns_that_the_model_does_not_take_are_named(tmp_path, capsys):
     (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2)\n")
     rows = "\n".join(f"{i},{i % 3},{i % 5},{'ab'[i % 2]}" for i in range(12))

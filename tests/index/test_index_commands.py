@@ -73,6 +73,25 @@ def test_images_are_asked_about(indexes, made, capsys):
     assert found[0]["novelty_percentile"] is not None and isinstance(found[0]["trusted"], bool)
 
 
+def test_labels_of_a_new_table_are_the_classes_of_the_index(indexes, made, capsys, tmp_path):
+    lines = (made / "table" / "wine.csv").read_text().splitlines()
+    last = [line for line in lines[1:] if line.endswith(lines[-1].rpartition(",")[2])]  # of one class only
+    (tmp_path / "new.csv").write_text("\n".join([lines[0], *last[:3]]))
+    index = lw.Index(indexes / "table")
+    for found in answers(capsys, indexes / "table", tmp_path / "new.csv"):
+        assert (
+            found["label_name"] == last[0].rpartition(",")[2]
+            and index.classes[found["label"]] == found["label_name"]
+        )
+        assert ("its own label" in " ".join(found["reasons"])) == (found["label"] != found["prediction"])
+    other = [line.rpartition(",")[0] + ",vinegar" for line in last[:2]]
+    (tmp_path / "other.csv").write_text("\n".join([lines[0], *other]))
+    assert exit_code(["ask", str(indexes / "table"), str(tmp_path / "other.csv")]) == 0
+    heard = capsys.readouterr()
+    assert "note: vinegar is no class of the index" in heard.err and "its own label" not in heard.out
+    assert "the network was not trained again" in heard.out  # what would change the prediction
+
+
 def test_columns_of_a_new_table_are_found_by_their_names(indexes, made, capsys, tmp_path):
     lines = (made / "table" / "wine.csv").read_text().splitlines()
     (tmp_path / "new.csv").write_text("\n".join(lines[:4]))
@@ -200,6 +219,7 @@ def test_a_page_shows_the_answers_escaped(indexes, tmp_path, monkeypatch, capsys
         and "http" not in content.split("</style>")[1]
     )
     assert "±" in capsys.readouterr().out
+    assert '<p class="change">' in content
 
 
 @pytest.mark.parametrize(

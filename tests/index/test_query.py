@@ -179,6 +179,44 @@ def test_explanations_show_neighbors_with_labels_and_pictures(build, data, new):
     assert json.loads(json.dumps(one.as_dict()))["neighbors"][0]["picture"] == texts[first.row]
 
 
+def test_a_prediction_that_is_not_the_known_label_is_not_trusted(build, data, new):
+    index = build(classes=["a", "b", "c"])
+    plain = index.explain(new)
+    predictions = torch.tensor([one.prediction for one in plain])
+    assert all(one.label is None for one in plain)
+    for one, told in zip(plain, index.explain((new, predictions)), strict=True):
+        assert told.reasons == one.reasons and told.label == one.prediction
+    for told in index.explain((new, (predictions + 1) % 3)):
+        label = "abc"[(told.prediction + 1) % 3]
+        assert (
+            not told.trusted and told.reasons[0] == f"its own label is {label}" == told.verdict.split("; ")[0]
+        )
+        assert told.as_dict()["label_name"] == label
+
+
+def test_weak_agreement_and_confidence_are_caveats_and_only_without_them_there_is_no_sign():
+    from likewise.index.explanation import Explanation
+
+    def explain(agreement=0.95, confidence=0.95, percentile=50.0, prediction=1):
+        name = "bee" if prediction == 1 else ""
+        return Explanation(prediction, name, confidence, (), agreement, 0.1, 0.5, percentile, 0.01)
+
+    assert explain().headline == "bee (95%): no sign against it"
+    assert explain(agreement=0.55).verdict == "not certain: the labels of its neighbors agree with it by 55%"
+    assert explain(confidence=0.6).caveats == ("the network is 60% sure",)
+    assert len(explain(0.6, 0.6, 97.0).caveats) == 3 and explain(0.6, 0.6, 97.0).trusted
+    assert explain(agreement=0.4).reasons and not explain(agreement=0.4).caveats
+    assert explain(0.6, None, prediction=[0.25, 1.5]).headline == "0.25, 1.5: no sign against it"
+
+
+def test_a_printed_explanation_is_a_few_lines(build, new):
+    one = build(classes=["a", "b", "c"], show=[f"text {i} " * 40 for i in range(40)]).explain(new, k=8)[0]
+    lines = str(one).splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) < 400 and "and 3 more" in lines[2]
+    assert lines[0] == one.headline and lines[3] == one.counterfactual.text
+    assert repr(one) == f"Explanation({one.headline}, 8 neighbors)"
+
+
 def test_an_explanation_reads_the_rows_once_and_says_what_is_sketched(build, data, new, monkeypatch):
     from likewise.index.pairs import IndexPairs
 

@@ -229,6 +229,12 @@ def test_a_sample_says_whether_its_prediction_can_be_trusted(page, run):
     expect(page.locator("#drawer-title")).to_have_text(f"{EVIL}{near}")
     assert "do not rely" not in page.inner_text("#drawer .trust")
     assert f"{table['shift'][near]:.3f}" in page.inner_text("#drawer .trust")
+    wrong = table.index[table["label"] != table["prediction"]]
+    for sample in wrong[:3]:
+        page.evaluate(f"location.hash = 'sample={sample}'")
+        expect(page.locator("#drawer-title")).to_have_text(f"{EVIL}{sample}")
+        told = page.inner_text("#drawer .trust")
+        assert "no sign against it" not in told and "the label or the prediction is wrong" in told
 
 
 def test_an_open_sample_says_its_label_its_prediction_and_why_to_relabel_it(page, run):

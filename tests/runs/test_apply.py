@@ -175,7 +175,9 @@ def test_a_wrong_label_that_its_neighbors_vote_for_does_not_stay(here):
     table = run.table
     same = int((table["suggested_label"] == table["label"]).idxmax())
     other = int((table["suggested_label"] != table["label"]).idxmax())
-    with pytest.warns(UserWarning, match=rf"1 of the labels .* no other one suggested.*left out: {same}\."):
+    with pytest.warns(
+        UserWarning, match=rf"1 of the labels .* no other one suggested.* are left out: {same}\."
+    ):
         found = lw.apply_decisions(run, {same: "wrong", other: "wrong"}, wrong="suggested")
     assert not found.kept[same] and found.kept[other] and found.relabeled == 1 and found.dropped == 1
 

@@ -77,10 +77,19 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
 
 
+def _expand_json(words: list[str]) -> list[str]:
+    """Return words with --json as --format json, up to what a command passes on."""
+    if words[:1] == ["reproduce"]:
+        return words
+    ends = words.index("--") if "--" in words else len(words)
+    parts = [["--format", "json"] if word == "--json" else [word] for word in words[:ends]]
+    return [word for part in parts for word in part] + words[ends:]
+
+
 def exit_code(given: list[str]) -> int:
     """Return what the command ends with, having said why. SIGTERM ends it as Ctrl-C does."""
     verbose = "--traceback" in given
-    words = [word for word in given if word != "--traceback"]
+    words = _expand_json([word for word in given if word != "--traceback"])
     try:
         with warnings.catch_warnings(), _terminated_as_interrupted():
             warnings.showwarning = _show_warning

@@ -18,6 +18,7 @@ from likewise.cli.options import (
     open_inputs,
     read_batches,
     read_part,
+    renumber_classes,
     takes_settings,
     tokenization,
 )
@@ -152,7 +153,6 @@ def ask(
     opened: Annotated[
         bool, typer.Option("--open", help="Write an HTML page, and open it in the browser.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -171,7 +171,7 @@ def ask(
         print_message(f"page: {page}")
     facts = [{"name": answer.name, **answer.explanation.as_dict()} for answer in answers]
     lines = [line for answer in answers for line in _tell_answer(answer)]
-    print_result(Format.json if as_json else form, {"index": str(folder), "answers": facts}, *lines)
+    print_result(form, {"index": str(folder), "answers": facts}, *lines)
 
 
 def select(
@@ -392,7 +392,18 @@ def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
         max_memory=settings.max_memory or 2**31,
     )
     print_message(*(f"note: {note}" for note in read.notes))
-    return read
+    return _number_labels(read, index.classes)
+
+
+def _number_labels(read: "Read", classes: list[str] | None) -> "Read":
+    """Return new inputs with their labels, if they have any, numbered as the classes of the index are."""
+    if read.labels is None or read.classes is None or classes is None:
+        return read
+    unknown = [name for name in read.classes if name not in classes]
+    if unknown:
+        print_message(f"note: {unknown[0]} is no class of the index: labels of the new inputs are left out.")
+        return read._replace(labels=None, classes=None)
+    return renumber_classes(read, tuple(classes))
 
 
 def _size_of_images(index: "Index") -> tuple[int, int] | None:
@@ -404,16 +415,6 @@ def _size_of_images(index: "Index") -> tuple[int, int] | None:
 
 def _tell_answer(answer: "Answer") -> list[str]:
     told = answer.explanation
-    said = [answer.name]
-    if told.prediction is not None:
-        sure = "" if told.confidence is None else f" ({told.confidence:.0%})"
-        said.append(f"{told.prediction_name or told.prediction}{sure}")
-    fine = (
-        "nothing speaks against it"
-        if told.prediction is not None
-        else "nothing unusual; there are no labels here"
-    )
-    said.append(fine if told.trusted else "; ".join(told.reasons))
     rows = [
         {
             "row": near.sample.row,
@@ -425,11 +426,13 @@ def _tell_answer(answer: "Answer") -> list[str]:
         }
         for near in told.neighbors
     ]
-    novelty = f"novelty {told.novelty:.3f} ± {told.novelty_error:.3f}, {told.novelty_comparison}"
-    agreement = [] if told.agreement is None else [f"neighbors agree by {told.agreement:.0%}"]
-    if told.exact:
-        novelty += f"; similarities are exact, {', '.join(told.sketched)} from sketches"
-    return [": ".join(said), "; ".join([*agreement, novelty]), table(without_empty(rows, "name", "shown"))]
+    change = [] if told.counterfactual is None else [told.counterfactual.text, ""]
+    return [
+        f"{answer.name}: {told.headline}",
+        told.evidence,
+        table(without_empty(rows, "name", "shown")),
+        *change,
+    ]
 
 
 def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:

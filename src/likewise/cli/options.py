@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from likewise.loading.texts import Tokenization
 
 FLAGS = {"text_column": "--text"}  # where the flag is not the name of the setting
-Form = Annotated[Format, typer.Option("--format", help="How results are written to stdout.")]
+Form = Annotated[
+    Format,
+    typer.Option("--format", help="How results are written to stdout; --json is short for --format json."),
+]
 NEW_INPUTS = (
     "label",
     "text_column",
@@ -132,7 +135,7 @@ def open_data(settings: Settings) -> Any:
     classes = settings.classes
     if classes is None and folder is not None and read.labels is not None:
         classes = _classes_of_model(folder.classes, read)
-    return read if classes is None else _renumbered(read, classes)
+    return read if classes is None else renumber_classes(read, classes)
 
 
 def _load_model(settings: Settings) -> Any:
@@ -196,6 +199,19 @@ def read_batches(read: "Read") -> "Batches":
     from likewise.data import batches
 
     return batches(read.dataset, labels=read.labels, columns=read.columns)
+
+
+def renumber_classes(read: Any, classes: tuple[str, ...]) -> Any:
+    """Return the data with its classes in the order given, where they have names."""
+    if read.classes is None or read.labels is None:
+        return read._replace(classes=classes)
+    missing = [name for name in read.classes if name not in classes]
+    if missing:
+        raise ValueError(f"--classes must name all classes of the data; missing: {', '.join(missing)}.")
+    import torch
+
+    order = torch.tensor([classes.index(name) for name in read.classes])
+    return read._replace(classes=classes, labels=order[read.labels])
 
 
 def memory_limit(settings: Settings) -> int:
@@ -349,16 +365,3 @@ def _columns_read(read: Any, settings: Settings) -> list[str]:
     if not isinstance(shown, dict) or not isinstance(read.dataset, Tensor):
         return []
     return [name for name in shown if name not in (settings.label, *(settings.show_columns or ()))]
-
-
-def _renumbered(read: Any, classes: tuple[str, ...]) -> Any:
-    """Return the data with its classes in the order given, where they have names."""
-    if read.classes is None or read.labels is None:
-        return read._replace(classes=classes)
-    missing = [name for name in read.classes if name not in classes]
-    if missing:
-        raise ValueError(f"--classes must name all classes of the data; missing: {', '.join(missing)}.")
-    import torch
-
-    order = torch.tensor([classes.index(name) for name in read.classes])
-    return read._replace(classes=classes, labels=order[read.labels])

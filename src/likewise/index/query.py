@@ -385,7 +385,7 @@ class Index:
         """Return, for each input, the prediction, its neighbors, how far they agree, novelty, and whether to trust it.
 
         Args:
-            x: New inputs.
+            x: New inputs; with labels, (x, y), a prediction that is not the label is no longer trusted.
             k: How many neighbors to show.
             exact: Compute the neighbors' similarities exactly, from the data set. Agreement, shift and novelty, which
                 are of all rows, still come from sketches: `Explanation.sketched` names them.
@@ -401,7 +401,14 @@ class Index:
         if self.labels is None:
             return [self._explanation(i, neighbors, novelty, None, None, exact) for i in range(new.n)]
         found, changes = self._reliability_with_changes(new, pairs)
-        return [self._explanation(i, neighbors, novelty, found, changes[i], exact) for i in range(new.n)]
+        told = [self._explanation(i, neighbors, novelty, found, changes[i], exact) for i in range(new.n)]
+        labels = None if found.confidence is None else new.labels()
+        if labels is None or labels.dim() != 1 or labels.is_floating_point():
+            return told
+        return [
+            replace(one, label=label, label_name=self.class_name(label))
+            for one, label in zip(told, labels.tolist(), strict=True)
+        ]
 
     def _reliability_with_changes(
         self, new: Batches, pairs: IndexPairs

@@ -139,8 +139,8 @@ def _correct(run: Analysis, decisions: Sequence[Decision], wrong: Wrong) -> Corr
     if unhelped:
         some = ", ".join(map(str, unhelped[:5])) + (", …" if len(unhelped) > 5 else "")
         warnings.warn(
-            f"{len(unhelped):,} of the labels that were judged wrong have no other one suggested, and their samples are "
-            f'left out: {some}. Choose a class for each in the review, or give wrong="keep" (--wrong keep).',
+            f"{len(unhelped):,} of the labels that were judged wrong have no other one suggested, and their samples "
+            f'are left out: {some}. Choose a class for each in the review, or give wrong="keep" (--wrong keep).',
             stacklevel=3,
         )
     if not kept.any():

@@ -35,7 +35,7 @@ function answerParts(found) {
   const percent = (share) => (share > 0.99 && share < 1 ? "> 99 %" : `${Math.round(100 * share)} %`);
   const name = found.prediction_name || (found.prediction == null ? "" : [found.prediction].flat().map((v) => Number(v).toPrecision(4)).join(", "));
   const verdict = found.trusted
-    ? element("div", { class: "verdict" }, element("p", {}, "Nothing speaks against it."))
+    ? element("div", { class: "verdict" }, element("p", { id: "verdict" }, `${found.verdict[0].toUpperCase()}${found.verdict.slice(1)}.`))
     : element("div", { class: "verdict distrust" }, element("p", {}, "Look twice:"), element("ul", {}, ...found.reasons.map((reason) => element("li", {}, reason))));
   const meters = [
     found.agreement != null && meter("Neighbor agreement", percent(found.agreement), found.agreement, "share of similar samples, by similarity, with this label"),

@@ -76,7 +76,7 @@ function headlineOf(data, sample) {
 
 // Whether a prediction can be trusted, by what similar samples say of it; null where they say nothing.
 function trustIn(data, sample) {
-  const { shift, agreement, status, novelty, prediction } = data.columns;
+  const { shift, agreement, status, novelty, prediction, label } = data.columns;
   if (!prediction || !shift) return null;
   const classes = isClass(data, "prediction");
   const reasons = [];
@@ -89,9 +89,12 @@ function trustIn(data, sample) {
   const place = standing(data, "novelty", sample);
   const odd = data.n > 20 && place != null && place.below >= 0.98;
   if (place) reasons.push([`${unusualText(data, place)} (`, term(data, "novelty"), ` ${rounded(novelty.values[sample])}, ${rangeText(data, "novelty", place)}).`]);
-  const level = far ? "no" : split || alone || odd ? "care" : "yes";
+  const other = classes && label && label.values[sample] !== prediction.values[sample];
+  if (other) reasons.unshift([`It is labeled ${shown(data, "label", sample)}: the label or the prediction is wrong.`]);
+  const weak = classes && agreement && agreement.values[sample] < 0.8;
+  const level = far ? "no" : split || alone || odd || other || weak ? "care" : "yes";
   const said = shown(data, "prediction", sample);
-  const verdict = { yes: `Prediction ${said}: nothing speaks against it.`, care: `Prediction ${said}: with care.`, no: `Prediction ${said}: do not rely on it.` }[level];
+  const verdict = { yes: `Prediction ${said}: no sign against it.`, care: `Prediction ${said}: with care.`, no: `Prediction ${said}: do not rely on it.` }[level];
   return { level, verdict, reasons };
 }
 
