@@ -46,7 +46,9 @@ from likewise.votes import class_votes
 from likewise.watch import Watch
 
 MEMORIZED = 0.95  # training accuracy from which a network counts as memorized
-NEARLY_ALL = 0.99  # the same where neighbors support as much: wrong labels may be the few that are not reproduced
+NEARLY_ALL = (
+    0.99  # the same where neighbors support as much: wrong labels may be the few that are not reproduced
+)
 NO_JUDGE, UNJUDGED = (
     0.03,
     0.85,
