@@ -165,7 +165,7 @@ def _plain_costs(model: Any, x: Any, y: Any) -> dict[str, float]:
     timed = min(len(x), 5000)
     _plain_epoch(model, x[:512], y[:512])  # what is set up at the first call
     epoch = _cost(lambda: _plain_epoch(model, x[:timed], y[:timed]), x.device)
-    forward = _cost(lambda: evaluated(model, x[:timed]), x.device)
+    forward = _cost(lambda: evaluated(model, x[:timed], 256), x.device)  # in the batches of an epoch
     scale = len(x) / timed
     return {"seconds of a plain epoch": epoch * scale, "seconds of a forward pass": forward * scale}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from likewise import files
 from likewise.data import Batches
-from likewise.distributed import rank, sum_results
+from likewise.distributed import alone, rank, sum_results
 from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix, error_factors
 from likewise.gram.last_layer import Features
@@ -172,26 +172,32 @@ def fill(task: Task, spans: list[range]) -> None:
 
     whole, *done = sum_results(look, [range(1)], "looking for shards").tolist()
     missing = [span for span, there in zip(spans, done, strict=True) if not there]
-    if missing:
-        _build_missing(task, missing, gram)
+    if whole and not missing:
+        return
+    factors = _build_missing(task, missing, gram)
 
     def finish(_: range) -> Tensor:
         _finish(task, starts, factors)
         return torch.zeros(1)
 
-    if not whole:
-        factors = task.error_factors()
-        sum_results(finish, [range(1)], "summary of the index")
+    sum_results(finish, [range(1)], "summary of the index")
 
 
-def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> None:
+def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> Tensor:
+    """Build shards, shared by all ranks, and return the error factors: one rank compares while others build."""
+    comparison = range(task.data.n, task.data.n)  # the last piece of work: that of a rank with fewer shards
+
     def build(where: range) -> Tensor:
+        if where is comparison:
+            with alone():
+                return task.error_factors()
         task.build_shard(where)
-        return torch.ones(1)
+        return torch.zeros(2)
 
     try:
         with gram.net.evaluation_mode(), task.reading_outputs():
-            sum_results(build, missing, "index", gram, gram.engine.finish_checks)
+            work = [*missing, comparison]
+            return sum_results(build, work, "index", gram, gram.engine.finish_checks)
     except PartsChangedError as error:
         raise ValueError(
             f"The model takes other branches for some samples ({error}), so that a projection cannot be the same for "
