@@ -815,6 +815,8 @@ if __name__ == "__main__":
     given = arguments.parse_args()
     if given.what != "query" and given.device == "cpu":
         torch.set_num_threads(1)
+    elif given.what != "query":
+        torch.set_num_threads(2)  # some machines with a GPU begin with one, others with all cores
     if given.float32:
         torch.backends.cudnn.allow_tf32 = False
     print(json.dumps(COMMANDS[given.what](given), indent=1))

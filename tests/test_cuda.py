@@ -368,3 +368,17 @@ def test_a_run_on_a_gpu_has_the_columns_of_the_host(tmp_path):
         torch.testing.assert_close(
             torch.tensor(there[name].to_numpy()), torch.tensor(here[name].to_numpy()), rtol=1e-4, atol=1e-4
         )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_an_index_is_built_and_asked_on_a_gpu(tmp_path, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4))
+    x, y, new = torch.randn(600, 1, 6, 6), torch.arange(600) % 4, torch.randn(5, 1, 6, 6)
+    found = []
+    for device in ("cpu", "cuda"):
+        folder = tmp_path / device
+        index = lw.build_index(model.to(device), (x, y), folder, dtype=dtype, width=256, pictures=False)
+        found.append((index.nearest(new).similarities, index.outputs, index.novelty(new).feature_novelty))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one.double(), other.double(), atol=5e-3)

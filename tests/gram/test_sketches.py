@@ -181,7 +181,7 @@ def measure_coverage(gram, q, seeds=24):
     return inside.tolist()
 
 
-def test_error_factors_are_true_errors_in_standard_errors():
+def test_error_factors_make_19_of_20_errors_smaller_than_two_standard_errors():
     torch.manual_seed(0)
     gram = lw.GramMatrix(dense_net(2).double(), torch.randn(32, 20, dtype=torch.float64))
     sketches = whiten_sketches(sketched(gram, 40))
@@ -193,8 +193,9 @@ def test_error_factors_are_true_errors_in_standard_errors():
         errors, total = similarity_errors(rows, rows, 2), []
         for i in range(32):
             for j in range(i):
-                total.append(((float(rows[i] @ rows[j]) - float(truth[i, j])) / float(errors[i, j])) ** 2)
-        assert factor == pytest.approx((sum(total) / len(total)) ** 0.5, rel=1e-9)
+                total.append(abs(float(rows[i] @ rows[j]) - float(truth[i, j])) / float(errors[i, j]))
+        inside = sum(value <= 1.96 * factor for value in total) / len(total)
+        assert inside == pytest.approx(0.95, abs=1 / len(total))
     assert error_factors(sketches[:20], exact[:20, :20], 2) == (1, 1)  # 190 pairs tell little
     assert error_factors(sketches[:1].expand(32, -1), torch.full((32, 32), 0.5), 2) == (
         1,

@@ -88,7 +88,7 @@ def build_index(
             in LESS; minus the readout must be the training loss, such as sequence_log_likelihood().
         learning_rate: The weight of this index in `likewise.select([index, ...], ...)` over checkpoints.
         part: (i, n), i from 1: only this part of the shards; `merge_indexes` puts the n folders together.
-        shard_rows: Rows of a shard; a 64th of the data, 64 to 16,384, if None.
+        shard_rows: Rows of a shard; about a 64th of the data, 64 to 16,384, if None.
         max_memory: Bytes for gradients.
         wait: Seconds to wait if another process writes into the folder.
         settings: What a command was told, as TOML, kept for `likewise ask`.

@@ -322,8 +322,8 @@ class IndexPairs:
         found = vectors.new_empty(len(vectors), columns.m)
         for where, shard, content, kept in columns.shards():
             here = found[:, where]
-            for block, decoded in content.blocks():
-                product = (decoded.to(columns.device) @ transposed).T
+            for block, decoded in content.blocks(columns.device):
+                product = (decoded @ transposed).T
                 if kept is None:
                     here[:, block] = product
                 else:

@@ -41,8 +41,9 @@ from likewise.statistics.targets import finite_labels
 
 SHARDS = 64  # of a data set, as far as shards are neither tiny nor huge
 SMALLEST, LARGEST = 64, 16384  # rows of a shard
+BATCH = 256  # samples of a batch, where data come in none of their own
 FEWEST_COMPARED, MOST_COMPARED = 64, 128  # samples whose mean sketch is the origin, and that tell its errors
-COMPARED_SHARE = 40  # one sample in so many is compared, between these
+COMPARED_SHARE = 16  # one sample in so many is compared, between these
 COMPARED = 8  # samples by which data sets are told apart before all are read
 BUILD = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype", "pictures")
 
@@ -141,7 +142,7 @@ class Task:
         return shard
 
     def error_factors(self) -> Tensor:
-        """Return the errors of centered and plain similarities in standard errors, (2,), from a few samples.
+        """Return the factors of the standard errors of centered and plain similarities, (2,), from a few samples.
 
         They are compared exactly; 1 where that would take too much memory or time, or where similarities are not those
         of plain gradients.
@@ -253,5 +254,6 @@ def hold_folder(path: Path, wait: float) -> Iterator[None]:
 
 
 def rows_per_shard(n: int) -> int:
-    """Return the rows of a shard of n samples."""
-    return min(LARGEST, max(SMALLEST, -(-n // SHARDS)))
+    """Return the rows of a shard of n samples; of more than a batch, whole batches, as a GPU replays only these."""
+    rows = min(LARGEST, max(SMALLEST, -(-n // SHARDS)))
+    return rows if rows < BATCH else -(-rows // BATCH) * BATCH

@@ -126,9 +126,18 @@ class Rows:
         found = into[: len(part)].copy_(part)
         return found if self.scales is None else found.mul_(self.scales[where, None])
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows, decoded, a block at a time; each is overwritten by the next."""
+    def blocks(self, device: torch.device | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the rows, decoded, a block at a time; each is overwritten by the next.
+
+        To a GPU they go as they are stored, and are decoded there.
+        """
         n, width = self.sketches.shape
+        if device is not None and device.type != "cpu":
+            for start in range(0, n, BLOCK):
+                where = slice(start, min(start + BLOCK, n))
+                found = self.sketches[where].to(device).float()
+                yield where, found if self.scales is None else found.mul_(self.scales[where, None].to(device))
+            return
         buffer = torch.empty(
             min(n, BLOCK), width
         )  # new memory for each block would cost more than the products
