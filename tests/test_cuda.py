@@ -1,5 +1,7 @@
 """The same numbers on a GPU, with data on the host."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 import pytest
 import torch
 from torch import nn
@@ -382,3 +384,21 @@ def test_an_index_is_built_and_asked_on_a_gpu(tmp_path, dtype):
         found.append((index.nearest(new).similarities, index.outputs, index.novelty(new).feature_novelty))
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one.double(), other.double(), atol=5e-3)
+
+
+def test_an_index_on_a_gpu_answers_as_one_on_the_host(tmp_path):
+    try:
+        version("likewise")
+    except PackageNotFoundError:
+        pytest.skip("an index names the version of the installed package")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    data, new = (torch.randn(60, 1, 6, 6), torch.arange(60) % 3), torch.randn(7, 1, 6, 6)
+    found = []
+    for device in ("cpu", "cuda"):
+        index = lw.build_index(model.to(device), data, tmp_path / device, dtype="float32")
+        novelty = index.novelty(new)
+        ingredients = novelty.gradient_novelty, novelty.feature_novelty, novelty.feature_length
+        found.append([*ingredients, *index.reliability(new), index.nearest(new, 5).errors])
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-3, check_dtype=False)
