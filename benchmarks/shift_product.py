@@ -212,7 +212,7 @@ def make_table(given: argparse.Namespace) -> None:
     """Write areas and risks of the six networks to the results, and ingredients of the others to a folder."""
     from records import FOLDER, add
 
-    results, rest = FOLDER / "shift_product.jsonl", given.folder / "ingredients"
+    results, rest = given.results or FOLDER / "shift_product.jsonl", given.folder / "ingredients"
     results.unlink(missing_ok=True)
     shutil.rmtree(rest, ignore_errors=True)
     rest.mkdir()
@@ -316,7 +316,8 @@ def main() -> None:
     for command in (first, second, one):
         command.add_argument("--inputs", type=Path, default=Path("out/shift-product.npz"))
     last = commands.add_parser("table")
-    last.add_argument("folder", type=Path)
+    last.add_argument("folder", type=Path, help="what run wrote")
+    last.add_argument("--results", type=Path, help="instead of benchmarks/results/shift_product.jsonl")
     last.set_defaults(do=make_table)
     given = arguments.parse_args()
     given.do(given)

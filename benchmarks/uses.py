@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from records import FOLDER, lines
 from scipy.stats import spearmanr
 
@@ -243,6 +244,17 @@ def _gap_row(cells: list[dict[str, float]], names: list[str], mine: str) -> list
     ]
 
 
+def _resampled_row(cells: list[dict[str, float]], names: list[str], mine: str) -> list[str]:
+    """Return between what the mean differences are in 95 % of 10,000 draws of the cases, with replacement."""
+    draws = np.random.default_rng(0).integers(0, len(cells), (10_000, len(cells)))
+    shown = []
+    for name in names:
+        means = np.array([cell[mine] - cell[name] for cell in cells])[draws].mean(1)
+        low, high = (f"{v:+.3f}".replace("0.", ".", 1) for v in np.quantile(means, [0.025, 0.975]))
+        shown.append("" if name == mine else f"{low} to {high}")
+    return shown
+
+
 def shift_novelty(rows: Rows) -> str:
     cells = shift_areas(rows, "reporting")
     names = list(next(iter(cells.values())))
@@ -261,6 +273,8 @@ def shift_novelty(rows: Rows) -> str:
         )
         for mine in names[:2]:
             body.append([f"{mine}, less this, ± over cases", "", *_gap_row(here, names, mine)])
+        resampled = _resampled_row(here, names, names[0])
+        body.append([f"{names[0]}, less this, 95 % of resampled cases", "", *resampled])
     return table(["trained on", "novel", *names], body)
 
 
@@ -299,6 +313,40 @@ def shift_trust(rows: Rows) -> str:
             ]
         )
     return table(["data", "wrong labels", "corruption", *names], body)
+
+
+def aerial(rows: Rows) -> str:
+    """Return areas under the ROC curve of aerial patches by labels: the mean over seeds, and the seeds."""
+    names, body = list(rows[0]["areas"]["all"]), []
+    for share in (0.0, 0.2):
+        for part in ("all", "reporting"):
+            here = [r["areas"][part] for r in rows if r["setting"]["share"] == share]
+            means = best(list(_mean_scores(here).values()), True, ".2f")
+            seeds = [", ".join(f"{s[name]:.2f}".replace("0.", ".") for s in here) for name in names]
+            what = "five places" if part == "all" else "three for reporting"
+            shown = [f"{mean} ({each})" for mean, each in zip(means, seeds, strict=True)]
+            body.append([f"{share:.0%}", what, *shown])
+    here = [r["areas"]["all"] for r in rows]
+    body.append([f"likewise less this, ± over {len(rows)} networks", "", *_gap_row(here, names, "likewise")])
+    return table(["wrong labels", "patches", *names], body)
+
+
+def product_trust(rows: Rows) -> str:
+    """Return areas under the risk-coverage curve, mean of seeds and strengths, and the worst strength."""
+    names, body = list(rows[0]["risks"]["none"]), []
+    for share in (0.0, 0.2):
+        here = [r["risks"] for r in rows if r["setting"]["share"] == share]
+        cells = {case: _mean_scores([risks[case] for risks in here]) for case in here[0]}
+        for kind in dict.fromkeys(case.split(": ")[0] for case in cells):
+            scores = _mean_scores([cell for case, cell in cells.items() if case.split(": ")[0] == kind])
+            worst = max(
+                cell["likewise"] / min(cell[name] for name in names[1:]) - 1
+                for case, cell in cells.items()
+                if case.split(": ")[0] == kind
+            )
+            shown = best([1000 * v for v in scores.values()], False, ".0f")
+            body.append([f"{share:.0%}", kind, *shown, f"{worst:+.1%}"])
+    return table(["wrong labels", "corruption", *names, "worst strength against the better of both"], body)
 
 
 def relabel(rows: Rows) -> str:
