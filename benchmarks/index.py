@@ -41,9 +41,11 @@ query with its own gradient and the peak of its memory. CPU seconds of one threa
 
 import argparse
 import ast
+import cProfile
 import importlib.util
 import io
 import json
+import pstats
 import re
 import subprocess
 import sys
@@ -97,8 +99,29 @@ def images(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"samples": len(x), "queries": len(new), "data": str(given.data.name)}
     found["training accuracy"] = float((evaluated(model, x).argmax(1) == y).float().mean())
     net = lw.Network(model, lw.predicted_class)
+    if given.profile:
+        return found | profile(net, x, y)
     found |= compare(net, model, x, y, new, folder, given.rerank)
     return found
+
+
+def profile(net: lw.Network, x: Any, y: Any) -> dict[str, Any]:
+    """Build an index twice and write where the time of the second goes, by Python and by device, to stderr."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = _cost(lambda: lw.build_index(net, (x, y), f"{folder}/1", pictures=False), x.device)
+        calls = cProfile.Profile()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if x.is_cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as kernels:
+            calls.enable()
+            second = _cost(lambda: lw.build_index(net, (x, y), f"{folder}/2", pictures=False), x.device)
+            calls.disable()
+    pstats.Stats(calls, stream=sys.stderr).sort_stats("cumulative").print_stats(80)
+    pstats.Stats(calls, stream=sys.stderr).sort_stats("tottime").print_stats(30)
+    by = "self_cuda_time_total" if x.is_cuda else "self_cpu_time_total"
+    print(kernels.key_averages().table(sort_by=by, row_limit=30, max_name_column_width=60), file=sys.stderr)
+    return {"seconds": first, "seconds with profilers": second}
 
 
 def _kept_folder(given: argparse.Namespace) -> Path | None:
@@ -805,6 +828,7 @@ if __name__ == "__main__":
         "--compared", type=int, default=128, help="coverage: samples that are compared exactly"
     )
     arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--profile", action="store_true", help="images: where the time of building goes")
     arguments.add_argument("--float32", action="store_true", help="on a GPU: no TF32 in convolutions")
     arguments.add_argument("--dtype", default="float16")
     arguments.add_argument("--rows", type=int, nargs="+", default=[10_000, 50_000, 1_000_000])
