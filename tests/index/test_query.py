@@ -56,7 +56,7 @@ def test_memory_does_not_change_answers(build, net, data, new):
 
 def test_stated_errors_are_those_of_the_index_s_own_projection(tmp_path, monkeypatch):
     """Gradients of few directions, as of texts: all pairs of a projection err by more, or by less, than usual."""
-    monkeypatch.setattr("likewise.index.shards.FEWEST_COMPARED", 120)
+    monkeypatch.setattr("likewise.index.projection.FEWEST_COMPARED", 120)
     torch.manual_seed(0)
     words, latent = nn.Embedding(300, 8), torch.randn(240, 3)
     model = nn.Sequential(words, nn.Flatten(), nn.Linear(40, 1)).double()
@@ -76,7 +76,7 @@ def test_stated_errors_are_those_of_the_index_s_own_projection(tmp_path, monkeyp
 
 
 def test_errors_of_several_data_sets_are_those_of_each_by_its_size(build, data, monkeypatch):
-    monkeypatch.setattr("likewise.index.shards.FEWEST_COMPARED", 36)
+    monkeypatch.setattr("likewise.index.projection.FEWEST_COMPARED", 36)
     index, other = build("one", width=20), build("other", width=20, data=(data[0].flip(0)[:36], data[1][:36]))
     factors = [one._columns.error_factors.double() for one in (index, other)]
     assert all((one != 1).all() for one in factors)

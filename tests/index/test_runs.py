@@ -6,6 +6,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.cli.app import exit_code
+from likewise.gram import error_factors
 
 
 def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
@@ -63,3 +64,17 @@ def test_the_index_of_a_run_with_projected_outputs_is_asked_without_naming_them(
     index = lw.Index(tmp_path / "run" / "index", model=net)
     assert index.manifest["readout"]["arguments"] == {"r": 4, "seed": 0}
     assert index.nearest(x[:3], k=1).indices.flatten().tolist() == [0, 1, 2]
+
+
+def test_the_index_of_a_run_states_the_errors_of_its_own_projection(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(640, 3) @ torch.randn(3, 20)  # few directions, so that projections differ
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 1))
+    y = torch.arange(640) % 2
+    lw.analyze(model, (x, y), out=tmp_path / "run", sketch=64, readout=lw.all_outputs)
+    index = lw.Index(tmp_path / "run" / "index", model=model)
+    factors = index._columns.error_factors
+    places = torch.linspace(0, 639, 32, dtype=torch.float64).long()
+    exact = lw.GramMatrix(index.network, x[places]).dense()
+    expected = error_factors(index.sketches(places), exact.double(), 1)
+    assert torch.allclose(factors, torch.tensor(expected), rtol=0.02) and (factors - 1).abs().min() > 0.05

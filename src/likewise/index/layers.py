@@ -145,10 +145,9 @@ class LayerProjector(Projector):
         self._shapes = {name: tuple(value.shape) for name, value in gram.net.parameters.items()}
         self._maps: dict[str, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def comparable(self) -> bool:
-        """Whether sketches are those of plain gradients."""
-        return are_plain(self._settings.facts())
+    def compared(self, n: int) -> int:
+        """Return how many of n samples are compared exactly: none where sketches are not those of plain gradients."""
+        return super().compared(n) if are_plain(self._settings.facts()) else 0
 
     def facts(self, samples: Samples) -> dict[str, Any]:
         """Return what must be equal for sketches to match."""

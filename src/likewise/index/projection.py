@@ -36,6 +36,10 @@ EXACT_OUTPUTS = 4  # so few are stored as float32
 LONGER = 1.25  # texts of a batch are at most so many times as long as the shortest,
 FEWEST = 16  # unless there are fewer than this
 TOGETHER = 16  # samples that one rank projects, where all share a few
+FEWEST_COMPARED, MOST_COMPARED = 64, 128  # samples by which the errors of a projection are told
+COMPARED_SHARE = 16  # one sample in so many is compared, between these
+KNOWN_SHARE = 20  # the same where sketches are known
+LEAST_COMPARED = 32  # fewer pairs tell nothing
 SHORTEST = 2  # tokens: with one position a layer's gradient would come in another form
 
 
@@ -63,10 +67,9 @@ class Projector:
         self._batch: int | None = None
         self._measured: int | None = None  # tokens of the texts by which the engine has chosen its batch size
 
-    @property
-    def comparable(self) -> bool:
-        """Whether a few samples may be compared exactly, to tell how large the errors of this projection are."""
-        return True
+    def compared(self, n: int) -> int:
+        """Return how many of n samples are compared exactly, to tell the errors of this projection; 0 for none."""
+        return 0 if n < FEWEST_COMPARED else min(MOST_COMPARED, max(FEWEST_COMPARED, n // COMPARED_SHARE))
 
     @property
     def width(self) -> int:
@@ -217,10 +220,10 @@ class KnownSketches(Projector):
         super().__init__(gram, buckets, seed)
         self._known = sketches
 
-    @property
-    def comparable(self) -> bool:
-        """No gradient is computed."""
-        return False
+    def compared(self, n: int) -> int:
+        """Return how many of n samples are compared exactly: a few, as no other gradient is formed."""
+        count = min(MOST_COMPARED, n // KNOWN_SHARE)
+        return count if count >= LEAST_COMPARED else 0
 
     def project(self, samples: Samples, where: range) -> Projected:
         """Return the sketches of the samples at these places."""

@@ -23,7 +23,7 @@ from likewise.identity import DataRecord, read_data
 from likewise.index.layers import dependent_buckets
 from likewise.index.pairs import summarize
 from likewise.index.pictures import PictureMaker, encode_pictures
-from likewise.index.projection import Projector, SampleReader, encode_outputs
+from likewise.index.projection import LEAST_COMPARED, Projector, SampleReader, encode_outputs
 from likewise.index.store import (
     IndexFolder,
     Shard,
@@ -42,8 +42,7 @@ from likewise.statistics.targets import finite_labels
 SHARDS = 64  # of a data set, as far as shards are neither tiny nor huge
 SMALLEST, LARGEST = 64, 16384  # rows of a shard
 BATCH = 256  # samples of a batch, where data come in none of their own
-FEWEST_COMPARED, MOST_COMPARED = 64, 128  # samples whose mean sketch is the origin, and that tell its errors
-COMPARED_SHARE = 16  # one sample in so many is compared, between these
+ORIGIN_SAMPLES = 64  # at least, whose mean sketch is the origin
 COMPARED = 8  # samples by which data sets are told apart before all are read
 BUILD = ("model", "readout", "parameters", "precision", "versions", "projection", "dtype", "pictures")
 
@@ -81,8 +80,8 @@ class Task:
         self._reads_text = reads_text(projector.gram.net.readout)
         few = data.samples(range(min(2, data.n)))
         self._reader = SampleReader(projector.gram.net, few, outputs, features)
-        wanted = min(MOST_COMPARED, max(FEWEST_COMPARED, data.n // COMPARED_SHARE))
-        self._places = _spread_places(data.n, wanted)
+        self._compared = projector.compared(data.n)
+        self._places = _spread_places(data.n, self._compared or ORIGIN_SAMPLES)  # sketched once for both
         self._some = projector.sketch_some(data, self._places)
         self.origin = self._some.mean(0).float()
 
@@ -149,13 +148,13 @@ class Task:
         """
         part, gram = self.folder.state["part"], self.projector.gram
         fitting = gram.max_memory // 2 // (4 * gram.d * sum(gram.net.numels.values()))
-        count = min(len(self._places), fitting)
+        count = min(self._compared, fitting)
         first_part = part is None or part[0] == 1  # the factors of a merged index are those of part 1
-        if count < FEWEST_COMPARED or not first_part or not self.projector.comparable:
+        if count < LEAST_COMPARED or not first_part:
             return torch.ones(2)
         chosen = _spread_places(len(self._places), count)
         compared = self.data.take([self._places[i] for i in chosen])
-        exact = gram.with_columns(compared).of_columns().dense().cpu()
+        exact = gram.with_centering(False).with_columns(compared).of_columns().dense().cpu()
         group = dependent_buckets(self.folder.state["projection"])
         return torch.tensor(error_factors(self._some[chosen], exact, gram.d, group))
 
