@@ -147,6 +147,20 @@ def test_results_are_on_stdout_and_the_rest_on_stderr(made, tmp_path):
     assert quiet.stderr == "" and json.loads(quiet.stdout) == found
 
 
+def test_the_most_suspicious_labels_are_listed_at_the_end(runs, capsys):
+    given = ["analyze", str(runs / "text" / "settings.toml"), "--out", str(runs / "text"), "-q"]
+    table, classes = lw.Analysis(runs / "text").table, lw.Analysis(runs / "text").manifest["classes"]
+    flagged = table[table["label_issue"]].sort_values("label_suspicion", ascending=False, kind="stable")
+    assert len(flagged)
+    assert exit_code([*given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["suspects"]
+    assert [row["sample"] for row in found] == flagged.index[:5].tolist()
+    assert [row["suggested"] for row in found] == [classes[i] for i in flagged["suggested_label"][:5]]
+    assert exit_code(given) == 0
+    printed = capsys.readouterr().out
+    assert "the most suspicious labels" in printed and f"{found[0]['suspicion']:.3f}" in printed
+
+
 def test_neighbors_by_number_and_by_name(runs, capsys):
     found = facts(capsys, "neighbors", runs / "images", "5", "-k", "3")
     assert len(found["neighbors"]) == 3 and found["of"]["sample"] == 5

@@ -92,6 +92,10 @@ def test_duplicates_writes_pairs_within_and_between_data_sets(table, capsys):
     given = [*words, "--columns", "a,b,c", "--classes", "no,yes,other"]
     assert exit_code([*given, f"{table}/more.csv", "--out", f"{table}/within.csv"]) == 0
     assert json.loads(capsys.readouterr().out) == {"out": f"{table}/within.csv", "pairs": 1, "other_label": 1}
+    text = [word for word in given if word not in ("--format", "json")]
+    assert exit_code([*text, f"{table}/more.csv", "--out", f"{table}/again.csv"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 pair of 2 samples" in printed and "120" in printed and "different labels" in printed
     within = pandas.read_csv(table / "within.csv")
     assert within[["first", "second"]].to_numpy().tolist() == [[7, 120]]
     between = [f"{table}/test.csv", "--against", f"{table}/data.csv", "--out", f"{table}/between.csv"]

@@ -127,6 +127,17 @@ def test_commands_read_a_folder_its_tokenizer_and_its_order_of_classes(folders, 
     assert answer["neighbors"][0]["row"] == 4 and answer["neighbors"][0]["label_name"] == "animal"
 
 
+def test_loading_a_folder_draws_no_bars_and_leaves_the_setting_as_it_was(folders, offline, capfd):
+    from transformers.utils import logging
+
+    for enabled in (True, False):
+        (logging.enable_progress_bar if enabled else logging.disable_progress_bar)()
+        loading.model(str(folders / "classifier"))
+        assert logging.is_progress_bar_enabled() == enabled
+    logging.enable_progress_bar()
+    assert "%" not in capfd.readouterr().err
+
+
 def test_long_texts_are_cut_and_counted(folders, offline, tmp_path, capsys):
     words = [str(folders / "causal"), str(folders / "data.jsonl"), "--text", "text", "--max-length", "5"]
     lengths = [b["input_ids"].shape[1] for b in single_rows(folders, "causal", ["text"])]

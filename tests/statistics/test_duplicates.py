@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import likewise as lw
-from likewise.statistics.duplicates import close_pairs, input_features, pair_similarity
+from likewise.statistics.duplicates import close_pairs, differing_words, input_features, pair_similarity
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,43 @@ def test_inputs_are_compared_as_pixels_words_or_numbers():
     counts = input_features(lw.batches({"input_ids": words, "attention_mask": torch.ones(6, 20)}))
     assert pair_similarity(counts, torch.tensor([2]), torch.tensor([3])).item() == pytest.approx(1)
     assert input_features(lw.batches(torch.rand(4, 7))).shape == (4, 7)
+
+
+def templates(n=120, copies=12):
+    """Texts of one template with words in its slots, and near copies of some with one word changed."""
+    chance = torch.Generator().manual_seed(0)
+    ids = torch.arange(1, 17).repeat(n, 1)
+    for slot in range(6, 16):
+        ids[:, slot] = torch.randint(20 + 40 * slot, 60 + 40 * slot, (n,), generator=chance)
+    near = ids[:copies].clone()
+    near[torch.arange(copies), 4 + torch.arange(copies)] = torch.arange(1000, 1000 + copies)
+    return torch.cat([ids, near]), {(i, n + i) for i in range(copies)}
+
+
+def test_near_copies_among_texts_of_a_template_are_found_and_ratio_matters():
+    ids, planted = templates()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(1100, 8), torch.nn.Linear(8, 2))
+    gram = lw.GramMatrix(model, ids)
+    found = [pairs(lw.duplicates(gram, ratio=ratio)) for ratio in (None, 0.03, 0.5)]
+    assert planted <= found[0] and len(found[0]) <= len(planted) + 5
+    assert not found[1] & planted  # one word of sixteen is more than 3 %
+    assert len(found[2]) > 5 * len(found[0])
+
+
+def test_a_ratio_that_is_given_holds_where_chance_would_allow_less():
+    torch.manual_seed(0)
+    x = torch.randn(200, 2)  # two dimensions: pairs are close by chance
+    gram = lw.GramMatrix(torch.nn.Linear(2, 2), x)
+    counts = [len(lw.duplicates(gram, ratio=ratio).first) for ratio in (None, 0.02, 0.2, 0.8)]
+    assert counts[0] <= counts[1] < counts[2] < counts[3]
+
+
+def test_words_that_differ_are_counted_of_the_longer_text():
+    counts = torch.tensor([[2.0, 1, 1, 0], [2, 1, 0, 0], [0, 0, 0, 4]])
+    places = torch.tensor([[0, 1, 2], [0, 1, 2], [0, 1, 2]])
+    expected = torch.tensor([[0, 0.25, 1], [0.25, 0, 1], [1, 1, 0]])
+    torch.testing.assert_close(differing_words(counts, counts, places), expected)
 
 
 def test_faults_are_named(digits):

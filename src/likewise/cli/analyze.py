@@ -18,13 +18,24 @@ from likewise.cli.options import (
     read_part,
     takes_settings,
 )
-from likewise.cli.output import Failed, Format, be_quiet, gigabytes, print_message, print_result
+from likewise.cli.output import (
+    Failed,
+    Format,
+    be_quiet,
+    excerpt,
+    gigabytes,
+    print_message,
+    print_result,
+    table,
+    without_empty,
+)
 from likewise.cli.processes import joined_processes, on_own_device, own_rank, rank_count
 from likewise.runs.settings import INPUTS, Settings, read_settings
 
 if TYPE_CHECKING:
     from likewise.runs.result import Analysis
 
+MOST_PRINTED = 5  # of the labels that look wrong
 COUNTED = ("label_issue", "isolated", "contested", "ordinary")
 
 
@@ -69,12 +80,7 @@ def analyze(
     found = run_analysis(request.settings, folder, wait)
     if own_rank() > 0:
         return
-    facts: dict[str, Any] = {
-        **found.summary._asdict(),
-        "run": str(found.folder),
-        "report": str(found.folder / "report.html"),
-    }
-    lines = [repr(found), f"report: {found.folder / 'report.html'}"]
+    facts, lines = _describe_run(found)
     if decisions is not None:
         precision = found.precision(decisions)
         decided = precision.wrong + precision.right
@@ -148,12 +154,42 @@ def merge_run(folders: list[Path], out: Path, changes: dict[str, str | None], fo
     )
     found = run_analysis(settings, out, parts=folders)
     if own_rank() == 0:
-        facts = {
-            **found.summary._asdict(),
-            "run": str(found.folder),
-            "report": str(found.folder / "report.html"),
+        facts, lines = _describe_run(found)
+        print_result(form, facts, *lines)
+
+
+def _describe_run(found: "Analysis") -> tuple[dict[str, Any], list[str]]:
+    """Return what a run found: facts, and lines with the most suspicious labels."""
+    suspects, report = _suspects(found), found.folder / "report.html"
+    facts = {**found.summary._asdict(), "run": str(found.folder), "report": str(report), "suspects": suspects}
+    lines = [repr(found), f"report: {report}"]
+    if suspects:
+        rows = [{**row, "shown": excerpt(found.pictures.get(row["sample"]))} for row in suspects]
+        for row in rows:
+            row["doubtful"] = "perhaps" if row["doubtful"] else ""
+        lines.append(table(without_empty(rows, "name", "doubtful", "shown"), "the most suspicious labels"))
+    return facts, lines
+
+
+def _suspects(found: "Analysis") -> list[dict[str, Any]]:
+    """Return the first flagged labels in the order of review, with what is suggested instead."""
+    from likewise.runs.review import ReviewQueue
+
+    if "suggested_label" not in found.table:
+        return []
+    queue = ReviewQueue(found)
+    entries = (queue.describe(int(i)) for i in queue.order[: min(MOST_PRINTED, queue.flagged)])
+    return [
+        {
+            "sample": entry["sample"],
+            "name": entry["name"] if "name" in found.table else "",
+            "label": entry["label_name"],
+            "suggested": entry["suggested_label_name"],
+            "doubtful": entry["doubtful"],
+            "suspicion": entry["label_suspicion"],
         }
-        print_result(form, facts, repr(found), f"report: {found.folder / 'report.html'}")
+        for entry in entries
+    ]
 
 
 def _run_part(settings: Settings, folder: Path, wait: float, part: tuple[int, int], form: Format) -> None:

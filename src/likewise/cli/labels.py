@@ -1,7 +1,7 @@
 """`likewise crossval` and `likewise duplicates`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,23 @@ from likewise.cli.options import (
     read_batches,
     takes_settings,
 )
-from likewise.cli.output import Format, be_quiet, print_message, print_result, table
+from likewise.cli.output import (
+    Format,
+    be_quiet,
+    excerpt,
+    print_message,
+    print_result,
+    table,
+    without_empty,
+)
 from likewise.runs.settings import INPUTS
+from likewise.thumbnails import picture
+
+if TYPE_CHECKING:
+    from likewise.loading import Read
+    from likewise.statistics.duplicates import Duplicates
+
+MOST_PRINTED = 10
 
 DATA = (
     "model",
@@ -99,6 +114,14 @@ def duplicates(
     out: Annotated[Path, typer.Option(help="A table of the pairs, the most similar first.")] = Path(
         "duplicates.csv"
     ),
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="How close, of what is usual in a class, and of texts the share of words that differ; larger "
+            "finds more. [default: 0.125, less where that close may be chance]",
+            show_default=False,
+        ),
+    ] = None,
     force: Force = False,
     form: Form = Format.text,
     quiet: Quiet = False,
@@ -126,7 +149,7 @@ def duplicates(
         sketch = SKETCH if rows.n * (rows.n if columns is None else columns.n) > MANY_PAIRS else "never"
     print_message(f"comparing {settings.data} with {against or 'itself'} by {settings.model} ...")
     gram = GramMatrix(net, rows, columns=columns, max_memory=memory_limit(settings))
-    found = find_duplicates(gram, sketch=None if sketch == "never" else int(sketch))
+    found = find_duplicates(gram, ratio=ratio, sketch=None if sketch == "never" else int(sketch))
     write_duplicates(out, found, read.names, read.names if other is None else other.names)
     facts = {
         "out": str(out),
@@ -136,4 +159,34 @@ def duplicates(
     lines = [f"{repr(found).removeprefix('Duplicates(').removesuffix(')')}: {out}"]
     if facts["other_label"]:
         lines.append(f"{facts['other_label']:,} of the pairs have different labels: one of the two is wrong.")
+    if len(found.first):
+        lines.append(_closest_pairs(found, read, read if other is None else other))
     print_result(form, facts, *lines)
+
+
+def _closest_pairs(found: "Duplicates", rows: "Read", columns: "Read") -> str:
+    """Return the most similar pairs as a table, by names and beginnings where there are any."""
+    pairs = []
+    for place in range(min(MOST_PRINTED, len(found.first))):
+        i, j = int(found.first[place]), int(found.second[place])
+        pair: dict[str, Any] = {
+            "first": _name_of(rows, i),
+            "second": _name_of(columns, j),
+            "similarity": float(found.similarity[place]),
+            "by inputs": float(found.input_similarity[place]),
+            "shown first": _excerpt_of(rows, i),
+            "shown second": _excerpt_of(columns, j),
+        }
+        if found.same_label is not None:
+            pair["same label"] = "yes" if found.same_label[place] else "no"
+        pairs.append(pair)
+    title = f"the {len(pairs)} closest" if len(pairs) < len(found.first) else ""
+    return table(without_empty(pairs, "shown first", "shown second"), title)
+
+
+def _name_of(read: "Read", i: int) -> str:
+    return f"{i}" if read.names is None else read.names[i]
+
+
+def _excerpt_of(read: "Read", i: int) -> str:
+    return "" if read.show is None else excerpt(picture(read.show(i)))

@@ -4,6 +4,8 @@ Nothing is downloaded, no code in the folder is run, and only safetensors are re
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -66,9 +68,10 @@ class PretrainedFolder:
         _refuse_pickle(self._base, self._allow_pickle)
         loader = getattr(library("transformers", "transformers"), CLASSES[self.task])
         safe = None if self._allow_pickle else True
-        model = loader.from_pretrained(
-            self._base, config=self._config, local_files_only=True, use_safetensors=safe
-        )
+        with _without_progress_bars():
+            model = loader.from_pretrained(
+                self._base, config=self._config, local_files_only=True, use_safetensors=safe
+            )
         if self.task == "sequence-classification" and model.config.pad_token_id is None:
             model.config.pad_token_id = self._load_tokenizer().pad_token_id
         if self._adapter:
@@ -158,6 +161,19 @@ def _check_task(task: str) -> Task:
         if task == known:
             return known
     raise ValueError(f"There is no task {task!r}: --task {' or --task '.join(TASKS)}.")
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own: the command says what it loads."""
+    logging = library("transformers.utils.logging", "transformers")
+    were_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_enabled:
+            logging.enable_progress_bar()
 
 
 def _refuse_pickle(folder: Path, allow_pickle: bool) -> None:

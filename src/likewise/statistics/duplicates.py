@@ -8,9 +8,12 @@ near-duplicates if, by either of the two, it is closer than an eighth of what is
 similarity, less than RATIO times the median over the class of the distance to the fifth nearest sample, the smaller
 one if the two have different labels. The fifth, so that a data set in which every sample has a copy, or a test set
 that is all leaked, still has a usual distance. Where that is only rounding, the network does not tell the samples of
-the class apart, and the inputs alone decide. In few dimensions honest samples are that close, too. So the factor is at
-most (CHANCE / 5)^(2/D), D the dimension that the distances to the third, fourth and fifth show: one sample in a
-thousand has such a neighbor by chance.
+the class apart, and the inputs alone decide. In few dimensions honest samples are that close, too. So the factor, if it
+is not given, is at most (CHANCE / 5)^(2/D), D the dimension that the distances to the third, fourth and fifth show: one
+sample in a thousand has such a neighbor by chance.
+
+Texts are near copies by words, too: if at most RATIO of the words of the longer one are not in the other. Texts made
+from templates are all close to each other, so that none is closer than usual.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,7 +118,7 @@ def duplicates(
     *,
     split: Sequence[Any] | Tensor | None = None,
     k: int = 5,
-    ratio: float = RATIO,
+    ratio: float | None = None,
     sketch: int | None = None,
     compare_inputs: bool = True,
 ) -> Duplicates:
@@ -130,7 +133,9 @@ def duplicates(
             None, and one threshold for all samples where there are none.
         split: (n,) the split of each sample, numbers or names, within one data set.
         k: How many nearest samples of each are considered, by the network and by the inputs.
-        ratio: A pair is closer than this times the median distance to the fifth nearest sample in its class.
+        ratio: A pair is closer than this times the median distance to the fifth nearest sample in its class; of texts
+            also one of which at most this share of the words differ. None: 1/8, and less where pairs that close may be
+            chance; a number holds as it is, so that a larger one finds more pairs.
         sketch: Compare random projections of so many numbers a sample.
         compare_inputs: Compare pixels, words or numbers too, which reads the data once more.
 
@@ -149,7 +154,10 @@ def duplicates(
 
     """
     refuse_unbounded(gram)
-    k, ratio = check_integer("k", k, 1), check_number("ratio", ratio, above=0, most=1)
+    k, ratio = (
+        check_integer("k", k, 1),
+        None if ratio is None else check_number("ratio", ratio, above=0, most=1),
+    )
     n, m = gram.shape
     k = min(k, m - gram.square)
     if k < 1:
@@ -157,13 +165,15 @@ def duplicates(
     splits = None if split is None else _split_numbers(split, gram)
     rows, columns = _classes(gram, labels)
     near = _nearest_inputs(gram, k) if check_flag("compare_inputs", compare_inputs) else None
-    partners = torch.zeros(n, 0, dtype=torch.int64) if near is None else near[0]
+    partners = torch.zeros(n, 0, dtype=torch.int64) if near is None else near.places
     ((places, similar, others),) = pair_source(gram, sketch).visit(PartnersReducer(k, partners))
     by_network = close_pairs(places.cpu(), similar.cpu(), rows, columns, ratio, ROUNDING)
     found = [(by_network, similar.cpu(), places.cpu())]
     if near is not None:
-        by_inputs = close_pairs(near[0], near[1], rows, columns, ratio, 0.0)
-        found.append((by_inputs, others.cpu(), near[0]))
+        by_inputs = close_pairs(near.places, near.similarities, rows, columns, ratio, 0.0)
+        if near.words is not None:
+            by_inputs |= near.words <= (RATIO if ratio is None else ratio) + 1e-9
+        found.append((by_inputs, others.cpu(), near.places))
     pairs = torch.cat([_listed(chosen, values, where) for chosen, values, where in found])
     return _collect(pairs, gram, near, rows, columns, splits)
 
@@ -173,7 +183,7 @@ def close_pairs(
     similarities: Tensor,
     rows: Tensor,
     columns: Tensor,
-    ratio: float = RATIO,
+    ratio: float | None = None,
     rounding: float = ROUNDING,
 ) -> Tensor:
     """Return which of the nearest columns (n, k) of each row are nearly the same sample, (n, k).
@@ -183,7 +193,8 @@ def close_pairs(
         similarities: (n, k).
         rows: (n,) classes of the rows.
         columns: (m,) classes of the columns.
-        ratio: Of the median distance to the fifth nearest, or the last if they are fewer, class by class.
+        ratio: Of the median distance to the fifth nearest, or the last if they are fewer, class by class. None: 1/8,
+            less where pairs that close may be chance.
         rounding: Distances that mean nothing: in a class whose median is not above it, no pair is close.
 
     """
@@ -192,7 +203,8 @@ def close_pairs(
     usual = torch.zeros(classes, dtype=torch.float64)
     for c in rows.unique().tolist():
         usual[c] = distance[rows == c, min(USUAL, places.shape[1]) - 1].median()
-    limit = torch.where(usual > rounding, min(ratio, _chance_ratio(distance)) * usual, -1)
+    factor = min(RATIO, _chance_ratio(distance)) if ratio is None else ratio
+    limit = torch.where(usual > rounding, factor * usual, -1)
     known = torch.isin(torch.arange(classes), rows)
     limit[~known] = torch.inf  # of classes that no row has, nothing is known: the row's own limit holds
     pair_limit = torch.minimum(limit[rows][:, None], limit[columns[places]])
@@ -252,8 +264,18 @@ def pair_similarity(
     return (a * b).sum(1)
 
 
-def _nearest_inputs(gram: GramMatrix, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Return the k columns with the most similar inputs, (n, k), their similarities, and the features of both."""
+class _NearestInputs(NamedTuple):
+    """The columns with the most similar inputs."""
+
+    places: Tensor  # (n, k)
+    similarities: Tensor  # (n, k)
+    rows: Tensor  # (n, f) features
+    columns: Tensor  # (m, f)
+    words: Tensor | None  # (n, k) of texts: the share of words that differ
+
+
+def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
+    """Return the k columns with the most similar inputs; None where inputs are of no known kind."""
     mine = input_features(gram.data)
     theirs = mine if gram.square else input_features(gram.columns)
     if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
@@ -278,21 +300,51 @@ def _nearest_inputs(gram: GramMatrix, k: int) -> tuple[Tensor, Tensor, Tensor, T
         where.shape
     )
     order = exact.argsort(dim=1, descending=True)
-    return where.gather(1, order), exact.gather(1, order), mine, theirs
+    where, exact = where.gather(1, order), exact.gather(1, order)
+    is_text = holds_words(gram.data.samples(range(1)).inputs)
+    return _NearestInputs(
+        where, exact, mine, theirs, differing_words(mine, theirs, where) if is_text else None
+    )
+
+
+def differing_words(rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
+    """Return the share of the words of the longer text that the other one does not have, (n, k).
+
+    Args:
+        rows: (n, f) counts of words.
+        columns: (m, f) likewise.
+        places: (n, k) columns for each row.
+
+    """
+    parts = []
+    for start in range(0, len(rows), 256):
+        mine, theirs = rows[start : start + 256, None], columns[places[start : start + 256]]
+        longer = torch.maximum(mine.sum(2), theirs.sum(2)).clamp(min=1)
+        parts.append(1 - torch.minimum(mine, theirs).sum(2) / longer)
+    return torch.cat(parts)
+
+
+def holds_words(inputs: Any) -> bool:
+    """Whether the inputs of a batch are texts: numbers of words."""
+    values, _ = _values(inputs)
+    is_whole = isinstance(values, Tensor) and not (values.is_floating_point() or values.is_complex())
+    return is_whole and values.dim() == 2 and values.dtype not in (torch.uint8, torch.bool)
+
+
+def _values(inputs: Any) -> tuple[Any, Any]:
+    """Return the tensor that inputs are compared by, and the mask of a text."""
+    if isinstance(inputs, Mapping):
+        return inputs.get("input_ids", next(iter(inputs.values()))), inputs.get("attention_mask")
+    return (inputs[0] if isinstance(inputs, tuple | list) else inputs), None
 
 
 def _numbers(inputs: Any) -> Tensor | None:
     """Return the inputs of a batch as rows of numbers: pixels, words, or what a table has."""
-    mask = None
-    if isinstance(inputs, Mapping):
-        mask = inputs.get("attention_mask")
-        inputs = inputs.get("input_ids", next(iter(inputs.values())))
-    elif isinstance(inputs, tuple | list):
-        inputs = inputs[0]
-    if not isinstance(inputs, Tensor) or inputs.is_complex() or inputs.dim() < 2:
+    given, mask = _values(inputs)
+    if not isinstance(given, Tensor) or given.is_complex() or given.dim() < 2:
         return None
-    values = inputs.detach().cpu()
-    if not values.is_floating_point() and values.dtype != torch.uint8 and values.dim() == 2:
+    values = given.detach().cpu()
+    if holds_words(inputs):
         return _word_counts(values, mask)
     values = values.float()
     if values.dim() == 4:
@@ -345,7 +397,7 @@ def _listed(chosen: Tensor, similarities: Tensor, places: Tensor) -> Tensor:
 def _collect(
     pairs: Tensor,
     gram: GramMatrix,
-    near: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+    near: _NearestInputs | None,
     rows: Tensor,
     columns: Tensor,
     splits: Tensor | None,
@@ -360,7 +412,7 @@ def _collect(
     first, second = keys // gram.shape[1], keys % gram.shape[1]
     inputs = torch.full((len(keys),), torch.nan, dtype=torch.float64)
     if near is not None:
-        inputs = pair_similarity(near[2], first, second, None if gram.square else near[3])
+        inputs = pair_similarity(near.rows, first, second, None if gram.square else near.columns)
     best = torch.maximum(similarity, inputs.nan_to_num(-1))
     order = best.argsort(descending=True, stable=True)
     first, second, similarity, inputs = first[order], second[order], similarity[order], inputs[order]
