@@ -137,7 +137,8 @@ class ConvolutionGradient(ParameterGradient):
 
     def self_gram(self) -> Tensor:
         """Return G Gᵀ, from products of positions where these are fewer than the entries of G."""
-        if "_dense" in self.__dict__ or self._dense_is_cheaper:
+        known = "_dense" in self.__dict__ and not self._positions_are_cheaper
+        if known or self._dense_is_cheaper:
             k, n, d, _ = self._dense.shape
             if d == 1:
                 return squared_norms(self._dense.flatten(0, 1)).view(k, n, 1, 1).sum(0)
@@ -157,9 +158,16 @@ class ConvolutionGradient(ParameterGradient):
         d, o, t, i = self.deltas.shape[1], len(self.kernel), self._positions, self.kernel[0].numel()
         sides = prod(self.kernel.shape[2:])
         pixels = prod(s + 2 * p for s, p in zip(self.inputs.shape[2:], self.options.padding, strict=True))
-        products = min(pixels**2 * self.inputs.shape[1], t * t * i) + t * t * d * d * o
+        products = min(pixels**2 * self.inputs.shape[1], t * t * i) + t * t * d * o + d * d * t * o
         shifting = 40 * t * t * (sides + 4 * d * d)  # shifted sums: bound by memory, not arithmetic
         return d * t * i * o + d * d * i * o <= products + shifting
+
+    @property
+    def _positions_are_cheaper(self) -> bool:
+        """Whether a CPU has G Gᵀ sooner from few positions than from a G that is there, cast to float64; measured."""
+        d, o, t, i = self.deltas.shape[1], len(self.kernel), self._positions, self.kernel[0].numel()
+        nanoseconds = t * t * i / 10 + (t * t * d * o + d * d * t * o) / 4
+        return self.inputs.device.type == "cpu" and d > 1 and nanoseconds < d * i * o
 
     def differentiable(self) -> ParameterGradient:
         """Return the same gradients by differentiable operations: dense, or factored by positions."""

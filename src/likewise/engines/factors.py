@@ -595,7 +595,7 @@ def _is_floating(value: Any) -> bool:
 
 def dense_is_cheaper(d: int, t: int, i: int, o: int) -> bool:
     """Whether G Gᵀ is cheaper from G than from Gram matrices of its t positions."""
-    by_positions = t * t * (i + d * d * o)
+    by_positions = t * t * (i + d * o) + (d * d * t * o if d > 1 else 0)
     by_rows = d * t * i * o + d * d * i * o
     return by_rows <= by_positions
 
@@ -635,13 +635,13 @@ def squared_norms(tensor: Tensor) -> Tensor:
 
 def gram_from_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
     """Return Σ_ts (a_t·a_s)(δ_t·δ_s) for each pair of outputs, given a_t·a_s (n, t, t)."""
-    n, d, t, _ = deltas.shape
+    n, d = deltas.shape[:2]
     if d == 1:
         flat = deltas[:, 0]
         return (inputs * (flat @ flat.mT)).sum((1, 2), keepdim=True, dtype=accumulation_dtype(flat))
-    flat = deltas.flatten(1, 2).to(accumulation_dtype(deltas))
-    pairs = (flat @ flat.mT).view(n, d, t, d, t)
-    return torch.einsum("ndtes,nts->nde", pairs, inputs.to(pairs))
+    wide = deltas.to(accumulation_dtype(deltas))
+    mixed = inputs.to(wide).unsqueeze(1) @ wide  # Σ_s (a_t·a_s) δ_s
+    return wide.reshape(n, d, -1) @ mixed.reshape(n, d, -1).mT
 
 
 def sum_gradients(uses: list[ParameterGradient]) -> ParameterGradient:
