@@ -3,6 +3,7 @@
     python benchmarks/shift_product.py prepare --data DIR --aerial DIR        inputs into out/shift-product.npz
     python benchmarks/shift_product.py run --device cuda --processes 8        networks, into FOLDER/results-*.zip
     python benchmarks/shift_product.py table FOLDER                           results/shift_product.jsonl
+    python benchmarks/shift_product.py cost                                   CPU seconds of each way to ask
 
 Six networks: ResNet-9 on 7,000 images of CIFAR-10, others than those of benchmarks/shift.py, 30 epochs, clean labels
 and 20 % wrong ones, three seeds. 1,500 aerial patches of five places against 1,500 test images; predictions on test
@@ -29,7 +30,7 @@ from shift_cases import CHOOSING, EACH, NOVEL, PLACES, TEST, TRAINING, aerial_pa
 from torch import Tensor
 
 import likewise as lw
-from nets import evaluated, resnet9, spoiled, trained
+from nets import block, evaluated, resnet9, spoiled, trained
 
 SKETCH, MEMORY = 1024, 8 * 2**30
 FIRST, COUNT, FIRST_TEST = 30_000, 7000, 4000  # images of CIFAR-10
@@ -279,6 +280,49 @@ def evaluate(found: dict[str, Tensor], about: dict[str, Any]) -> dict[str, Any]:
     return {"areas": areas, "risks": risks, "learned": float(found["learned"]), "seconds": about["seconds"]}
 
 
+def measure_cost(given: argparse.Namespace) -> None:
+    """Print CPU seconds of 300 inputs of 8 x 8 against 2,000 training samples, median of three (smallest, largest)."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        block(1, 16, pool=True),
+        block(16, 32),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(32, 10),
+    ).eval()
+    x, y, new = torch.randn(2000, 1, 8, 8), torch.arange(2000) % 10, torch.randn(300, 1, 8, 8)
+    make = lambda: lw.GramMatrix(model, new, columns=(x, y))  # noqa: E731
+    ways: dict[str, Any] = {
+        'novelty(gram, parameters="features")': lambda: lw.novelty(make(), parameters="features"),
+        "novelty(gram, parameters=None)": lambda: lw.novelty(make(), parameters=None),
+        "novelty(gram)": lambda: lw.novelty(make()),
+        "novelty(gram, parameters=None, sketch=1024)": lambda: lw.novelty(
+            make(), parameters=None, sketch=SKETCH
+        ),
+        "novelty(gram, sketch=1024)": lambda: lw.novelty(make(), sketch=SKETCH),
+        "reliability(gram, sketch=1024)": lambda: lw.reliability(make(), sketch=SKETCH),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.process_time()
+        index = lw.build_index(model, (x, y), folder, pictures=False)
+        print(f"build_index: {time.process_time() - begun:.2f}")
+        ways |= {
+            "index.novelty": lambda: index.novelty(new),
+            "index.reliability": lambda: index.reliability(new),
+            "index.explain": lambda: index.explain(new),
+        }
+        for name, ask in ways.items():
+            ask()
+            seconds = []
+            for _ in range(3):
+                begun = time.process_time()
+                ask()
+                seconds.append(time.process_time() - begun)
+            low, middle, high = sorted(seconds)
+            print(f"{name}: {middle:.2f} ({low:.2f}, {high:.2f})", flush=True)
+
+
 def _area(novel: Tensor, known: Tensor) -> float:
     from shift_scores import area
 
@@ -319,6 +363,7 @@ def main() -> None:
     last.add_argument("folder", type=Path, help="what run wrote")
     last.add_argument("--results", type=Path, help="instead of benchmarks/results/shift_product.jsonl")
     last.set_defaults(do=make_table)
+    commands.add_parser("cost").set_defaults(do=measure_cost)
     given = arguments.parse_args()
     given.do(given)
 
