@@ -173,7 +173,7 @@ def own_rankings(setting: dict[str, Any], stage: str, shared: dict[str, Any]) ->
     after = None
     if not hot.skipped:
         after = clock("votes of copies", lambda: opinion_after(gram, hot, sketch=SKETCH))
-    chances, margins = outputs.softmax(1).cpu(), fit.margins.cpu()
+    chances, margins = outputs.softmax(1).cpu(), fit.early_margins.cpu()
     found: dict[str, LabelSuspicion] = {
         "likewise": combined_suspicion(votes, given, chances),
         "with record": combined_suspicion(votes, given, chances, margins),
@@ -183,7 +183,9 @@ def own_rankings(setting: dict[str, Any], stage: str, shared: dict[str, Any]) ->
     scores = {name: one.suspicion for name, one in found.items()}
     told = found["reheated"]
     return {
-        "scores": ranked({**scores, "margin over training": -margins}, wrong),
+        "scores": ranked(
+            {**scores, "margin over training": -fit.margins.cpu(), "early margin": -margins}, wrong
+        ),
         "learned": float((outputs.argmax(1) == labels)[wrong.to(x.device)].float().mean()),
         "reheated": {
             "skipped": hot.skipped,

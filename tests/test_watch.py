@@ -13,7 +13,7 @@ import likewise as lw
 from likewise import files
 from likewise import watch as watch_module
 
-RESULTS = ("margins", "losses", "confidence", "variability", "correctness", "forgetting")
+RESULTS = ("margins", "early_margins", "losses", "confidence", "variability", "correctness", "forgetting")
 
 
 def random_updates(n, classes, steps, seed=0, batch=16):
@@ -29,16 +29,22 @@ def written_out(n, updates):
     """Every result by its definition, from lists of all updates of each sample."""
     rows = [[] for _ in range(n)]
     for logits, labels, ids in updates:
-        for z, y, i in zip(logits.double(), labels.tolist(), ids.tolist(), strict=True):
+        batch = []
+        for z, y in zip(logits.double(), labels.tolist(), strict=True):
             others = [float(v) for k, v in enumerate(z) if k != y]
             margin = float(z[y]) - max(others)
             chance = math.exp(float(z[y])) / sum(math.exp(float(v)) for v in z)
-            rows[i].append((margin, -math.log(chance), chance, margin > 0))
+            batch.append((margin, -math.log(chance), chance, margin > 0))
+        for place, i in enumerate(ids.tolist()):
+            rest = [row[3] for k, row in enumerate(batch) if k != place]
+            right = np.mean(rest) if rest else math.nan
+            rows[i].append((*batch[place], (1 - right) * right**2 if rest else 1))
     found = {name: np.full(n, np.nan) for name in RESULTS}
     for i, seen in enumerate(rows):
         if not seen:
             continue
-        margins, losses, chances, correct = zip(*seen, strict=True)
+        margins, losses, chances, correct, weights = zip(*seen, strict=True)
+        found["early_margins"][i] = np.average(margins, weights=np.array(weights) + 1e-6)
         found["margins"][i], found["losses"][i] = np.mean(margins), np.mean(losses)
         found["confidence"][i], found["variability"][i] = np.mean(chances), np.std(chances)
         found["correctness"][i] = np.mean(correct)
@@ -363,3 +369,28 @@ def test_an_empty_batch_adds_nothing():
     watch = lw.Watch(2)
     watch.update(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     assert watch.updates.sum() == 0
+
+
+def test_updates_after_everything_is_learned_hardly_count():
+    watch, labels, ids = lw.Watch(4), torch.tensor([0, 0, 1, 1]), torch.arange(4)
+    for _ in range(3):  # the last two labels are contradicted, and then memorized
+        watch.update(torch.tensor([[2.0, 0.0]] * 4), labels, ids)
+    for _ in range(50):
+        watch.update(torch.tensor([[9.0, 0.0]] * 2 + [[0.0, 9.0]] * 2), labels, ids)
+    assert (watch.margins > 8).all()
+    assert watch.early_margins.tolist() == pytest.approx([2, 2, -2, -2], abs=0.01)
+
+
+def test_a_record_without_weighted_margins_counts_updates_alike(tmp_path):
+    import pyarrow.parquet
+
+    watch = lw.Watch(11)
+    for step in random_updates(11, 3, 9):
+        watch.update(*step)
+    watch.save(tmp_path / "new.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "new.parquet")
+    metadata = {**table.schema.metadata, b"likewise.watch": b"1"}
+    older = table.drop_columns(["weight_sum", "weighted_margin_sum"]).replace_schema_metadata(metadata)
+    pyarrow.parquet.write_table(older, tmp_path / "old.parquet")
+    found = lw.Watch.load(tmp_path / "old.parquet")
+    np.testing.assert_allclose(found.early_margins, watch.margins, rtol=1e-12)

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 INDEX = "sample_index"  # the key under which WithIndex puts positions into samples that are mappings
 PENDING_UPDATES, PENDING_ROWS = 64, 1 << 16  # kept where the logits are before they are added up
 PENDING_LOGITS = 1 << 16  # of one update; more are reduced to two numbers per sample at once
-SCHEMA = b"1"
+SCHEMA = b"2"
+UNWEIGHTED = b"1"  # of 0.2: without weighted margins
 SCHEMA_KEY, CLOCK_KEY = b"likewise.watch", b"likewise.watch.clock"
+LEAST_WEIGHT = (
+    1e-6  # of an update: where every other sample of all batches was predicted, updates count alike
+)
 UNKNOWN = -1  # label of a sample that was never seen
 NAMED = 5  # samples that a message lists
 
@@ -38,6 +42,8 @@ COLUMNS: dict[str, type] = {  # of the state, one value per sample
     "updates": np.int64,
     "left_out": np.int64,  # updates whose logits were NaN or infinite
     "margin_sum": np.float64,
+    "weight_sum": np.float64,  # see Watch.early_margins
+    "weighted_margin_sum": np.float64,
     "loss_sum": np.float64,
     "confidence_sum": np.float64,
     "confidence_square_sum": np.float64,
@@ -52,6 +58,8 @@ SUMS = (
     "updates",
     "left_out",
     "margin_sum",
+    "weight_sum",
+    "weighted_margin_sum",
     "loss_sum",
     "confidence_sum",
     "confidence_square_sum",
@@ -170,6 +178,18 @@ class Watch:
         return self._mean("margin_sum")
 
     @property
+    def early_margins(self) -> Tensor:
+        """The same mean, weighted by how much was still to be learned, (n,); low means suspicious.
+
+        The weight of an update is e (1 − e)², where e is the share of the other samples in its batch that were not
+        predicted. Updates before a network has learned anything, and after it has memorized its labels, say nothing of
+        which ones are wrong, and hardly count; of a network stopped early this is nearly the plain mean. Labels are
+        ranked by it.
+        """
+        total, weight = self._column("weighted_margin_sum"), self._column("weight_sum")
+        return torch.where(self.updates > 0, total / weight.clamp(min=LEAST_WEIGHT), torch.nan)
+
+    @property
     def losses(self) -> Tensor:
         """Mean cross entropy over the updates, (n,), without label smoothing or weights."""
         return self._mean("loss_sum")
@@ -209,14 +229,17 @@ class Watch:
         """Return all results, one row per sample."""
         import pandas
 
-        names = ("margins", "losses", "confidence", "variability", "correctness", "forgetting")
+        names = (
+            "margins", "early_margins", "losses", "confidence", "variability", "correctness", "forgetting",
+        )  # fmt: skip
         columns = {
             "label": self.labels,
             "updates": self.updates,
             **{name: getattr(self, name) for name in names},
         }
         table = pandas.DataFrame({name: values.numpy() for name, values in columns.items()})
-        return table.rename(columns={"margins": "margin", "losses": "loss"}).rename_axis("sample")
+        singular = {"margins": "margin", "early_margins": "early_margin", "losses": "loss"}
+        return table.rename(columns=singular).rename_axis("sample")
 
     def scalars(self) -> dict[str, float]:
         """Return the record in a few numbers, for a logger: means over the samples that were seen."""
@@ -250,7 +273,7 @@ class Watch:
         self._clock = max(self._clock, other._clock)
 
     def save(self, path: str | Path) -> None:
-        """Write the record as one parquet file, complete or not at all: some 60 bytes per sample.
+        """Write the record as one parquet file, complete or not at all: some 80 bytes per sample.
 
         It holds the running sums; `Watch.load(path)` reads it, and training can go on from it.
         """
@@ -287,6 +310,10 @@ class Watch:
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(f"{path} is not a record that Watch.save wrote: {error}") from error
         metadata = table.schema.metadata or {}
+        if metadata.get(SCHEMA_KEY) == UNWEIGHTED and {"updates", "margin_sum"} <= set(table.column_names):
+            table = table.append_column("weight_sum", table["updates"])
+            table = table.append_column("weighted_margin_sum", table["margin_sum"])
+            metadata = {**metadata, SCHEMA_KEY: SCHEMA}
         if metadata.get(SCHEMA_KEY) != SCHEMA or not {"sample", *COLUMNS} <= set(table.column_names):
             raise ValueError(f"{path} is not a record that this version's Watch.save wrote.")
         if not len(table) or (table["sample"].to_numpy() != np.arange(len(table))).any():
@@ -299,7 +326,7 @@ class Watch:
         return watch
 
     def margins_for(self, labels: Any) -> Tensor:
-        """Return the margins, for use beside these labels of the same samples, in the same order.
+        """Return the early margins, for use beside these labels of the same samples, in the same order.
 
         Warns if samples were never seen; their margins are NaN.
 
@@ -326,7 +353,7 @@ class Watch:
                 "margin.",
                 stacklevel=3,
             )
-        return self.margins
+        return self.early_margins
 
     def part(self, samples: slice) -> Tensor:
         """Return the state of some samples as one (k, columns) tensor in float64, to be sent to another process."""
@@ -387,6 +414,7 @@ class Watch:
         labels = _joined([part.labels for part in self._pending])
         ids = _joined([part.ids for part in self._pending])
         sizes = [len(part.ids) for part in self._pending]
+        values = np.concatenate([values, _weights(values[0], sizes)[None]])
         _refuse_outside("ids", ids, self.n)
         _refuse_outside("labels", labels, np.repeat([part.classes for part in self._pending], sizes))
         clocks = np.repeat([part.clock for part in self._pending], sizes)
@@ -514,6 +542,16 @@ def _reduced(parts: list[_Pending]) -> np.ndarray:
     return _margins_and_log_odds(logits, torch.cat([part.labels for part in parts])).cpu().double().numpy()
 
 
+def _weights(margins: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """Return the weight of each row, (rows,), see Watch.early_margins; 1 where there are no others in the batch."""
+    sizes_of = np.repeat(sizes, sizes)
+    missed = ~(margins > 0)
+    batches = np.repeat(np.arange(len(sizes)), sizes)
+    others = np.bincount(batches, missed, minlength=len(sizes))[batches] - missed
+    share = others / np.maximum(sizes_of - 1, 1)
+    return np.where(sizes_of > 1, share * (1 - share) ** 2, 1.0) + LEAST_WEIGHT
+
+
 def _stable_order(ids: np.ndarray) -> np.ndarray:
     """Return the order that sorts ids; equal ones stay in place. Faster than a stable argsort: keys are distinct."""
     return np.sort(ids * len(ids) + np.arange(len(ids))) % len(ids)
@@ -524,7 +562,7 @@ def _summarize(ids: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> State
     new = np.r_[True, ids[1:] != ids[:-1]]
     starts = np.flatnonzero(new)
     ends = np.r_[starts[1:], len(ids)] - 1
-    margin, log_odds = values
+    margin, log_odds, weight = values
     correct = margin > 0
     decay = np.exp(-np.abs(log_odds))  # so that nothing overflows, and small losses keep their digits
     confidence = np.where(log_odds >= 0, 1, decay) / (1 + decay)
@@ -532,6 +570,8 @@ def _summarize(ids: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> State
     rows = {
         "updates": np.ones(len(ids), np.int64),
         "margin_sum": margin,
+        "weight_sum": weight,
+        "weighted_margin_sum": weight * margin,
         "loss_sum": np.log1p(decay) + np.maximum(-log_odds, 0),
         "confidence_sum": confidence,
         "confidence_square_sum": confidence**2,

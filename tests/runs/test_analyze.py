@@ -352,7 +352,7 @@ def test_a_run_with_a_record_of_training_ranks_labels_by_both(tmp_path):
     found = lw.analyze(model, (x, y), out=tmp_path / "run", watch=tmp_path / "watch.parquet")
     expected = lw.label_suspicion(lw.GramMatrix(model, (x, y)), watch=watch)
     assert found.table["label_suspicion"].to_numpy() == pytest.approx(expected.suspicion.numpy(), abs=1e-6)
-    assert found.table["margin"].tolist() == watch.margins.tolist()
+    assert found.table["margin"].tolist() == watch.early_margins.tolist()
     assert lw.analyze(model, (x, y), out=tmp_path / "run", watch=watch).folder == found.folder
     with pytest.raises(ValueError, match="another watch"):
         lw.analyze(model, (x, y), out=tmp_path / "run")

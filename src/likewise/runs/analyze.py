@@ -408,7 +408,9 @@ def _describe_inputs(job: _Job, data_print: Any) -> dict[str, Any]:
         "crossval": None
         if job.crossval is None
         else hashlib.sha256(job.crossval.probabilities.numpy().tobytes()).hexdigest(),
-        "watch": None if record is None else hashlib.sha256(record.margins.numpy().tobytes()).hexdigest(),
+        "watch": None
+        if record is None
+        else hashlib.sha256(record.early_margins.numpy().tobytes()).hexdigest(),
     }
 
 

@@ -114,9 +114,9 @@ def label_suspicion(
     who gets fewer votes than `isolated_below` of the median; with no vote at all there is no suspicion.
 
     With the record of the training run (`watch`) suspicion is the mean of two ranks instead, that of the suspicion
-    above and that of −margin: each from 0 (least suspicious) to 1 (most), ties share their mean rank. It then tells
-    an order, not how strong a contradiction is. Where there is no vote, or no margin, the other rank counts alone.
-    Everything else in the result is by votes, as without a record.
+    above and that of −`watch.early_margins`: each from 0 (least suspicious) to 1 (most), ties share their mean rank. It
+    then tells an order, not how strong a contradiction is. Where there is no vote, or no margin, the other rank counts
+    alone. Everything else in the result is by votes, as without a record.
 
     A network that has memorized its labels can be reheated (`likewise.reheat`): suspicion is then the weighted mean of
     ranks, 2 of the suspicion above, 2 of that by the reheated copies, 1 of −margin while they were hot, and 2 of
