@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import likewise as lw
+from likewise.index.shards import share_work
 
 
 @pytest.fixture
@@ -76,3 +77,16 @@ def test_indexes_of_several_data_sets_answer_as_one(build, net, data, new, tmp_p
     narrow = build("narrow", width=64)
     with pytest.raises(ValueError, match="another projection"):
         one.merge(narrow)
+
+
+@pytest.mark.parametrize(
+    ("shards", "weight", "ranks"), [(24, 2, 2), (7, 3, 3), (1, 4, 3), (0, 2, 2), (5, 0, 1)]
+)
+def test_ranks_share_shards_and_the_comparison_evenly(shards, weight, ranks):
+    spans, other = [range(10 * i, 10 * i + 10) for i in range(shards)], range(240, 240)
+    work = share_work(spans, other, weight, ranks)
+    assert [span for span in work if len(span)] == spans
+    assert [i % ranks for i, span in enumerate(work) if span is other] == [ranks - 1]
+    loads = [sum(len(span) for span in work[rank::ranks]) for rank in range(ranks)]
+    loads[-1] += 10 * weight
+    assert max(loads) - min(loads) <= 10 or max(loads) == 10 * weight

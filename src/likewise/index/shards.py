@@ -15,7 +15,7 @@ from torch import Tensor
 
 from likewise import files
 from likewise.data import Batches
-from likewise.distributed import alone, rank, sum_results
+from likewise.distributed import alone, rank, sum_results, world_size
 from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix, error_factors
 from likewise.gram.last_layer import Features
@@ -140,6 +140,11 @@ class Task:
         self.folder.note_shard(shard, self.digest)
         return shard
 
+    @property
+    def comparison_shards(self) -> int:
+        """How many shards take as long to build as `error_factors` does, roughly: a comparison costs 1.4 sketches."""
+        return round(1.4 * self._compared / self.folder.state["shard_rows"])
+
     def error_factors(self) -> Tensor:
         """Return the factors of the standard errors of centered and plain similarities, (2,), from a few samples.
 
@@ -185,24 +190,48 @@ def fill(task: Task, spans: list[range]) -> None:
 
 def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> Tensor:
     """Build shards, shared by all ranks, and return the error factors: one rank compares while others build."""
-    comparison = range(task.data.n, task.data.n)  # the last piece of work: that of a rank with fewer shards
+    comparison = range(task.data.n, task.data.n)
 
     def build(where: range) -> Tensor:
         if where is comparison:
             with alone():
                 return task.error_factors()
-        task.build_shard(where)
+        if len(where):
+            task.build_shard(where)
         return torch.zeros(2)
 
     try:
         with gram.net.evaluation_mode(), task.reading_outputs():
-            work = [*missing, comparison]
+            work = share_work(missing, comparison, task.comparison_shards, world_size())
             return sum_results(build, work, "index", gram, gram.engine.finish_checks)
     except PartsChangedError as error:
         raise ValueError(
             f"The model takes other branches for some samples ({error}), so that a projection cannot be the same for "
             "all: leave these parameters out by parameters=[...], or pad inputs to one length."
         ) from error
+
+
+def share_work(shards: list[range], other: range, weight: int, ranks: int) -> list[range]:
+    """Return pieces of work, every `ranks`-th from the r-th that of rank r, so that all have as much to do.
+
+    Args:
+        shards: The shards to build.
+        other: Another piece of work, done by the last rank: the first one writes the summary.
+        weight: How many shards it takes as long as.
+        ranks: The number of ranks.
+
+    """
+    if ranks == 1:
+        return [*shards, other]
+    work: list[range] = []
+    left = list(shards)
+    while left or len(work) < ranks:
+        turn, place = divmod(len(work), ranks)
+        if place == ranks - 1 and turn < max(1, weight):
+            work.append(other if turn == 0 else range(0))
+        else:
+            work.append(left.pop(0) if left else range(0))
+    return work
 
 
 def _known_shards(task: Task) -> list[Shard]:
