@@ -473,3 +473,14 @@ def test_sketched_novelty_costs_one_forward_pass_more_than_its_first_ingredient(
         counts[parameters] = sum(seen)
     assert 350 <= counts["features"] <= 360
     assert counts["auto"] - counts[None] <= 360
+
+
+def test_what_is_not_known_is_not_calibrated_on():
+    """Of many outputs an index stores none, and tells no shift."""
+    share = torch.linspace(0.1, 0.9, 80)
+    held = lw.Reliability(share, share, 1 - share, torch.zeros(80, dtype=torch.long), share)
+    calibration = lw.calibrate(held, torch.arange(80) % 2)
+    unknown = held._replace(shift=torch.full((80,), torch.nan))
+    for asked in (lambda: calibration(unknown), lambda: lw.calibrate(unknown, torch.arange(80) % 2)):
+        with pytest.raises(ValueError, match="NaN for shift"):
+            asked()

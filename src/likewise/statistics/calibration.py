@@ -199,13 +199,23 @@ def _check_truth(found: Reliability, truth: Tensor) -> Tensor:
 
 def _ingredients(found: Reliability, temperature: float | None) -> Tensor:
     """Return them as columns, (n, 3 or 4), on scales where equal steps weigh the same."""
-    parts = [found.closeness, _log_odds(found.agreement), (found.shift.double() + 1e-3).log()]
+    parts = {
+        "closeness": found.closeness,
+        "agreement": _log_odds(found.agreement),
+        "shift": (found.shift.double() + 1e-3).log(),
+    }
     if found.confidence is not None:
         confidence = found.confidence
         if found.probabilities is not None and temperature is not None:
             confidence = (_logarithms(found.probabilities) / temperature).softmax(1).max(1).values
-        parts.append(_log_odds(confidence))
-    return torch.stack([part.double().cpu() for part in parts], 1)
+        parts["confidence"] = _log_odds(confidence)
+    unknown = [name for name, part in parts.items() if part.isnan().any()]
+    if unknown:
+        raise ValueError(
+            f"Some predictions have NaN for {' and '.join(unknown)}: their chance would be NaN. An index of "
+            "more than 64 outputs a sample stores none, and knows no shift: use likewise.reliability(gram)."
+        )
+    return torch.stack([part.double().cpu() for part in parts.values()], 1)
 
 
 def _fit_temperature(probabilities: Tensor, classes: Tensor) -> float:
