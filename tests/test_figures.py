@@ -271,6 +271,15 @@ def test_classes_have_a_color_and_a_marker_each(color, ax):
     assert len({group.get_paths()[0].vertices.tobytes() for group in ax.collections}) == len(found)
 
 
+@pytest.mark.parametrize("layout", [None, "constrained"])
+def test_a_legend_does_not_lie_on_the_next_plot(layout):
+    fig, (ax, other) = plt.subplots(1, 2, layout=layout)
+    figures.kernel_map(TABLE, ax=ax)
+    fig.canvas.draw()
+    assert not ax.get_legend().get_window_extent().overlaps(other.get_tightbbox())
+    plt.close(fig)
+
+
 def test_a_class_keeps_its_color_where_others_are_missing(ax):
     few = TABLE[TABLE["label"] != 0]
     figures.kernel_map(few, classes=["a", "b", "c"], ax=ax)

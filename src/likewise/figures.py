@@ -660,9 +660,12 @@ def _names(values: np.ndarray, classes: Names, width: int = 24) -> list[str]:
 
 
 def _legend(ax: Axes, keys: Sequence[Artist], names: Sequence[str], beside: bool) -> None:
-    """Draw a legend without a frame, beside the plot or above."""
+    """Draw a legend without a frame, beside the plot or above; inside where nothing makes room for it beside."""
     texts = [f" {name}" for name in names]  # matplotlib before 3.10 leaves out those that start with "_"
     style = {"ncols": 1 if beside else 2, "markerscale": 1.5, "handletextpad": 0.2}
+    if beside and ax.figure.get_layout_engine() is None:  # beside it, it would lie on the next plot
+        ax.legend(keys, texts, loc="best", framealpha=0.8, edgecolor="none", **style)
+        return
     legend = ax.legend(keys, texts, loc="center left" if beside else "lower center", **style)
     legend.set(frame_on=False, bbox_to_anchor=(1.0, 0.5) if beside else (0.5, 1.0))
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from net_that_is_killed import MODEL_AND_DATA
 
 from likewise.cli.app import exit_code
 
@@ -26,17 +27,6 @@ class Net(nn.Sequential):
             (STAGES.parent.parent / "done-when-killed").write_text(" ".join(done))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
-
-
-def model():
-    torch.manual_seed(0)
-    return Net(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
-
-
-def data():
-    chance = torch.Generator().manual_seed(1)
-    x = torch.randn(800, 6, generator=chance)
-    return x, (x @ torch.randn(6, 3, generator=chance)).argmax(1)
 """
 TABLES = (
     "samples.parquet",
@@ -52,7 +42,7 @@ SKETCHED, EXACT = ("--sketch", "128"), ("--exact",)
 @pytest.fixture
 def run(tmp_path):
     """Analyzes in one process, or in several that torchrun starts; returns the bytes of tables and index."""
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.py").write_text(NET + MODEL_AND_DATA)
 
     def call(folder, *options, ranks=0, killed=None, restarts=0):
         words = ["analyze", f"{tmp_path}/net.py:model", f"{tmp_path}/net.py:data"]

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from net_that_is_killed import MODEL_AND_DATA
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -165,22 +166,12 @@ class Net(nn.Sequential):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
-
-def model():
-    torch.manual_seed(0)
-    return Net(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
-
-
-def data():
-    chance = torch.Generator().manual_seed(1)
-    x = torch.randn(800, 6, generator=chance)
-    return x, (x @ torch.randn(6, 3, generator=chance)).argmax(1)
 """
 
 
 def test_commands_compute_parts_one_of_them_killed_and_merge_them(tmp_path, capsys):
     torch.set_num_threads(1)
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.py").write_text(NET + MODEL_AND_DATA)
     words = ["analyze", f"{tmp_path}/net.py:model", f"{tmp_path}/net.py:data", "--sketch", "128", "-q"]
     part = [*words, "--out", str(tmp_path / "1"), "--part", "1/2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "KILLED_AT": "30"}

@@ -27,7 +27,6 @@ from likewise.cli.output import (
     print_message,
     print_result,
     table,
-    without_empty,
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank, rank_count
 from likewise.runs.settings import INPUTS, Settings, read_settings
@@ -167,7 +166,7 @@ def _describe_run(found: "Analysis") -> tuple[dict[str, Any], list[str]]:
         rows = [{**row, "shown": excerpt(found.pictures.get(row["sample"]))} for row in suspects]
         for row in rows:
             row["doubtful"] = "perhaps" if row["doubtful"] else ""
-        lines.append(table(without_empty(rows, "name", "doubtful", "shown"), "the most suspicious labels"))
+        lines.append(table(rows, "the most suspicious labels", optional=("name", "doubtful", "shown")))
     return facts, lines
 
 

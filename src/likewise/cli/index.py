@@ -29,7 +29,6 @@ from likewise.cli.output import (
     print_message,
     print_result,
     table,
-    without_empty,
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank
 from likewise.runs.settings import INPUTS, Settings, locate_paths, read_settings
@@ -430,7 +429,7 @@ def _tell_answer(answer: "Answer") -> list[str]:
     return [
         f"{answer.name}: {told.headline}",
         told.evidence,
-        table(without_empty(rows, "name", "shown")),
+        table(rows),
         *change,
     ]
 

@@ -16,7 +16,6 @@ from likewise.cli.output import (
     print_message,
     print_result,
     table,
-    without_empty,
 )
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -56,7 +55,7 @@ def neighbors(
         print_message(
             f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors)."
         )
-    print_result(form, {"of": own, "neighbors": rows}, table(without_empty(told, "name", "shown"), title))
+    print_result(form, {"of": own, "neighbors": rows}, table(told, title))
 
 
 def report(

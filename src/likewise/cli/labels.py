@@ -23,9 +23,8 @@ from likewise.cli.output import (
     print_message,
     print_result,
     table,
-    without_empty,
 )
-from likewise.runs.settings import INPUTS
+from likewise.runs.settings import INPUTS, READING
 from likewise.thumbnails import picture
 
 if TYPE_CHECKING:
@@ -34,20 +33,7 @@ if TYPE_CHECKING:
 
 MOST_PRINTED = 10
 
-DATA = (
-    "model",
-    "data",
-    "label",
-    "text_column",
-    "columns",
-    "image_size",
-    "gray",
-    "prepare",
-    "follow_links",
-    "limit",
-    "classes",
-    "max_memory",
-)
+DATA = ("model", "data", *READING, "follow_links", "limit", "classes", "max_memory")
 SKETCH, MANY_PAIRS = 1024, 20_000_000  # width of sketches, and pairs from which they are compared
 TRAINING = {
     "model": "Import string of a function that trains: net.py:train. It gets a data set, and returns a model."
@@ -181,7 +167,7 @@ def _closest_pairs(found: "Duplicates", rows: "Read", columns: "Read") -> str:
             pair["same label"] = "yes" if found.same_label[place] else "no"
         pairs.append(pair)
     title = f"the {len(pairs)} closest" if len(pairs) < len(found.first) else ""
-    return table(without_empty(pairs, "shown first", "shown second"), title)
+    return table(pairs, title, optional=("shown first", "shown second"))
 
 
 def _name_of(read: "Read", i: int) -> str:

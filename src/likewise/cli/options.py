@@ -16,7 +16,7 @@ from pydantic import ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 
 from likewise.cli.output import Format, print_message
-from likewise.runs.settings import Settings, describe_errors, read_settings
+from likewise.runs.settings import READING, Settings, describe_errors, read_settings
 
 if TYPE_CHECKING:
     from likewise.data import Batches
@@ -29,16 +29,7 @@ Form = Annotated[
     Format,
     typer.Option("--format", help="How results are written to stdout; --json is short for --format json."),
 ]
-NEW_INPUTS = (
-    "label",
-    "text_column",
-    "columns",
-    "image_size",
-    "gray",
-    "prepare",
-    "show_columns",
-    "follow_links",
-)
+NEW_INPUTS = (*READING, "show_columns", "follow_links")
 """The settings of an index or a run by which new inputs are read."""
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]

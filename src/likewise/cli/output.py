@@ -58,13 +58,24 @@ def print_result(form: Format, facts: Mapping[str, Any], *lines: str) -> None:
         typer.echo(line)
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
-    """Return rows as a table for people."""
+def table(
+    rows: Sequence[Mapping[str, Any]], title: str = "", optional: Sequence[str] = ("name", "shown")
+) -> str:
+    """Return rows as a table for people.
+
+    Args:
+        rows: With the same columns each.
+        title: Above the table.
+        optional: Columns that are left out where every row is empty.
+
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    empty = {name for name in optional if all(row.get(name) in ("", None) for row in rows)}
+    rows = [{name: value for name, value in row.items() if name not in empty} for row in rows]
     made = Table(
         title=Text(escape_controls(title)) if title else None, box=box.SIMPLE_HEAD, title_justify="left"
     )
@@ -87,12 +98,6 @@ def excerpt(shown: Picture | None) -> str:
         text = ", ".join(f"{name} {value}" for name, value in json.loads(text).items())
     text = " ".join(text.split())
     return text if len(text) <= EXCERPT else f"{text[: EXCERPT - 1]}…"
-
-
-def without_empty(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:
-    """Return rows without those of the named columns in which every row is empty."""
-    empty = {name for name in names if all(row.get(name) in ("", None) for row in rows)}
-    return [{name: value for name, value in row.items() if name not in empty} for row in rows]
 
 
 def gigabytes(count: float) -> str:

@@ -84,8 +84,9 @@ def analyze(
     Density of each sample, how freely its prediction moves, its most similar samples, a map, and, where
     labels are classes, which of them look wrong; report.html shows all of it.
 
-    The run costs a handful of plain training epochs: where all pairs of gradients would take longer than seconds,
-    they are compared by sketches of four random combinations of the outputs, with the error measured on a few samples.
+    Few samples are compared exactly, in seconds. Where all pairs of gradients would take longer, a run costs a handful
+    of plain training epochs: they are compared by sketches of four random combinations of the outputs, with the error
+    measured on a few samples.
     The manifest and the report say what was chosen and what exact would cost; `exact=True` asks for it.
 
     The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,

@@ -24,16 +24,12 @@ PATHS = (
 )  # paths, or import strings with one
 
 
+READING = ("label", "text_column", "columns", "image_size", "gray", "prepare")  # how samples are read
 INPUTS = (
     "model",
     "data",
     "weights",
-    "label",
-    "text_column",
-    "columns",
-    "image_size",
-    "gray",
-    "prepare",
+    *READING,
     "task",
     "max_length",
     "base_model",
