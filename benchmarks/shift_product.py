@@ -2,7 +2,7 @@
 
     python benchmarks/shift_product.py prepare --data DIR --aerial DIR        inputs into out/shift-product.npz
     python benchmarks/shift_product.py run --device cuda --processes 8        networks, into FOLDER/results-*.zip
-    python benchmarks/shift_product.py table FOLDER                           results/shift_product.jsonl
+    python benchmarks/shift_product.py table FOLDER ...                       results/shift_product.jsonl
     python benchmarks/shift_product.py cost                                   CPU seconds of each way to ask
 
 Six networks: ResNet-9 on 7,000 images of CIFAR-10, others than those of benchmarks/shift.py, 30 epochs, clean labels
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ HELD, KNOWN, CORRUPTED = 1000, 1500, 500
 STRENGTHS = {"blur": (1.2, 2.0), "noise": (0.1, 0.2), "darkness": (0.35, 0.15)}
 EPOCHS = 30
 FILES = 7  # of results
+STEPS = ("reliability", "novelty", "index")
 
 
 def settings() -> list[dict[str, Any]]:
@@ -133,17 +135,19 @@ def measure(setting: dict[str, Any], given: argparse.Namespace, file: Path) -> N
         learned=(evaluated(model, inputs.x).argmax(1) == inputs.labels).float().mean(),
         **{name: features[name] for name in names},
     )
-    gram = lw.GramMatrix(model, asked, columns=(inputs.x, inputs.labels), max_memory=MEMORY)
-    keep("novelty", novelty=lw.novelty(gram, sketch=SKETCH))
-    with tempfile.TemporaryDirectory() as folder:
-        index = lw.build_index(
-            model, (inputs.x, inputs.labels), folder, width=SKETCH, pictures=False, max_memory=MEMORY
-        )
-        keep("index")
-        told = index.novelty(asked)
-        keep("index novelty", **{f"index {name}": value for name, value in told._asdict().items()})
-        found = index.reliability(predicted)
-        keep("index reliability", **{name: value for name, value in found._asdict().items()})
+    columns = (inputs.x, inputs.labels)
+    if "reliability" in given.steps:
+        gram = lw.GramMatrix(model, predicted, columns=columns, max_memory=MEMORY)
+        keep("reliability", **lw.reliability(gram, sketch=SKETCH)._asdict())
+    if "novelty" in given.steps:
+        gram = lw.GramMatrix(model, asked, columns=columns, max_memory=MEMORY)
+        keep("novelty", novelty=lw.novelty(gram, sketch=SKETCH))
+    if "index" in given.steps:
+        with tempfile.TemporaryDirectory() as folder:
+            index = lw.build_index(model, columns, folder, width=SKETCH, pictures=False, max_memory=MEMORY)
+            keep("index")
+            told = index.novelty(asked)
+            keep("index novelty", **{f"index {name}": value for name, value in told._asdict().items()})
 
 
 def run(given: argparse.Namespace) -> None:
@@ -176,7 +180,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _options(given: argparse.Namespace) -> list[str]:
-    found = ["--inputs", str(given.inputs), "--device", given.device]
+    found = ["--inputs", str(given.inputs), "--device", given.device, "--steps", *given.steps]
     for name in ("epochs", "limit"):
         value = getattr(given, name)
         found += [] if value is None else [f"--{name}", str(value)]
@@ -213,27 +217,33 @@ def make_table(given: argparse.Namespace) -> None:
     """Write areas and risks of the six networks to the results, and ingredients of the others to a folder."""
     from records import FOLDER, add
 
-    results, rest = given.results or FOLDER / "shift_product.jsonl", given.folder / "ingredients"
+    results, rest = given.results or FOLDER / "shift_product.jsonl", given.folders[0] / "ingredients"
     results.unlink(missing_ok=True)
     shutil.rmtree(rest, ignore_errors=True)
     rest.mkdir()
-    with tempfile.TemporaryDirectory() as work:
-        for file in unpack(given.folder, Path(work)):
-            with np.load(file) as arrays:
-                found = {name: arrays[name] for name in arrays.files}
-            about = json.loads(str(found.pop("about")))
-            if "values" in found:
-                named = {f"0/{name}": value for name, value in (found | {"about": json.dumps(about)}).items()}
-                np.savez_compressed(rest / f"part-{file.stem}.npz", **named)
-            else:
+    rows: dict[str, dict[str, Any]] = {}
+    for folder in given.folders:
+        with tempfile.TemporaryDirectory() as work:
+            for file in unpack(folder, Path(work)):
+                with np.load(file) as arrays:
+                    found = {name: arrays[name] for name in arrays.files}
+                about = json.loads(str(found.pop("about")))
+                if "values" in found:
+                    found["about"] = np.array(json.dumps(about))
+                    whole = {f"0/{name}": value for name, value in found.items()}
+                    np.savez_compressed(rest / f"part-{file.stem}.npz", **whole)
+                    continue
                 tensors = {name: torch.tensor(value) for name, value in found.items()}
-                add(results, about["setting"], **evaluate(tensors, about))
+                row = rows.setdefault(json.dumps(about["setting"]), {"seconds": {}})
+                row["seconds"] |= about["seconds"]
+                row |= evaluate_novelty(tensors) if "novelty" in tensors else {}
+                row |= evaluate_trust(tensors, about["corrupted"]) if "closeness" in tensors else {}
+    for setting, row in rows.items():
+        add(results, json.loads(setting), **row)
 
 
-def evaluate(found: dict[str, Tensor], about: dict[str, Any]) -> dict[str, Any]:
-    """Return areas under the ROC curve, of all places and of some, and areas under the risk-coverage curve."""
-    from reliability import tempered
-
+def evaluate_novelty(found: dict[str, Tensor]) -> dict[str, Any]:
+    """Return areas under the ROC curve, of all places and of some."""
     known, outputs = KNOWN, found["asked_outputs"]
     scores = {"likewise": found["novelty"]}
     if "index novelty" in found:
@@ -254,30 +264,39 @@ def evaluate(found: dict[str, Tensor], about: dict[str, Any]) -> dict[str, Any]:
         part: {name: _area(score[known:][rows], score[:known]) for name, score in scores.items()}
         for part, rows in parts.items()
     }
-    if "closeness" not in found:
-        return {"areas": areas, "seconds": about["seconds"]}
+    return {"areas": areas, "learned": float(found["learned"])}
+
+
+def evaluate_trust(found: dict[str, Tensor], corrupted: list[str]) -> dict[str, Any]:
+    """Return areas under the risk-coverage curve, of calibrated chances and what others use."""
+    from reliability import tempered
+
     outputs, truth = found["predicted_outputs"], found["truth"].long()
-    truth = torch.cat([truth, *(truth[HELD:][:CORRUPTED] for _ in about["corrupted"])])
+    truth = torch.cat([truth, *(truth[HELD:][:CORRUPTED] for _ in corrupted)])
     names = ("closeness", "agreement", "shift", "prediction", "confidence")
     fields = [*(found[name] for name in names), outputs.softmax(1)]
-    every = lw.Reliability(*fields)
     calibration = lw.calibrate(lw.Reliability(*(part[:HELD] for part in fields)), truth[:HELD])
     heat = tempered(outputs[:HELD], truth[:HELD])
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", lw.CalibrationWarning
+        )  # corrupted inputs are unlike the held-out ones
+        chances = calibration(lw.Reliability(*fields))
     trust = {
-        "likewise": calibration(every),
+        "likewise": chances,
         "largest probability": outputs.softmax(1).max(1).values,
         "temperature": (outputs / heat).softmax(1).max(1).values,
     }
     wrong = (outputs.argmax(1) != truth).double()
     rows = {"none": slice(HELD, HELD + KNOWN)} | {
         name: slice(HELD + KNOWN + i * CORRUPTED, HELD + KNOWN + (i + 1) * CORRUPTED)
-        for i, name in enumerate(about["corrupted"])
+        for i, name in enumerate(corrupted)
     }
     risks = {
         case: {name: _risk(score[where], wrong[where]) for name, score in trust.items()}
         for case, where in rows.items()
     }
-    return {"areas": areas, "risks": risks, "learned": float(found["learned"]), "seconds": about["seconds"]}
+    return {"risks": risks}
 
 
 def measure_cost(given: argparse.Namespace) -> None:
@@ -356,11 +375,14 @@ def main() -> None:
     for command in (second, one):
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         command.add_argument("--epochs", type=int, help="instead of the usual ones, to try the file")
+        command.add_argument(
+            "--steps", nargs="+", default=STEPS, choices=STEPS, help="what CIFAR-10's are asked"
+        )
         command.add_argument("--limit", type=int, help="use so many samples of each group, to try the file")
     for command in (first, second, one):
         command.add_argument("--inputs", type=Path, default=Path("out/shift-product.npz"))
     last = commands.add_parser("table")
-    last.add_argument("folder", type=Path, help="what run wrote")
+    last.add_argument("folders", type=Path, nargs="+", help="what run wrote; steps may be of several runs")
     last.add_argument("--results", type=Path, help="instead of benchmarks/results/shift_product.jsonl")
     last.set_defaults(do=make_table)
     commands.add_parser("cost").set_defaults(do=measure_cost)
