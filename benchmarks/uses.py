@@ -427,6 +427,7 @@ def main() -> None:
         "calibration": calibration(results["reliability"]),
         "shift novelty": shift_novelty(results["shift"]),
         "shift trust": shift_trust(results["shift"]),
+        "aerial": aerial(results["shift_product"]),
         "relabel": relabel(results["relabel"]),
         "fit": fit(results["fit"]),
         "verdicts": verdicts(results["fit"]),
