@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import likewise as lw
 from likewise.data import Samples
-from likewise.engines import TracedEngine, differentiable_gradients
+from likewise.engines import TracedEngine, differentiable_gradients, validation
 from likewise.engines.validation import find_mismatch
 
 
@@ -473,3 +473,24 @@ def test_little_chance_is_still_chance():
         torch.manual_seed(seed)
         with pytest.raises(ValueError, match="differs each time"):
             lw.batches(Flipped())
+
+
+def test_a_large_network_is_called_on_few_samples_before_the_first_number(monkeypatch):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    called = []
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            called.append(len(x))
+            return self.last(self.first(x).tanh())
+
+    model, x = Net().double(), torch.randn(2, 4, dtype=torch.float64)
+    gram = lw.GramMatrix(model, x)
+    gram.engine  # noqa: B018
+    assert gram.d == 2
+    # two together, each alone; the trace on two and three; what is measured and checked; autograd
+    assert called == [2, 1, 1, 2, 3, 2, 2]

@@ -44,7 +44,7 @@ from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import check_independent_samples, is_large
+from likewise.engines.validation import check_independent_samples, first_pass
 
 __all__ = [
     "SECOND_ORDER",
@@ -72,8 +72,8 @@ __all__ = [
     "check_independent_samples",
     "default_max_memory",
     "differentiable_gradients",
+    "first_pass",
     "gradient_tangents",
-    "is_large",
     "jacobians_one_by_one",
     "live_parameters",
     "record_calls",

@@ -180,10 +180,11 @@ class Jacobians:
                 self._vmap = _vmap_is_correct(self._net, samples[:1])
             return (jacobians_by_vmap if self._vmap else jacobians_one_by_one)(self._net, samples)
 
-    def shape(self, samples: Samples) -> tuple[int, int, int]:
-        """Return d, p and the bytes of a number."""
-        outputs = self._net.function({}, samples.inputs, samples.labels, samples.ids)
-        return outputs.shape[1], sum(self._net.numels.values()), self._net.dtype.itemsize
+    def shape(self, samples: Samples, d: int | None = None) -> tuple[int, int, int]:
+        """Return d, p and the bytes of a number; the network is called where d is not given."""
+        if d is None:
+            d = self._net.function({}, samples.inputs, samples.labels, samples.ids).shape[1]
+        return d, sum(self._net.numels.values()), self._net.dtype.itemsize
 
 
 def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:

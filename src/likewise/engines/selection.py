@@ -45,6 +45,7 @@ def select_engine(
     max_memory: int,
     n: int = 1,
     large: bool = False,
+    d: int | None = None,
 ) -> Engine:
     """Return the requested engine; call it inside `net.evaluation_mode`.
 
@@ -56,12 +57,13 @@ def select_engine(
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
         large: Check the model on fewer samples; SpotCheck looks at others in every pass.
+        d: The number of outputs, if it is known; else the network is called on a sample.
 
     """
     if large:
         samples, later = samples[:2], None if later is None else later[:2]
     if engine != "autograd":
-        shape = Jacobians(net).shape(samples[:1])
+        shape = Jacobians(net).shape(samples[:1], d)
         for trace_function in TRACE_FUNCTIONS:
             try:
                 trace = trace_function(net, samples)

@@ -60,12 +60,20 @@ class Fault(NamedTuple):
     remedy: str
 
 
-def is_large(net: Network, samples: Samples) -> bool:
-    """Whether a forward pass takes so long that checks before the first number use fewer samples."""
+class FirstPass(NamedTuple):
+    """What one forward pass of two samples tells."""
+
+    samples: Samples
+    outputs: Tensor  # (2, d), in full float32
+    large: bool  # whether it takes so long that checks before the first number use fewer samples
+
+
+def first_pass(net: Network, samples: Samples) -> FirstPass:
+    """Return the outputs of the first two samples, and whether the network is large."""
     several = repeat_samples(samples[:2], 2)  # that one alone fails is for other checks to explain
-    with _OperationCounter() as counter:
-        network_outputs(net, several)
-    return counter.flops > len(several) * LARGE
+    with full_float32(), _OperationCounter() as counter:
+        outputs = network_outputs(net, several)
+    return FirstPass(several, outputs, counter.flops > len(several) * LARGE)
 
 
 class _OperationCounter(TorchDispatchMode):
@@ -476,17 +484,22 @@ def _draw_weights(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def check_independent_samples(net: Network, samples: Samples) -> None:
+def check_independent_samples(net: Network, samples: Samples, once: Tensor | None = None) -> None:
     """Raise if outputs differ between two calls, or between a batch and its samples alone.
 
     Call it inside `net.evaluation_mode`.
+
+    Args:
+        net: The network.
+        samples: A few samples.
+        once: Their outputs as one batch in full float32, if they were computed before.
+
     """
     with full_float32():  # in TF32, right outputs differ by more than dependent ones may
-        _refuse_dependent(net, samples)
+        _refuse_dependent(net, samples, _outputs(net, samples) if once is None else once)
 
 
-def _refuse_dependent(net: Network, samples: Samples) -> None:
-    once = _outputs(net, samples)
+def _refuse_dependent(net: Network, samples: Samples, once: Tensor) -> None:
     try:
         alone = torch.cat([_outputs(net, x) for x in samples.split(1)])
     except Exception as error:

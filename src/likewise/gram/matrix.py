@@ -36,7 +36,7 @@ from likewise.engines import (
     ZeroGradientLog,
     check_independent_samples,
     default_max_memory,
-    is_large,
+    first_pass,
     select_engine,
 )
 from likewise.fingerprint import Fingerprint
@@ -744,16 +744,22 @@ class _Setup:
     def _select(self) -> Engine:
         with self._net.evaluation_mode():
             first, later = self.few_samples()
-            large = is_large(self._net, first)
-            for samples in (first[:2],) if large else (first, later):
-                check_independent_samples(self._net.exact(), samples)
+            seen = first_pass(self._net, first)
+            large, d = seen.large, seen.outputs.shape[1]
+            if large:
+                once = seen.outputs if self._net.autocast is None else None
+                check_independent_samples(self._net.exact(), seen.samples, once)
+            else:
+                for samples in (first, later):
+                    check_independent_samples(self._net.exact(), samples)
             if isinstance(self._asked, Engine):
                 return self._asked
             share, asked = self._data.n // world_size(), self._asked
+            self._row_shape = d, sum(self._net.numels.values())
 
             def select(limit: int) -> Engine:
                 others = None if large and self._data.n <= len(first) else later
-                return select_engine(self._net, first, others, asked, limit, share, large)
+                return select_engine(self._net, first, others, asked, limit, share, large, d)
 
             try:
                 return select(self._max_memory // 2)
