@@ -1,0 +1,34 @@
+"""What does an analysis look like? The report's plots, one matplotlib function each.
+
+Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`. The
+gallery of the documentation shows all of them (`make gallery`).
+Colors are Okabe and Ito's, told apart by color-blind readers. Names are never parsed as formulas.
+"""
+
+from likewise.figures.curves import calibration, density_histogram, dynamics, similarity_histogram, slices
+from likewise.figures.drawing import BLUE, COLORS, GRAY, MARKERS, STATUSES, TITLES, VERMILION
+from likewise.figures.grids import neighbor_grid, pair_grid
+from likewise.figures.matrices import class_similarity, confusion
+from likewise.figures.scatter import cartography, kernel_map, neighborhoods
+
+__all__ = [
+    "BLUE",
+    "COLORS",
+    "GRAY",
+    "MARKERS",
+    "STATUSES",
+    "TITLES",
+    "VERMILION",
+    "calibration",
+    "cartography",
+    "class_similarity",
+    "confusion",
+    "density_histogram",
+    "dynamics",
+    "kernel_map",
+    "neighbor_grid",
+    "neighborhoods",
+    "pair_grid",
+    "similarity_histogram",
+    "slices",
+]

@@ -1,0 +1,284 @@
+"""Histograms, shares of groups and curves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from likewise.figures.drawing import (
+    BLUE,
+    COLORS,
+    GRAY,
+    MARKERS,
+    TITLES,
+    VERMILION,
+    Names,
+    check_numbers,
+    class_names,
+    draw_image,
+    draw_legend,
+    make_axes,
+    plain_text,
+    read_column,
+    read_images,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+
+def similarity_histogram(
+    edges: ArrayLike, counts: ArrayLike, threshold: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Return the histogram of similarities on a log axis, with how many are at or above the threshold.
+
+    Args:
+        edges: (bins + 1,) edges of the bins, as of `Analysis.histogram`.
+        counts: (bins,) samples in each.
+        threshold: Bins from there on are colored and counted.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.similarity_histogram([-1, 0, 0.5, 1], [3, 20, 7], threshold=0.5)
+        >>> ax.get_title(loc="right")
+        '7 at or above 0.5'
+        >>> plt.close(ax.figure)
+
+    """
+    ends = check_numbers(edges, "edges", None)
+    heights = check_numbers(counts, "counts", len(ends) - 1)
+    ax = make_axes(ax, 5.0, 3.2)
+    bars = ax.bar(ends[:-1], heights, np.diff(ends), align="edge", color=BLUE, ec="white", lw=0.3)
+    ax.set(ylim=(0.6, 2 * max(heights.max(), 1)), yscale="log", xlabel="similarity", ylabel="samples")
+    if threshold is not None:
+        first, last = np.searchsorted(ends[:-1] - threshold, (-1e-6, 1e-6))  # edges are rounded
+        for bar in bars[first:]:
+            bar.set_facecolor(VERMILION)
+        least, most = (f"{heights[max(start, 0) :].sum():,.0f}" for start in (first, last - 1))
+        count = least if least == most else f"{least} to {most}"  # the threshold is inside a bin
+        ax.axvline(threshold, color="black", lw=0.8, ls="--")
+        ax.set_title(f"{count} at or above {threshold:g}", loc="right", color=VERMILION, fontsize="medium")
+    return ax
+
+
+def density_histogram(
+    density: ArrayLike, images: ArrayLike | None = None, bins: int = 12, ax: Axes | None = None
+) -> Axes:
+    """Return the histogram of N_S / N; with images, above each bar the sample nearest the bar's median.
+
+    Args:
+        density: (n,) N_S / N, as in the table of a run.
+        images: (n, ...) as of `neighbor_grid`.
+        bins: How many.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.density_histogram(np.linspace(0.1, 0.9, 50), bins=5)
+        >>> len(ax.patches)
+        5
+        >>> plt.close(ax.figure)
+
+    """
+    values = check_numbers(density, "density", None)
+    if bins < 1:
+        raise ValueError(f"{bins} bins found: pass at least one.")
+    if images is not None and len(np.asarray(images)) != len(values):
+        raise ValueError(f"{len(np.asarray(images))} images found for {len(values)} densities: pass as many.")
+    pad = 0.05 if np.ptp(values) < 1e-9 else 0.0  # all alike: one bar in the middle
+    ends = np.linspace(values.min() - pad, values.max() + pad, bins + 1)
+    which = np.searchsorted(ends[1:-1], values, "right")
+    ax = make_axes(ax, 6.0, 3.4)
+    ax.bar(ends[:-1], np.bincount(which, minlength=bins), np.diff(ends), align="edge", color=BLUE, ec="white")
+    ax.set(xlim=(ends[0], ends[-1]), xlabel=TITLES["density"], ylabel="samples")
+    if images is not None:
+        members = [np.flatnonzero(which == place) for place in np.unique(which)]
+        middle = [m[np.abs(values[m] - np.median(values[m])).argmin()] for m in members]
+        for place, picture in zip(np.unique(which), read_images(images, np.array(middle)), strict=True):
+            draw_image(ax, picture, ((place + 0.05) / bins, 1.03, 0.9 / bins, 0.2), GRAY)
+    return ax
+
+
+def slices(
+    table: DataFrame,
+    by: str = "label",
+    of: str = "label_issue",
+    classes: Names = None,
+    most: int = 30,
+    ax: Axes | None = None,
+) -> Axes:
+    """Return the share of samples for which something holds, group by group, with Wilson's 95 % intervals.
+
+    The dashed line is the share among all samples. As in the report, a column of numbers is cut into five groups of
+    about equal size, in their order; other groups come with the largest share first.
+
+    Args:
+        table: `Analysis.table`.
+        by: The column whose groups are compared.
+        of: What is counted: a column of truth values, "mistakes" (the prediction is not the label), "isolated" (its
+            status), or a column of numbers, of which the largest tenth is counted.
+        classes: Names of the classes, where `by` holds class numbers.
+        most: How many groups are shown.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"source": ["a", "a", "b", "b"], "label_issue": [True, False, False, False]})
+        >>> ax = lw.figures.slices(table, by="source")
+        >>> [float(bar.get_width()) for bar in ax.patches]
+        [0.5, 0.0]
+        >>> plt.close(ax.figure)
+
+    """
+    from scipy.stats import binomtest
+
+    hits = _counted(table, of)
+    groups, names, ranked = _grouped(table, by, classes)
+    sizes = np.bincount(groups, minlength=len(names))
+    found = np.bincount(groups, weights=hits, minlength=len(names)).astype(int)
+    shares = found / sizes
+    order = np.argsort(-shares, kind="stable")[:most] if ranked else np.arange(len(names))
+    rows = range(len(order))
+    ends = [binomtest(int(found[g]), int(sizes[g])).proportion_ci(method="wilson") for g in order]
+    ax = make_axes(ax, 5.5, 0.28 * len(order) + 1.1)
+    from matplotlib.ticker import PercentFormatter
+
+    ax.barh(rows, shares[order], 0.72, color=BLUE, alpha=0.75)
+    ax.hlines(rows, [end.low for end in ends], [end.high for end in ends], color="black", lw=1.2)
+    ax.axvline(hits.mean(), color=VERMILION, lw=1.2, ls="--")
+    ax.set_title(f"all samples: {hits.mean():.1%}", loc="right", color=VERMILION, fontsize="medium")
+    ax.set_yticks(rows, [f"{names[g]} (n = {sizes[g]:,})" for g in order])
+    ax.set(xlim=(0, min(1.0, 1.02 * max(end.high for end in ends))), ylim=(len(order) - 0.4, -0.6))
+    ax.set(xlabel=f"share of {TITLES.get(of, f'the largest tenth of {plain_text(of)}')}")
+    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def calibration(levels: ArrayLike, ax: Axes | None = None) -> Axes:
+    """Return what was expected of held-out predictions against what was found; on the diagonal they agree.
+
+    Args:
+        levels: `Calibration.levels`: rows of expected, found, low and high ends of its 95 % interval, and samples.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> ax = lw.figures.calibration([(0.6, 0.55, 0.4, 0.7, 30), (0.9, 0.93, 0.85, 0.97, 40)])
+        >>> ax.get_title(loc="right")
+        '70 held-out predictions'
+        >>> plt.close(ax.figure)
+
+    """
+    rows = check_numbers([tuple(level) for level in np.asarray(levels)], "levels", None, 5).astype(float)
+    x, y, low, high, samples = rows.T
+    if (low > y).any() or (high < y).any():
+        raise ValueError("levels: intervals that do not hold what was found, pass low <= found <= high.")
+    ax = make_axes(ax, 4.0, 4.0)
+    end = 1.03 * max(x.max(), high.max())
+    ax.plot([0, end], [0, end], color=GRAY, lw=1, ls="--", zorder=1)
+    ax.errorbar(x, y, yerr=[y - low, high - y], fmt="o", color=BLUE, ms=5, lw=1.2, capsize=2)
+    ax.set(xlim=(0, end), ylim=(0, end), aspect="equal", xlabel="expected", ylabel="found")
+    ax.set_title(f"{samples.sum():,.0f} held-out predictions", loc="right", fontsize="medium")
+    return ax
+
+
+def dynamics(
+    tables: Sequence[DataFrame],
+    column: str = "density",
+    steps: ArrayLike | None = None,
+    samples: Sequence[int] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Return a column across checkpoints: median, 10-90 % band, and the curves of single samples.
+
+    Args:
+        tables: Tables of runs on the same samples, one for each checkpoint.
+        column: Which column.
+        steps: (checkpoints,) where they are on the axis; 0, 1, 2, ... if None.
+        samples: Those that get a curve each.
+        ax: Where to draw; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
+        >>> plt.switch_backend("Agg")                                         # no window
+        >>> table = pandas.DataFrame({"map_x": [0, 1, 2], "map_y": [0, 1, 0], "density": [0.2, 0.4, 0.6]})
+        >>> ax = lw.figures.dynamics([table, table], "density", samples=[0])
+        >>> ax.get_xlabel()
+        'checkpoint'
+        >>> plt.close(ax.figure)
+
+    """
+    columns = [read_column(table, column, numeric=True) for table in tables]
+    if len({len(values) for values in columns}) != 1:
+        raise ValueError(f"Tables of {[*map(len, columns)]} samples found: pass tables of the same samples.")
+    times = check_numbers(range(len(tables)) if steps is None else steps, "steps", len(tables))
+    picks = [] if samples is None else list(samples)
+    if outside := [pick for pick in picks if not 0 <= pick < len(columns[0])]:
+        raise ValueError(f"Samples {outside} found: choose from 0 to {len(columns[0]) - 1}.")
+    curves = np.stack(columns, axis=1)
+    low, median, high = np.percentile(curves, (10, 50, 90), axis=0)
+    ax = make_axes(ax, 5.6, 3.2)
+    keys: list[Artist] = [ax.fill_between(times, low, high, color=BLUE, alpha=0.2, lw=0)]
+    keys += ax.plot(times, median, color=BLUE, lw=2, marker="o", ms=4)
+    for slot, pick in enumerate(picks, 1):
+        keys += ax.plot(times, curves[pick], color=COLORS[slot % 10], marker=MARKERS[slot % 10], lw=1, ms=4)
+    draw_legend(
+        ax, keys, ["10–90 % of samples", "median", *(f"sample {pick}" for pick in picks)], beside=True
+    )
+    ax.set(xlabel="checkpoint" if steps is None else "step", ylabel=TITLES.get(column, plain_text(column)))
+    return ax
+
+
+def _counted(table: DataFrame, of: str) -> np.ndarray:
+    """Return for which samples something holds."""
+    if of == "mistakes":
+        return read_column(table, "prediction") != read_column(table, "label")
+    if of == "isolated":
+        return read_column(table, "status") == "isolated"
+    values = read_column(table, of)
+    if values.dtype.kind == "b":
+        return values
+    numbers = read_column(table, of, numeric=True)
+    return numbers > np.sort(numbers)[int(0.9 * (len(numbers) - 1))]
+
+
+def _grouped(table: DataFrame, by: str, classes: Names) -> tuple[np.ndarray, list[str], bool]:
+    """Return the group of every sample, their names, and whether they are ranked: quintiles of numbers are not."""
+    values = read_column(table, by)
+    labels = by in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"
+    found, which = np.unique(values, return_inverse=True)
+    if values.dtype.kind != "f" and (labels or values.dtype.kind not in "iu" or len(found) <= 12):
+        return which, class_names(found, classes if labels else None), True
+    numbers = read_column(table, by, numeric=True)
+    edges = np.unique(np.sort(numbers)[np.arange(1, 5) * len(numbers) // 5])
+    found, which = np.unique(np.searchsorted(edges, numbers, "right"), return_inverse=True)
+    ends = [f"{edge:.3g}" for edge in edges]
+    names = [f"< {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"≥ {ends[-1]}"]
+    return which, [names[group] for group in found], False
