@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 
 from likewise import figures
-from likewise.figures.drawing import plain_text
+from likewise.figures import drawing
 
 ROOT = Path(__file__).parent.parent
 ODD = ["$x^2$", "<script>", "_hidden"]  # formulas, markup and matplotlib's mark of "no label"
@@ -108,7 +108,7 @@ def test_matplotlib_is_imported_late_and_missed_with_advice():
     code = """
 import sys, numpy
 from likewise import figures
-from likewise.figures.drawing import plain_text
+from likewise.figures import drawing
 assert "matplotlib" not in sys.modules and "pandas" not in sys.modules
 sys.modules["matplotlib"] = None
 try:
@@ -135,7 +135,7 @@ def test_grid_has_a_row_per_query_with_similarities_names_and_frames(ax):
     )
     assert [cell.get_xlabel() for cell in cells[:4]] == ["even", "odd", "even", "odd"]
     frames = [to_hex(cell.spines["left"].get_edgecolor()) for cell in cells]
-    same, other = figures.BLUE.lower(), figures.VERMILION.lower()
+    same, other = drawing.BLUE.lower(), drawing.VERMILION.lower()
     assert [frames[i] for i in (1, 2, 3, 5, 6, 7)] == [other, same, other, same, other, other]
     assert legend(ax) == ["the query's label", "another label"]
 
@@ -185,7 +185,7 @@ def test_similarities_at_or_above_the_threshold_are_counted_and_colored(ax):
     figures.similarity_histogram(edges, counts, 0.9, ax)
     assert sum(bar.get_height() for bar in drawn(ax).patches) == 5000
     assert ax.get_title(loc="right") == f"{(sims >= 0.9).sum():,} at or above 0.9"
-    warm = [bar for bar in ax.patches if to_hex(bar.get_facecolor()) == figures.VERMILION.lower()]
+    warm = [bar for bar in ax.patches if to_hex(bar.get_facecolor()) == drawing.VERMILION.lower()]
     assert sum(bar.get_height() for bar in warm) == (sims >= 0.9).sum()
     assert ax.get_yscale() == "log"
 
@@ -240,7 +240,7 @@ def test_neighborhoods_counts_and_colors(ax):
     groups = [group for group in ax.collections if len(group.get_offsets())]
     assert sum(len(group.get_offsets()) for group in groups) == len(TABLE)
     colors = {to_hex(group.get_facecolor()[0]).upper() for group in groups}
-    assert colors == {figures.STATUSES[name].upper() for name in STATUSES}
+    assert colors == {drawing.STATUSES[name].upper() for name in STATUSES}
 
 
 def test_spread_points_stay_close_and_are_always_the_same(ax):
@@ -288,7 +288,7 @@ def test_a_class_keeps_its_color_where_others_are_missing(ax):
     few = TABLE[TABLE["label"] != 0]
     figures.kernel_map(few, classes=["a", "b", "c"], ax=ax)
     assert legend(ax) == ["b", "c"]
-    assert to_hex(ax.collections[0].get_facecolor()[0]) == figures.COLORS[1].lower()
+    assert to_hex(ax.collections[0].get_facecolor()[0]) == drawing.COLORS[1].lower()
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_pairs_have_similarities_names_and_frames(ax):
     insets = ax.child_axes
     assert [inset.get_xlabel() for inset in insets] == ["a", "a", "b", "c", "c", "a"]
     frames = [to_hex(inset.spines["left"].get_edgecolor()).upper() for inset in insets]
-    assert frames == [figures.GRAY] * 2 + [figures.VERMILION] * 4
+    assert frames == [drawing.GRAY] * 2 + [drawing.VERMILION] * 4
     shown = IMAGES[[[0, 3], [1, 5], [2, 6]]]
     expected = (shown - shown.min()) / np.ptp(shown)
     assert np.allclose([inset.images[0].get_array() for inset in insets], expected.reshape(6, 5, 4))
@@ -559,8 +559,8 @@ def test_odd_column_names_are_plain_text(ax):
 
 
 def test_long_names_are_cut_and_lines_joined():
-    assert plain_text("a" * 30) == "a" * 23 + "…"
-    assert plain_text("two\nlines") == "two lines"
+    assert drawing.plain_text("a" * 30) == "a" * 23 + "…"
+    assert drawing.plain_text("two\nlines") == "two lines"
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning", "ignore:.*deprecated")

@@ -6,19 +6,11 @@ Colors are Okabe and Ito's, told apart by color-blind readers. Names are never p
 """
 
 from likewise.figures.curves import calibration, density_histogram, dynamics, similarity_histogram, slices
-from likewise.figures.drawing import BLUE, COLORS, GRAY, MARKERS, STATUSES, TITLES, VERMILION
 from likewise.figures.grids import neighbor_grid, pair_grid
 from likewise.figures.matrices import class_similarity, confusion
 from likewise.figures.scatter import cartography, kernel_map, neighborhoods
 
 __all__ = [
-    "BLUE",
-    "COLORS",
-    "GRAY",
-    "MARKERS",
-    "STATUSES",
-    "TITLES",
-    "VERMILION",
     "calibration",
     "cartography",
     "class_similarity",

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Names = Sequence[str] | None
 Box = tuple[float, float, float, float]
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#8C8C8C"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+GRAY = "#8C8C8C"
 COLORS = [BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "#000000", "#C9BC00", GRAY, "#7B3F00"]
 MARKERS = "osD^vP<X>p"
 STATUSES = {"ordinary": GRAY, "isolated": BLUE, "contested": VERMILION}
