@@ -127,3 +127,20 @@ def test_strips_of_a_symmetric_matrix_compute_each_pair_once(kernel):
     all_columns = 60 * (1 + len(strips))
     assert sum(evaluated) - len(strips[1]) - 60 == tiles.gradient_evaluations
     assert (tiles.gradient_evaluations < 0.65 * all_columns) == kernel.symmetric
+
+
+def test_two_samples_are_taken_together_where_one_would_be_called_twice():
+    """A quarter of max_memory holds three copies of the features of one sample, but not of two."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Tanh(), torch.nn.Linear(300, 2)).double()
+    x = torch.randn(4, 3, 40, dtype=torch.float64)
+    readout = lambda outputs, labels: outputs.sum(1)  # noqa: E731
+    whole = lw.GramMatrix(lw.Network(model, readout), x).tiles()
+    gram = lw.GramMatrix(lw.Network(model, readout), x, max_memory=20 * whole.bytes_per_sample)
+    assert gram.max_memory // 12 // gram.tiles().bytes_per_sample == 1
+    engine, sizes = gram.engine, []
+    engine.memory = engine.memory._replace(bytes_per_sample=gram.max_memory // 12)  # about that of ResNet-50
+    inner = engine.features
+    engine.features = lambda samples, exponent: sizes.append(len(samples)) or inner(samples, exponent)
+    found = gram.dense()
+    assert set(sizes) == {2}
+    assert (found - lw.GramMatrix(lw.Network(model, readout), x).dense()).abs().max() < 1e-12

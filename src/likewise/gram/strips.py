@@ -385,10 +385,9 @@ class Tiles(ExactStrips):
         """
         whole: Features | None = None
         fit = self.max_memory // 12 // self.bytes_per_sample
-        if fit < 2 and 16 * self.engine.memory.bytes_per_sample <= self.max_memory:
-            fit = min(
-                2, self.max_memory // 6 // self.bytes_per_sample
-            )  # the model is called on two in any case
+        pair = 2 * (self.engine.memory.bytes_per_sample + 3 * self.bytes_per_sample)
+        if fit < 2 and 8 * pair <= 5 * self.max_memory:  # of one alone, the model is called on two copies
+            fit = 2
         size = max(1, min(data.size, fit))
         for start in range(where.start, where.stop, size):
             part = range(start, min(start + size, where.stop))
