@@ -153,12 +153,17 @@ def test_columns_of_a_table_are_matched_by_name():
         lw.batches(X, columns=["a", "b"])
 
 
-def test_a_gram_matrix_of_two_tables_compares_columns_of_one_name():
+def test_a_gram_matrix_of_two_tables_wants_their_columns_in_one_order():
     pandas = pytest.importorskip("pandas")
     table, net = pandas.DataFrame(X.double().numpy(), columns=list("abc")), torch.nn.Linear(3, 2).double()
-    expected = lw.GramMatrix(net, table, columns=table).dense()
-    assert torch.equal(lw.GramMatrix(net, table, columns=table[["b", "c", "a"]]).dense(), expected)
-    assert torch.equal(lw.similarity(net, table, table[["b", "c", "a"]]), lw.similarity(net, table, table))
+    assert torch.equal(lw.similarity(net, table, table.copy()), lw.similarity(net, X.double(), X.double()))
+    assert torch.equal(lw.similarity(net, table, X.double()), lw.similarity(net, table, table))
+    with pytest.raises(
+        ValueError, match="rows are a table of a, b, c, the columns one of b, c, a: which order"
+    ):
+        lw.GramMatrix(net, table, columns=table[["b", "c", "a"]])
+    with pytest.raises(ValueError, match="which order"):  # one of the two is wrong, and nobody knows which
+        lw.similarity(net, table[["b", "c", "a"]], table)
 
 
 def test_a_label_of_a_table_is_a_column_and_text_is_named():

@@ -795,8 +795,8 @@ def batches(
         limit: Use the first so many samples only.
         pad_id: The token that fills up input_ids of several lengths, such as tokenizer.pad_token_id; they are padded
             on the right, with 0 in the attention mask and −100 in the labels.
-        columns: Names of the columns of a tensor or array (n, q), as tables have them: tables that are compared with
-            these samples are then read by name.
+        columns: Names of the columns of a tensor or array (n, q), as tables have them: an index of these samples then
+            reads tables by name.
 
     Returns:
         Batches: a sequence of Samples.

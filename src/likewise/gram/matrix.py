@@ -846,9 +846,16 @@ def _check_kernel(kernel: Any) -> Kernel:
 
 
 def _column_batches(columns: Any, data: Batches) -> Batches:
-    """Return the columns as batches; those of tables are read by the names that the rows have."""
+    """Return the columns as batches; a table whose columns are not those of the rows' table is refused."""
     try:
-        return batches(columns).match_columns(data.columns)
+        found = batches(columns)
     except (TypeError, ValueError) as error:
         error.add_note("This is about the columns.")
         raise
+    if None not in (data.columns, found.columns) and data.columns != found.columns:
+        there, here = (", ".join(names[:20]) for names in (found.columns or (), data.columns or ()))
+        raise ValueError(
+            f"The rows are a table of {here}, the columns one of {there}: which order does the model take? Give both "
+            "in that order, table[[...]], or on the command line --columns."
+        )
+    return found
