@@ -151,7 +151,7 @@ def keep_sketches(
     excerpt_length: int,
     settings: str | None,
 ) -> None:
-    """Write the index of sketches that were computed before: no gradient is computed.
+    """Write the index of sketches that were computed before; gradients are formed of one sample in 20, to tell errors.
 
     Args:
         gram: The matrix of the network and the samples.
