@@ -417,10 +417,10 @@ def test_confidence_is_taken_at_the_temperature_at_which_held_out_labels_are_mos
     temperatures = {}
     for name, (known, _) in found.items():
         logits = known.probabilities.double().log()
-        grid = torch.logspace(-1, 1, 2001, dtype=torch.float64)
+        grid = torch.logspace(-1, 1, 401, dtype=torch.float64)
         losses = torch.stack([nn.functional.cross_entropy(logits / t, y[held]) for t in grid])
         temperatures[name] = lw.calibrate(known, y[held]).temperature
-        assert temperatures[name] == pytest.approx(float(grid[losses.argmin()]), rel=3e-3)
+        assert temperatures[name] == pytest.approx(float(grid[losses.argmin()]), rel=1e-2)
     assert temperatures["sharp"] / temperatures["plain"] == pytest.approx(3, rel=1e-3)
     known, new = found["sharp"]
     calibration = lw.calibrate(known, y[held])
