@@ -236,6 +236,11 @@ def test_a_projection_that_was_used_is_the_same_readout_as_one_that_was_not():
 # ---- the predicted class
 
 
+def test_predicted_class_refuses_a_model_without_outputs():
+    with pytest.raises(ValueError, match=r"found \(3, 0\)"):
+        lw.predicted_class(torch.zeros(3, 0))
+
+
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_predicted_class_is_the_log_odds_of_the_answer(d):
     model, x = mlp(d)

@@ -211,7 +211,7 @@ def predicted_class(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
 
     """
     scores = _scores(outputs)
-    if scores.dim() != 2:
+    if scores.dim() != 2 or not scores.shape[1]:
         raise ValueError(
             f"predicted_class needs logits of shape (n, classes), found {tuple(scores.shape)}: of a language "
             "model take likewise.sequence_log_likelihood(), of other outputs likewise.projected_outputs(r)."

@@ -21,6 +21,7 @@ def test_every_column_has_a_word_and_a_line():
 def test_the_documentation_lists_the_words_of_the_page():
     for name, word in WORDS.items():
         if name not in NOT_COLUMNS and word.title != name:
-            assert f"| {word.title} | `{name}` |" in PAGE, name
+            row = f"| {word.title} | `{name}` |"
+            assert row in PAGE, f"add to 'Names on the page' of docs/columns.md: {row}"
     for name, word in STATUSES.items():
         assert f'| {word.title} | `status == "{name}"` |' in PAGE, name

@@ -252,7 +252,9 @@ def test_odd_data_give_a_whole_table_and_a_report(tmp_path, name, sketch):
     x[n // 2] = 0
     found = lw.analyze(make(d), (x, labels(n)), out=tmp_path / "run", sketch=sketch)
     numbers = found.table.drop(columns="chance_wrong", errors="ignore")  # absent where it cannot be told
-    assert len(found.table) == n and np.isfinite(numbers.select_dtypes("number").to_numpy()).all()
+    odd = [name for name, column in numbers.select_dtypes("number").items() if not np.isfinite(column).all()]
+    assert len(found.table) == n
+    assert not odd, f"columns that are not finite: {odd}"
     assert (found.folder / "report.html").stat().st_size > 1e5
     assert len(found.neighbors(0)) == min(10, n - 1)
     assert knn_graph(found).nnz == n * min(10, n - 1)
