@@ -45,15 +45,14 @@ def similarity_histogram(
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes; its title counts what is at or above the threshold.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.similarity_histogram([-1, 0, 0.5, 1], [3, 20, 7], threshold=0.5)
+        >>> import likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> ax = lw.figures.similarity_histogram([-1, 0, 0.5, 1], [3, 20, 7], threshold=0.5, ax=Figure().add_subplot())
         >>> ax.get_title(loc="right")
         '7 at or above 0.5'
-        >>> plt.close(ax.figure)
 
     """
     ends = check_numbers(edges, "edges", None)
@@ -84,15 +83,14 @@ def density_histogram(
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with a bar for each bin.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.density_histogram(np.linspace(0.1, 0.9, 50), bins=5)
+        >>> import numpy as np, likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> ax = lw.figures.density_histogram(np.linspace(0.1, 0.9, 50), bins=5, ax=Figure().add_subplot())
         >>> len(ax.patches)
         5
-        >>> plt.close(ax.figure)
 
     """
     values = check_numbers(density, "density", None)
@@ -137,16 +135,15 @@ def slices(
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with a bar for each group.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
+        >>> import pandas, likewise as lw
+        >>> from matplotlib.figure import Figure
         >>> table = pandas.DataFrame({"source": ["a", "a", "b", "b"], "label_issue": [True, False, False, False]})
-        >>> ax = lw.figures.slices(table, by="source")
+        >>> ax = lw.figures.slices(table, by="source", ax=Figure().add_subplot())
         >>> [float(bar.get_width()) for bar in ax.patches]
         [0.5, 0.0]
-        >>> plt.close(ax.figure)
 
     """
     from scipy.stats import binomtest
@@ -182,15 +179,15 @@ def calibration(levels: ArrayLike, ax: Axes | None = None) -> Axes:
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with a point and its interval for each level.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.calibration([(0.6, 0.55, 0.4, 0.7, 30), (0.9, 0.93, 0.85, 0.97, 40)])
+        >>> import likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> levels = [(0.6, 0.55, 0.4, 0.7, 30), (0.9, 0.93, 0.85, 0.97, 40)]
+        >>> ax = lw.figures.calibration(levels, ax=Figure().add_subplot())
         >>> ax.get_title(loc="right")
         '70 held-out predictions'
-        >>> plt.close(ax.figure)
 
     """
     rows = check_numbers([tuple(level) for level in np.asarray(levels)], "levels", None, 5).astype(float)
@@ -223,16 +220,15 @@ def dynamics(
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with the checkpoints along x.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
+        >>> import pandas, likewise as lw
+        >>> from matplotlib.figure import Figure
         >>> table = pandas.DataFrame({"map_x": [0, 1, 2], "map_y": [0, 1, 0], "density": [0.2, 0.4, 0.6]})
-        >>> ax = lw.figures.dynamics([table, table], "density", samples=[0])
+        >>> ax = lw.figures.dynamics([table, table], "density", samples=[0], ax=Figure().add_subplot())
         >>> ax.get_xlabel()
         'checkpoint'
-        >>> plt.close(ax.figure)
 
     """
     columns = [read_column(table, column, numeric=True) for table in tables]

@@ -45,13 +45,12 @@ def neighbor_grid(
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with an inset for each image.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.neighbor_grid(np.random.rand(9, 8, 8), [0, 1], [[3, 4], [5, 6]])
-        >>> plt.close(ax.figure)
+        >>> import numpy as np, likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> ax = lw.figures.neighbor_grid(np.random.rand(9, 8, 8), [0, 1], [[3, 4], [5, 6]], ax=Figure().add_subplot())
 
     """
     q = len(check_numbers(queries, "queries", None))
@@ -105,15 +104,15 @@ def pair_grid(
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with two insets for each pair.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.pair_grid(np.random.rand(9, 8, 8), [0, 1], [3, 4], similarities=[0.99, 0.98])
+        >>> import numpy as np, likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> ax = Figure().add_subplot()
+        >>> ax = lw.figures.pair_grid(np.random.rand(9, 8, 8), [0, 1], [3, 4], similarities=[0.99, 0.98], ax=ax)
         >>> [text.get_text() for text in ax.texts]
         ['0.990', '0.980']
-        >>> plt.close(ax.figure)
 
     """
     count = len(check_numbers(first, "first", None))

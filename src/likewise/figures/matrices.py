@@ -22,15 +22,14 @@ def confusion(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) 
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes of the matrix, labels down and votes across.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.confusion([[9, 1], [2, 8]], classes=["cat", "dog"])
+        >>> import likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> ax = lw.figures.confusion([[9, 1], [2, 8]], classes=["cat", "dog"], ax=Figure().add_subplot())
         >>> ax.get_ylabel()
         'label'
-        >>> plt.close(ax.figure)
 
     """
     counts = check_numbers(matrix, "matrix", len(np.asarray(matrix)), len(np.asarray(matrix)))
@@ -50,13 +49,13 @@ def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None =
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes of the matrix, with a color bar.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
-        >>> ax = lw.figures.class_similarity([[0.6, -0.1], [-0.1, 0.5]], classes=["cat", "dog"])
-        >>> plt.close(ax.figure)
+        >>> import likewise as lw
+        >>> from matplotlib.figure import Figure
+        >>> matrix = [[0.6, -0.1], [-0.1, 0.5]]
+        >>> ax = lw.figures.class_similarity(matrix, classes=["cat", "dog"], ax=Figure().add_subplot())
 
     """
     shades = np.ma.masked_invalid(np.asarray(matrix, float))

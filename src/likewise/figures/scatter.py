@@ -34,16 +34,15 @@ def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with a point for each sample.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
+        >>> import pandas, likewise as lw
+        >>> from matplotlib.figure import Figure
         >>> table = pandas.DataFrame({"local_density": [1, 2], "agreement": [0, 1], "status": ["isolated", "ordinary"]})
-        >>> ax = lw.figures.neighborhoods(table)
+        >>> ax = lw.figures.neighborhoods(table, ax=Figure().add_subplot())
         >>> ax.get_xlabel()
         'local density'
-        >>> plt.close(ax.figure)
 
     """
     x, agreement = (
@@ -87,16 +86,15 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, without ticks, and with a legend or a color bar.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
+        >>> import pandas, likewise as lw
+        >>> from matplotlib.figure import Figure
         >>> table = pandas.DataFrame({"map_x": [0, 1, 2], "map_y": [0, 1, 0], "density": [0.2, 0.4, 0.6]})
-        >>> ax = lw.figures.kernel_map(table, color="density")
+        >>> ax = lw.figures.kernel_map(table, color="density", ax=Figure().add_subplot())
         >>> ax.collections[0].get_array().tolist()
         [0.2, 0.4, 0.6]
-        >>> plt.close(ax.figure)
 
     """
     x, y = read_column(table, "map_x", numeric=True), read_column(table, "map_y", numeric=True)
@@ -136,16 +134,15 @@ def cartography(table: DataFrame, ax: Axes | None = None) -> Axes:
         ax: Where to draw; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes, with a point for each sample and a legend that counts.
 
     Example:
-        >>> import matplotlib.pyplot as plt, numpy as np, pandas, likewise as lw
-        >>> plt.switch_backend("Agg")                                         # no window
+        >>> import pandas, likewise as lw
+        >>> from matplotlib.figure import Figure
         >>> table = pandas.DataFrame({"training_confidence": [0.9, 0.1], "training_variability": [0.1, 0.2]})
-        >>> ax = lw.figures.cartography(table.assign(label_issue=[False, True]))
+        >>> ax = lw.figures.cartography(table.assign(label_issue=[False, True]), ax=Figure().add_subplot())
         >>> [text.get_text().strip() for text in ax.get_legend().get_texts()]
         ['looks right: 1', 'looks wrong: 1']
-        >>> plt.close(ax.figure)
 
     """
     x, y = (
