@@ -1,12 +1,15 @@
 """What a plan says, against what then happens."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import likewise as lw
 from likewise.distributed import record_passes
-from likewise.engines import MemoryMeter
+from likewise.engines import MemoryMeter, OperationCounter
 
 STATISTICS = {
     "soft_neighbors": (lw.soft_neighbors, {}),
@@ -38,15 +41,12 @@ def test_passes_are_those_that_are_made(name):
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_operations_and_memory_are_foretold(name):
-    from torch.utils.flop_counter import FlopCounterMode
-
     statistic, options = STATISTICS[name]
     gram = example()
     plan = gram.plan(statistic, **options)
-    counter = FlopCounterMode(display=False)
-    with counter, MemoryMeter() as meter:
+    with OperationCounter() as counter, MemoryMeter() as meter:
         statistic(gram, **options)
-    assert plan.flops == pytest.approx(counter.get_total_flops(), rel=0.25)
+    assert plan.flops == pytest.approx(counter.flops, rel=0.25)
     assert meter.peak / 2.5 < plan.peak_bytes < 4 * meter.peak
 
 
@@ -98,3 +98,29 @@ def test_too_little_memory_says_how_much_is_needed():
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     with pytest.raises(MemoryError, match="allow max_memory="):
         lw.soft_neighbors(lw.GramMatrix(net, torch.randn(8, 64), max_memory=2**10))
+
+
+def test_planning_does_not_import_a_compiler():
+    """It takes a second or more, which is most of the time of a plan."""
+    program = """
+import sys, torch, likewise as lw
+from likewise.runs.plan import plan_run
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+plan_run(lw.Network(model), torch.randn(20, 4), None, 2**30)
+lw.GramMatrix(model, torch.randn(20, 4)).plan(lw.soft_neighbors)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_counted_operations_are_those_of_pytorch():
+    """PyTorch's counter itself calls functions inside of modules, by which a trace no longer fits."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))
+    x = torch.randn(4, 1, 8, 8)
+    with OperationCounter() as ours:
+        model(x).sum().backward()
+    with FlopCounterMode(display=False) as theirs:
+        model(x).sum().backward()
+    assert ours.flops == theirs.get_total_flops() > 0

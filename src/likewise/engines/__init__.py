@@ -44,7 +44,7 @@ from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import check_independent_samples, first_pass
+from likewise.engines.validation import OperationCounter, check_independent_samples, first_pass
 
 __all__ = [
     "SECOND_ORDER",
@@ -62,6 +62,7 @@ __all__ = [
     "JvpResult",
     "MemoryLimitError",
     "MemoryMeter",
+    "OperationCounter",
     "PartsChangedError",
     "Rows",
     "SelfKernelCache",

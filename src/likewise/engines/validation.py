@@ -71,12 +71,12 @@ class FirstPass(NamedTuple):
 def first_pass(net: Network, samples: Samples) -> FirstPass:
     """Return the outputs of the first two samples, and whether the network is large."""
     several = repeat_samples(samples[:2], 2)  # that one alone fails is for other checks to explain
-    with full_float32(), _OperationCounter() as counter:
+    with full_float32(), OperationCounter() as counter:
         outputs = network_outputs(net, several)
     return FirstPass(several, outputs, counter.flops > len(several) * LARGE)
 
 
-class _OperationCounter(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Counts the floating-point operations of matrix products and convolutions."""
 
     @classmethod

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from likewise.data import Batches, Samples
 from likewise.distributed import Clock, Pass, record_passes
-from likewise.engines import Engine, MemoryMeter
+from likewise.engines import Engine, MemoryMeter, OperationCounter
 from likewise.gram.products import Products
 from likewise.gram.strips import Tiles
 from likewise.kernels import Kernel, mean_diagonal
@@ -131,9 +130,9 @@ def _count_operations(function: Callable[[], Any]) -> int:
     """Return the multiplications and additions of a function, without those of checks that are made now and then."""
     counts = []
     for _ in range(2):
-        with FlopCounterMode(display=False) as counter:
+        with OperationCounter() as counter:
             function()
-        counts.append(counter.get_total_flops())
+        counts.append(counter.flops)
     return min(counts)
 
 
@@ -176,8 +175,8 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
 def _dry_run(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any], n: int) -> _DryRun:
     part = gram.take(n)
     cut = {name: _cut(value, gram, part) for name, value in options.items()}
-    counter = FlopCounterMode(display=False)
-    with counter, MemoryMeter() as meter, record_passes(counter.get_total_flops) as flops:
+    counter = OperationCounter()
+    with counter, MemoryMeter() as meter, record_passes(lambda: counter.flops) as flops:
         returned = statistic(part, **cut)
         result = meter.now
     del returned

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from likewise.checks import check_flag, check_integer
 from likewise.data import Batches, Samples, batches
+from likewise.engines import OperationCounter
 from likewise.gram import GramMatrix
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network, annotate_errors
@@ -157,7 +157,7 @@ class _Cost(NamedTuple):
 
 def _count_outputs(net: Network, first: Samples) -> tuple[int, int, int]:
     """Return the outputs of a sample, those that are read, and the multiplications of a forward pass."""
-    counter = FlopCounterMode(display=False)
+    counter = OperationCounter()
     with net.evaluation_mode(), annotate_errors(net, first.inputs, first.labels, first.ids):
         with counter:
             returned = net.call_model({}, first.inputs)
@@ -166,7 +166,7 @@ def _count_outputs(net: Network, first: Samples) -> tuple[int, int, int]:
         leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
     outputs = max((leaf.numel() for leaf in tensors), default=read)
-    return outputs, read, max(counter.get_total_flops() // 2, sum(net.numels.values()), 1)
+    return outputs, read, max(counter.flops // 2, sum(net.numels.values()), 1)
 
 
 def plan_run(
