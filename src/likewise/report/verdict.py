@@ -328,7 +328,8 @@ def _shift_step(run: Run) -> Iterator[Step]:
 
 def _fit_step(run: Run, fit: dict[str, Any]) -> Step:
     text = {
-        "underfit": "Neighbors' labels tell nearly as much as the network: train longer, or a larger one.",
+        "underfit": "Neighbors' labels tell as much as the network, or nearly: train longer, or a larger one, once "
+        "labels are mended; with many wrong ones, stopping early was right.",
         "overfit": "The network reproduces labels that similar samples contradict: expect a drop on new data. "
         "Review labels first, then stop earlier, augment, or collect more.",
     }[fit["verdict"]]

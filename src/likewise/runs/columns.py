@@ -20,7 +20,7 @@ from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.duplicates import close_pairs
 from likewise.statistics.fit import decide_verdict, explained_shares
-from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion
+from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion, order_warning
 from likewise.statistics.neighbors import (
     NearestReducer,
     ProductReducer,
@@ -236,6 +236,14 @@ class Results:
         chances = None if self.targets.labels is None else self.targets.chances
         votes = torch.tensor(self.found["votes"])
         return combined_suspicion(votes, groups, chances, self.margins, self.after, self.validated)
+
+    @cached_property
+    def odd_record(self) -> str | None:
+        """What is odd about the record of the training run, if there is one."""
+        groups, margins = self.targets.classes, self.margins
+        if groups is None or margins is None:
+            return None
+        return order_warning(torch.tensor(self.found["votes"]), groups, self.targets.chances, margins)
 
     @cached_property
     def _votes_and_weights(self) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,9 @@ PICTURES = 3_500_000  # bytes
 MOST_PICTURES = 1500  # half a millisecond each
 SEED = 0
 MOST_DUPLICATES = 10_000  # pairs
+FAR_BELOW = (
+    0.15  # accuracy below what neighbors support: a network that was trained on such inputs knows no less
+)
 MOST_CLASSES, MOST_IN_A_MATRIX = 20_000, 500
 DRAWN, SPOT_CHECKED = 100, 30  # samples of a spot check, and how many of them the report asks for
 
@@ -128,12 +131,25 @@ def _describe(results: Results, shown: Shown, n: int) -> dict[str, Any]:
         }
     about["fit"] = results.fit
     about["caveats"] = _caveats(targets, n)
+    about["caveats"] += [] if results.odd_record is None else [results.odd_record]
+    if (odd := _unlike_training(results.fit)) is not None:
+        about["caveats"].append(odd)
     if results.margins is not None and results.margins.isnan().any():
         unseen = int(results.margins.isnan().sum())
         about["caveats"].append(
             f"The record of training has no margin of {unseen:,} of {n:,} samples: their suspicion is by votes alone."
         )
     return about
+
+
+def _unlike_training(fit: dict[str, Any] | None) -> str | None:
+    """Return what is odd about a network that knows less of its labels than their neighbors by its own gradients."""
+    if fit is None or not fit["learned"] < fit["supported"] - FAR_BELOW:
+        return None
+    return (
+        f"The network predicts {fit['learned']:.0%} of the labels, and neighbors by its gradients "
+        f"{fit['supported']:.0%}: are inputs prepared (scaled, normalized) as in training? likewise analyze: --prepare."
+    )
 
 
 def _caveats(targets: Targets, n: int) -> list[str]:

@@ -35,6 +35,9 @@ ADVICE = (
     "(likewise.reheat). Or look at 30 labels that likewise.spot_check draws."
 )
 DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
+SAME_ORDER = (
+    0.3  # rank correlation of margins and suspicion within classes: of one order it is .8 and more, else 0
+)
 ROUNDS = 4  # of reheating, where none were asked for
 VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
 
@@ -47,8 +50,9 @@ class LabelSuspicion(NamedTuple):
         suggested: (n,) the class they speak for.
         contested: (n,) the neighbors' class is another one, and there are neighbors to ask.
         isolated: (n,) too few votes to judge by.
-        chance_wrong: (n,) estimated from the votes; NaN where `reason` says that it cannot be.
-        flagged: (n,) contested and more likely wrong than right; surer than that if not `distinct`.
+        chance_wrong: (n,) estimated from the votes; NaN unless `distinct`.
+        flagged: (n,) contested and more likely wrong than right; surer than that if not `distinct`. With a record,
+            reheated copies or a cross-validation as many as these, the most suspicious ones.
         errors: How many labels are wrong; the ends are two ways of counting, 95 % intervals included.
         precision: Share of the flagged that are wrong, low if few labels are; NaN where unknown.
         distinct: Wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown.
@@ -127,8 +131,8 @@ def label_suspicion(
     everything else in the result is by their probabilities, taken as votes: they have memorized nothing.
 
     Where the network has memorized its labels, or tells classes apart badly, and no group of labels stands out,
-    neighbors are no judge: `chance_wrong`, `errors` and `precision` are NaN, and `reason` says why. The order by
-    suspicion is then still the best guess.
+    neighbors are no judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then
+    still the best guess. Where no group stands out, there is no `chance_wrong` either.
 
     Args:
         gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
@@ -179,6 +183,8 @@ def label_suspicion(
     votes = class_votes(gram, given, exponent=exponent, sketch=sketch).cpu()
     outputs = model_outputs(gram) if gram.of_network else None
     chances = None if outputs is None else class_chances(outputs, given)
+    if margins is not None and (odd := order_warning(votes, given, chances, margins)) is not None:
+        warnings.warn(odd, stacklevel=2)
     if outputs is not None:
         _warn_of_weak_votes(gram, outputs, chances, given)
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
@@ -249,7 +255,43 @@ def combined_suspicion(
             found = found._replace(flagged=found.flagged & both.contested)
     else:
         return both
-    return found._replace(suspicion=both.suspicion)
+    doubted = (found.suggested != given) & ~found.isolated
+    flagged = _most_suspicious(both.suspicion, doubted, int(found.flagged.sum()))
+    return found._replace(suspicion=both.suspicion, flagged=flagged)
+
+
+def _most_suspicious(suspicion: Tensor, among: Tensor, count: int) -> Tensor:
+    """Return the `count` most suspicious labels among some, (n,)."""
+    scores = torch.where(among, suspicion.double(), -torch.inf)
+    chosen = torch.zeros_like(among)
+    chosen[scores.argsort(descending=True, stable=True)[: min(count, int(among.sum()))]] = True
+    return chosen
+
+
+def order_warning(votes: Tensor, given: Tensor, chances: Tensor | None, margins: Tensor) -> str | None:
+    """Return what is odd about a record that knows nothing of what the network says: it may be in another order."""
+    suspicion = suspicion_from_votes(votes, given, chances).suspicion.double()
+    correlation = _correlation_within(given, suspicion, -margins.double())
+    if math.isnan(correlation) or correlation > SAME_ORDER:
+        return None
+    return (
+        "Within classes, margins in the record of training and suspicion by this network have a rank correlation of "
+        f"{correlation:.2f}, where .8 is usual: the record seems to be of another run, or of the samples in another "
+        "order. Ids given to Watch.update must be positions in this data set (likewise.WithIndex)."
+    )
+
+
+def _correlation_within(classes: Tensor, one: Tensor, other: Tensor, least: int = 10) -> float:
+    """Return the rank correlation within classes of at least so many samples; NaN where these are fewer than 100."""
+    products, count = 0.0, 0
+    for number in classes.unique():
+        here = (classes == number) & ~one.isnan() & ~other.isnan()
+        if int(here.sum()) < least:
+            continue
+        ranks = [_relative_ranks(values[here]) for values in (one, other)]
+        standard = [(r - r.mean()) / r.std(correction=0).clamp(min=1e-12) for r in ranks]
+        products, count = products + float((standard[0] * standard[1]).sum()), count + int(here.sum())
+    return products / count if count >= 100 else math.nan
 
 
 def validated_for(crossval: Any, given: Tensor) -> CrossValidated:
@@ -341,6 +383,8 @@ def suspicion_from_votes(
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
     least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that
+    if recorded or more:
+        flagged = _most_suspicious(suspicion, (suggested != given) & ~isolated, int(flagged.sum()))
     precision = Interval(0.0, math.nan, 1.0)
     if found.distinct and not abs(ends[1] - ends[2]) > DISAGREEMENT:
         precision = Interval(min(least, *ends), ends[0], max(ends))
@@ -350,7 +394,7 @@ def suspicion_from_votes(
         suggested,
         contested,
         isolated,
-        torch.full_like(found.chance, torch.nan, dtype=dtype) if found.reason else found.chance.to(dtype),
+        found.chance.to(dtype) if found.distinct else torch.full_like(found.chance, torch.nan, dtype=dtype),
         flagged,
         unknown if found.reason else found.errors,
         unknown if found.reason else precision,

@@ -188,7 +188,7 @@ function reviewParts(review, sample) {
     ),
     filterNote(review),
     mode === "spot" ? estimateBox(review) : null,
-    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.") : null,
+    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.", mode === "worst" ? " If the last ones were wrong, go on: sort the table by label suspicion, and decide what is not flagged there." : null) : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
     element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, but not while you type in a field or the panel of a sample is open. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move while nothing else has the focus."),
