@@ -331,24 +331,6 @@ def aerial(rows: Rows) -> str:
     return table(["wrong labels", "patches", *names], body)
 
 
-def product_trust(rows: Rows) -> str:
-    """Return areas under the risk-coverage curve, mean of seeds and strengths, and the worst strength."""
-    names, body = list(rows[0]["risks"]["none"]), []
-    for share in (0.0, 0.2):
-        here = [r["risks"] for r in rows if r["setting"]["share"] == share]
-        cells = {case: _mean_scores([risks[case] for risks in here]) for case in here[0]}
-        for kind in dict.fromkeys(case.split(": ")[0] for case in cells):
-            scores = _mean_scores([cell for case, cell in cells.items() if case.split(": ")[0] == kind])
-            worst = max(
-                cell["likewise"] / min(cell[name] for name in names[1:]) - 1
-                for case, cell in cells.items()
-                if case.split(": ")[0] == kind
-            )
-            shown = best([1000 * v for v in scores.values()], False, ".0f")
-            body.append([f"{share:.0%}", kind, *shown, f"{worst:+.1%}"])
-    return table(["wrong labels", "corruption", *names, "worst strength against the better of both"], body)
-
-
 def relabel(rows: Rows) -> str:
     names = list(rows[0]["right"])
     body = []
