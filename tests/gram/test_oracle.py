@@ -200,7 +200,8 @@ def test_label_votes(case):
         expected = (1 - mine + max(rest)) / 2 if votes[i].sum() > 0 else torch.tensor(0.0)
         close(found.suspicion[i], expected, 1e-7)
     assert ((found.suspicion >= 0) & (found.suspicion <= 1)).all()
-    assert ((found.chance_wrong >= 0) & (found.chance_wrong <= 1) | bool(found.reason)).all()
+    known = (found.chance_wrong >= 0) & (found.chance_wrong <= 1)
+    assert known.all() if found.distinct else found.chance_wrong.isnan().all()
     assert (found.flagged <= found.contested).all() and not (found.contested & found.isolated).any()
 
 
