@@ -332,6 +332,21 @@ def test_the_first_card_says_how_far_the_review_is(page, run):
     assert f"{total - 1} of {total}" in card.inner_text()
 
 
+def test_review_goes_on_beyond_the_flagged(page, run):
+    flagged = int(run.table["label_issue"].sum())
+    for done in range(1, flagged + 1):
+        page.keyboard.press("r")
+        page.wait_for_selector(f'#review [data-decided="{done}"]')
+    order = (-run.table["label_suspicion"].to_numpy()).argsort(kind="stable")
+    following = [int(i) for i in order if not run.table["label_issue"].iloc[i]]
+    page.click("#go-on")
+    page.wait_for_selector(f'#review .review-card[data-sample="{following[0]}"]')
+    assert page.text_content("#review .progress") == f"{flagged + 1} of {flagged + 25} · {flagged} decided"
+    page.keyboard.press("r")
+    page.wait_for_selector(f'#review [data-decided="{flagged + 1}"]')
+    assert page.locator("#done").count() == 0
+
+
 def test_undo_takes_back_one_decision_after_the_other(page, run):
     queue = queue_of(run)
     page.keyboard.press("w")

@@ -4,6 +4,7 @@ const VERDICTS = { __proto__: null, w: "wrong", r: "right", u: "unsure", l: "rel
 const HINTS = { __proto__: null, w: "likewise apply leaves it out; with --wrong keep it stays, with --wrong suggested it is relabeled" };
 const SPOT_CHECKS = 30;
 const NEIGHBORS_SHOWN = 10;
+const MORE = 25; // labels that are not flagged, when all that are have been decided
 
 function makeReview(state) {
   const { data } = state;
@@ -35,6 +36,13 @@ function makeReview(state) {
       if (sample !== review.queue[review.at]) return drawReview(review); // decided elsewhere: the queue stays where it is
       const next = review.queue.findIndex((other, i) => i > review.at && !review.decisions[other]);
       review.show(next < 0 ? review.at + 1 : next);
+    },
+    // The next by suspicion, when all of the queue is decided.
+    goOn() {
+      review.shown = [...review.shown, ...nextOf(review)];
+      if (!state.selected) review.queues.worst = review.shown;
+      showProgress(review);
+      review.show(firstUndecided(review));
     },
     // A copy to leave out; pressed again, it stays.
     toggleDrop(sample) {
@@ -148,6 +156,13 @@ function queueOf(data, among = null) {
   return found.length ? found.sort(most) : [...all].sort(most).slice(0, 50);
 }
 
+// The most suspicious of all, or of those selected, that are neither in the queue nor decided.
+function nextOf({ state: { data, selected }, shown, decisions }) {
+  const { values } = data.columns.label_suspicion;
+  const [all, queued] = [selected ?? Array.from({ length: data.n }, (_, i) => i), new Set(shown)];
+  return all.filter((i) => !queued.has(i) && !decisions[i]).sort((a, b) => values[b] - values[a]).slice(0, MORE);
+}
+
 // A browser may refuse storage to a file from disk: then decisions last as long as the page, and it says so.
 function makeStore(key, place) {
   try {
@@ -188,12 +203,17 @@ function reviewParts(review, sample) {
     ),
     filterNote(review),
     mode === "spot" ? estimateBox(review) : null,
-    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.", mode === "worst" ? " If the last ones were wrong, go on: sort the table by label suspicion, and decide what is not flagged there." : null) : null,
+    decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.", ...moreOf(review)) : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
     element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, but not while you type in a field or the panel of a sample is open. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move while nothing else has the focus."),
     filmstrip(review),
   ].filter(Boolean);
+}
+
+function moreOf(review) {
+  const next = review.mode === "worst" ? nextOf(review) : [];
+  return next.length ? [" If the last ones were wrong, the next by suspicion may be too. ", button(`Go on with ${counted(next.length, "more label")}`, review.goOn, { id: "go-on" })] : [];
 }
 
 // What a selection or a filter leaves to review.
