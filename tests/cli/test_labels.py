@@ -51,7 +51,9 @@ def test_crossval_writes_labels_that_analyze_takes(table, capsys):
     labels = pandas.read_csv(table / "cv" / "labels.csv")
     assert (labels["sample"].head(6) < 6).sum() >= 5
     assert set(labels["label"]) == {"no", "yes"}
-    assert exit_code(given) == 0  # nothing is trained again
+    assert exit_code([*given[:-2], "--format", "text"]) == 0  # nothing is trained again
+    told = capsys.readouterr().out
+    assert "yes" in told and "no" in told  # names of classes, not numbers
     run = ["analyze", f"{table}/net.py:model", f"{table}/data.csv", "--label", "kind", "--quiet"]
     assert exit_code([*run, "--crossval", f"{table}/cv", "--out", f"{table}/run"]) == 0
     flagged = pandas.read_parquet(table / "run" / "samples.parquet").set_index("sample")["label_issue"]

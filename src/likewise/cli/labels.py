@@ -58,7 +58,7 @@ def crossval(
     """
     be_quiet(quiet)
     from likewise import loading
-    from likewise.runs.crossval import write_labels
+    from likewise.runs.crossval import class_name, write_labels
     from likewise.statistics.crossval import crossval as cross_validate
     from likewise.statistics.label_issues import label_suspicion
 
@@ -73,11 +73,17 @@ def crossval(
         out=out,
     )
     judged = label_suspicion(found)
-    path = write_labels(out, found, judged, read.names, settings.classes or read.classes)
+    classes = settings.classes or read.classes
+    path = write_labels(out, found, judged, read.names, classes)
     print_message(f"labels: {path}")
     first = judged.suspicion.argsort(descending=True)[:10].tolist()
     rows = [
-        {"sample": i, "label": int(found.labels[i]), "suggested": int(judged.suggested[i])} for i in first
+        {
+            "sample": i if read.names is None else read.names[i],
+            "label": class_name(int(found.labels[i]), classes),
+            "suggested": class_name(int(judged.suggested[i]), classes),
+        }
+        for i in first
     ]
     facts = {
         "crossval": str(out),

@@ -89,7 +89,7 @@ def build_index(
         learning_rate: The weight of this index in `likewise.select([index, ...], ...)` over checkpoints.
         part: (i, n), i from 1: only this part of the shards; `merge_indexes` puts the n folders together.
         shard_rows: Rows of a shard; about a 64th of the data, 64 to 16,384, if None.
-        max_memory: Bytes for gradients.
+        max_memory: Bytes for gradients, and for strips of the index that is returned.
         wait: Seconds to wait if another process writes into the folder.
         settings: What a command was told, as TOML, kept for `likewise ask`.
 
@@ -133,7 +133,7 @@ def build_index(
         folder = _begin(path, state, settings)
         task = Task(folder, projector, source, maker, source_number=0, first_row=0)
         fill(task, _shards_of_part(source.spans(rows), chosen))
-    return Index(path, model=net, verify=False)
+    return Index(path, model=net, verify=False, max_memory=max_memory)
 
 
 def keep_sketches(

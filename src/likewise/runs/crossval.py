@@ -12,6 +12,11 @@ from likewise.statistics.label_issues import LabelSuspicion
 NAME = "labels.csv"
 
 
+def class_name(number: int, classes: Sequence[str] | None) -> str:
+    """Return the name of a class, or its number where it has none."""
+    return str(classes[number]) if classes is not None and number < len(classes) else str(number)
+
+
 def write_labels(
     folder: Path,
     found: CrossValidated,
@@ -20,10 +25,6 @@ def write_labels(
     classes: Sequence[str] | None,
 ) -> Path:
     """Write labels.csv, with the columns of `likewise analyze`, and return where it is."""
-
-    def named(number: int) -> str:
-        return str(classes[number]) if classes is not None and number < len(classes) else str(number)
-
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = ("label", "suggested_label", "label_suspicion", "label_issue", "chance_wrong", "probability")
@@ -34,8 +35,8 @@ def write_labels(
             [
                 i,
                 *([] if names is None else [names[i]]),
-                named(int(found.labels[i])),
-                named(int(judged.suggested[i])),
+                class_name(int(found.labels[i]), classes),
+                class_name(int(judged.suggested[i]), classes),
                 f"{judged.suspicion[i]:.6g}",
                 int(judged.flagged[i]),
                 f"{judged.chance_wrong[i]:.6g}",
