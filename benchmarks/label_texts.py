@@ -216,7 +216,7 @@ def judge(stage: str, setting: dict[str, Any], shared: dict[str, Any]) -> dict[s
     mine = linear.gather(1, labels.cpu()[:, None])[:, 0]
     scores = {
         "likewise": found.suspicion,
-        "likewise + record": combined_suspicion(votes, given, chances, watch.margins).suspicion,
+        "likewise + record": combined_suspicion(votes, given, chances, watch.early_margins).suspicion,
         "likewise + cross-validation": combined_suspicion(
             votes, given, chances, validated=validated
         ).suspicion,
@@ -238,7 +238,7 @@ def judge(stage: str, setting: dict[str, Any], shared: dict[str, Any]) -> dict[s
         if hot.model is not None:
             after = clock("votes after", lambda: opinion_after(gram, hot, sketch=SKETCH))
             found = combined_suspicion(votes, given, chances, None, after)
-            both = combined_suspicion(votes, given, chances, watch.margins, after)
+            both = combined_suspicion(votes, given, chances, watch.early_margins, after)
             scores |= {"likewise, reheated": found.suspicion, "likewise, reheated + record": both.suspicion}
             scores["margins while hot"] = -hot.margins
     numbers = {"errors": [float(wrong.sum()), *found.errors], "precision": list(found.precision)}

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import likewise as lw
+
 
 class Residual(nn.Module):
     """x + f(x)."""
@@ -58,7 +60,7 @@ class Trained(NamedTuple):
 
     model: nn.Sequential
     margins: Tensor  # (n,) logit of the label less the largest other, mean over training
-    early_margins: Tensor  # (n,) the same as likewise.Watch weights it
+    early_margins: Tensor  # (n,) the same, weighted by what was still to be learned
 
 
 def trained(model: nn.Sequential, x: Tensor, y: Tensor, epochs: int, seed: int, batch: int = 256) -> Trained:
@@ -68,7 +70,7 @@ def trained(model: nn.Sequential, x: Tensor, y: Tensor, epochs: int, seed: int, 
     is made: the seed here is of the order of samples alone.
     """
     if epochs == 0:
-        return Trained(model.eval(), *torch.zeros(2, len(x), device=x.device))
+        return Trained(model.eval(), *torch.zeros(2, len(x)))
     chance = torch.Generator().manual_seed(seed)
     if x.is_cuda:
         x, model = (
@@ -79,7 +81,7 @@ def trained(model: nn.Sequential, x: Tensor, y: Tensor, epochs: int, seed: int, 
     steps = epochs * -(-len(x) // batch)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.2)
     hard = y if y.dim() == 1 else y.argmax(1)
-    total, weighted, weights = torch.zeros(3, len(x), device=x.device)
+    record = lw.Watch(len(x))
     fast = torch.autocast("cuda", torch.bfloat16, enabled=x.is_cuda)
     model.train()
     for _ in range(epochs):
@@ -90,14 +92,8 @@ def trained(model: nn.Sequential, x: Tensor, y: Tensor, epochs: int, seed: int, 
             F.cross_entropy(outputs, y[chosen]).backward()
             optimizer.step()
             rate.step()
-            found = margin(outputs.detach(), hard[chosen])
-            missed = (found <= 0).float()
-            others = (missed.sum() - missed) / max(1, len(chosen) - 1)
-            weight = others * (1 - others) ** 2 + 1e-6
-            total[chosen] += found
-            weighted[chosen] += weight * found
-            weights[chosen] += weight
-    return Trained(model.eval(), total / epochs, weighted / weights)
+            record.update(outputs, hard[chosen], chosen)
+    return Trained(model.eval(), record.margins, record.early_margins)
 
 
 def margin(outputs: Tensor, labels: Tensor) -> Tensor:

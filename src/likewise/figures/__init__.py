@@ -2,7 +2,7 @@
 
 Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`. The
 gallery of the documentation shows all of them (`make gallery`).
-Colors are Okabe and Ito's, told apart by color-blind readers. Names are never parsed as formulas.
+Colors are the color-blind-safe palette of Okabe and Ito. Names are never parsed as formulas.
 """
 
 from likewise.figures.curves import calibration, density_histogram, dynamics, similarity_histogram, slices
