@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.gram import Reducer
 from likewise.manifest import SCHEMA, DamagedRunError, check_integrity, read_manifest, write_manifest
-from likewise.runs import stages
+from likewise.runs import columns, stages
 
 PARTS = (
     "details.parquet",
@@ -22,12 +23,12 @@ PARTS = (
 )
 
 
-def example(seed=0):
+def example(seed=0, n=30):
     torch.manual_seed(seed)
     return (
         nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
-        torch.randn(30, 5),
-        torch.arange(30) % 3,
+        torch.randn(n, 5),
+        torch.arange(n) % 3,
     )
 
 
@@ -160,3 +161,49 @@ def test_stages_of_other_versions_are_recomputed(tmp_path, whole, monkeypatch):
     lw.analyze(model, (x, y), out=out)
     assert done == ["pair_statistics"]
     assert (out / "samples.parquet").read_bytes() == (whole / "samples.parquet").read_bytes()
+
+
+class StrongestReducer(Reducer):
+    """The largest similarity of each row to another sample."""
+
+    def __call__(self, strip):
+        return (strip.without_self(strip.similarity, -torch.inf).amax(1),)
+
+
+def add_columns(monkeypatch):
+    """Let runs have one more column from pairs and one from passes, as a newer state of the code would."""
+    passes = columns.pass_statistics
+    monkeypatch.setattr(
+        stages, "pass_statistics", lambda gram: {**passes(gram), "one": torch.ones(gram.shape[0])}
+    )
+    monkeypatch.setattr(stages, "PASS_ARRAYS", (*columns.PASS_ARRAYS, "one"))
+    strongest = columns.PairStatistic(("strongest",), lambda request: StrongestReducer())
+    monkeypatch.setattr(columns, "PAIR_STATISTICS", (*columns.PAIR_STATISTICS, strongest))
+    for name in ("strongest", "one"):
+        monkeypatch.setitem(columns.COLUMNS, name, lambda results, name=name: results.found[name])
+
+
+def test_a_stopped_run_computes_the_columns_that_newer_code_adds(tmp_path, monkeypatch):
+    model, x, y = example()
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("likewise.runs.tables._neighbor_table", lambda *_: 1 / 0)
+        lw.analyze(model, (x, y), out=tmp_path / "run")
+    add_columns(monkeypatch)
+    run = lw.analyze(model, (x, y), out=tmp_path / "run")
+    assert run.table.strongest.iloc[7] == pytest.approx(run.neighbors(7).similarity.iloc[0], abs=1e-6)
+    assert run.table.one.eq(1).all()
+    assert run.table.equals(lw.analyze(model, (x, y), out=tmp_path / "new").table)
+
+
+@pytest.mark.parametrize("n", [40, 1100], ids=["one matrix", "strips"])
+def test_parts_without_a_column_that_newer_code_adds_are_refused_by_name(tmp_path, monkeypatch, n):
+    model, x, y = example(n=n)
+    options = {"exact": True, "max_memory": 2**24}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for i, folder in enumerate(folders, 1):
+        lw.analyze_part(model, (x, y), part=(i, 2), out=folder, **options)
+    add_columns(monkeypatch)
+    with pytest.raises(
+        ValueError, match=r"one lacks statistics .*: delete that folder, compute the part again"
+    ):
+        lw.analyze(model, (x, y), out=tmp_path / "run", parts=folders, **options)

@@ -165,6 +165,19 @@ PAIR_STATISTICS = (
 )
 
 
+PASS_ARRAYS = ("density", "uncertainty")  # what pass_statistics returns
+
+
+def strip_arrays() -> set[str]:
+    """Return the names of what `visit_pairs` returns."""
+    return {name for statistic in PAIR_STATISTICS for name in statistic.names}
+
+
+def pair_arrays() -> set[str]:
+    """Return the names of what `pair_statistics` returns."""
+    return strip_arrays() - {"probe_sums"} | {"coordinates"}
+
+
 def pass_statistics(gram: GramMatrix) -> dict[str, Tensor]:
     """Return density and uncertainty of each sample, from the same passes."""
     correlation, inner = gram.sums_and_diagonals(CORRELATION, INNER_PRODUCT)

@@ -16,7 +16,8 @@ from likewise.gram.last_layer import Features
 from likewise.gram.sketches import Sketch, bucket_count
 from likewise.identity import read_data, same_behavior
 from likewise.manifest import read_manifest
-from likewise.runs.stages import SEED, described_name, name_shards
+from likewise.runs.columns import pair_arrays, strip_arrays
+from likewise.runs.stages import SEED, described_name, name_shards, pairs_name
 from likewise.runs.store import RunStore, describe_difference
 
 
@@ -113,12 +114,12 @@ def adopt_parts(folder: RunStore, parts: Sequence[Part], gram: GramMatrix, width
 
     Raises:
         DamagedRunError: A file of a part is missing or damaged.
-        ValueError: Samples differ from those of a part, or a part is of other versions.
+        ValueError: Samples differ from those of a part, or a part is of other versions, or lacks a statistic.
 
     """
     on_first_rank(lambda: _adopt(folder, parts), "adopting parts")
     if not width:
-        return Adopted(None, 0 if not folder.missing(["pairs"]) else len(parts))
+        return Adopted(None, _adopted_pairs(folder, parts))
     shards = name_shards(gram, Sketch(bucket_count(width, gram.d), SEED))
     missing = folder.missing([*shards, *map(described_name, shards)])
     if missing:
@@ -148,6 +149,24 @@ def _adopt(folder: RunStore, parts: Sequence[Part]) -> None:
                 "cannot be merged into this one."
             )
         folder.adopt(part.path, part.state["stages"])
+
+
+def _adopted_pairs(folder: RunStore, parts: Sequence[Part]) -> int:
+    """Return how many parts the pairs came in, 0 where one part has all of them.
+
+    Raises:
+        ValueError: A part lacks a statistic of this version.
+
+    """
+    whole = [part for part in parts if "pairs" in part.state["stages"]]
+    for part in whole or parts:
+        name = "pairs" if whole else pairs_name(part.number, part.parts)
+        if folder.missing([name], pair_arrays() if whole else strip_arrays()):
+            raise ValueError(
+                f"{part.path} lacks statistics that this code computes from pairs, though its version has the same "
+                "number: delete that folder, compute the part again, then merge."
+            )
+    return 0 if whole else len(parts)
 
 
 def _fingerprint(data: Batches, where: range) -> str:

@@ -45,12 +45,15 @@ from likewise.readouts import Readout, all_outputs, projected_outputs, readout_n
 from likewise.reheat import Reheated
 from likewise.reheat import reheat as reheat_network
 from likewise.runs.columns import (
+    PASS_ARRAYS,
     Request,
     Results,
     Targets,
     complete_pairs,
+    pair_arrays,
     pair_statistics,
     pass_statistics,
+    strip_arrays,
     visit_pairs,
 )
 from likewise.runs.layout import LAYOUTS
@@ -137,7 +140,7 @@ def run_stages(
     announce("comparing all pairs")
     compare = partial(_add_parts, folder, parts) if parts else partial(_compare_pairs, source)
     shared = not parts and _has_independent_strips(source)
-    found |= folder.stage("pairs", lambda: compare(request), shared=shared)
+    found |= folder.stage("pairs", lambda: compare(request), shared=shared, arrays=pair_arrays())
     found |= _feature_statistics(folder, gram, seen)
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] in LAYOUTS:
@@ -181,9 +184,10 @@ def run_part(
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
     announce("comparing all pairs")
     if _has_independent_strips(source):
-        folder.stage(pairs_name(*part), lambda: _compare_strips(source, request, part), shared=True)
+        strips = partial(_compare_strips, source, request, part)
+        folder.stage(pairs_name(*part), strips, shared=True, arrays=strip_arrays())
     elif part[0] == 1:  # so few pairs that one process does all of them
-        folder.stage("pairs", lambda: _compare_pairs(source, request))
+        folder.stage("pairs", lambda: _compare_pairs(source, request), arrays=pair_arrays())
 
 
 def pairs_name(i: int, n: int) -> str:
@@ -343,7 +347,7 @@ def _exact_statistics(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairS
         with alone():  # sums over ranks would be rounded otherwise, and centering needs them on all
             return pass_statistics(gram)
 
-    found = folder.stage("passes", passes, shared=True)
+    found = folder.stage("passes", passes, shared=True, arrays=PASS_ARRAYS)
     folder.state["approximations"] = []
     if _stands_in(gram):
         error = folder.stage("error", lambda: _measure_readout_error(gram))

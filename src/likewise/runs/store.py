@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -100,17 +100,19 @@ class RunStore:
             return check_report(self.path) is not None
         return name in self._damaged or name not in self.state.get("files", {})
 
-    def stage(self, name: str, stage: Stage, *, shared: bool = False) -> Arrays:
+    def stage(self, name: str, stage: Stage, *, shared: bool = False, arrays: Collection[str] = ()) -> Arrays:
         """Return what a stage found, now or when it was done before by the same versions.
 
         Args:
             name: Of the stage.
             stage: Computes it.
             shared: Every rank calls it and finds the same; else rank 0 alone, and the others read its file.
+            arrays: The names of what it finds, as far as they are known: a file that lacks one, because code of
+                the same version number wrote it, is computed again.
 
         """
         path, found = self._stage_path(name), dict[str, np.ndarray]()
-        if not self.missing([name]):
+        if not self.missing([name], arrays):
             return _load_arrays(path)
         start, cpu = time.perf_counter(), time.process_time()
 
@@ -142,11 +144,11 @@ class RunStore:
         """Return what a stage that is done found."""
         return _load_arrays(self._stage_path(name))
 
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the stages, of those named, that are not done yet."""
+    def missing(self, names: Sequence[str], arrays: Collection[str] = ()) -> list[str]:
+        """Return the stages, of those named, that are not done yet, or whose file lacks one of these arrays."""
 
         def look() -> list[str]:
-            return [name for name in names if not self._is_usable(self._stage_path(name), name)]
+            return [name for name in names if not self._is_usable(self._stage_path(name), name, arrays)]
 
         return list(on_first_rank(look, "looking for stages"))
 
@@ -237,11 +239,11 @@ class RunStore:
     def _stage_path(self, name: str) -> Path:
         return self.path / STAGES / f"{name}.npz"
 
-    def _is_usable(self, path: Path, name: str) -> bool:
+    def _is_usable(self, path: Path, name: str, arrays: Collection[str]) -> bool:
         known = self.state["stages"].get(name)
         if known is None or known["versions"] != self.versions or not path.exists():
             return False
-        return files.checksum(path) == known["sha256"]
+        return files.checksum(path) == known["sha256"] and set(arrays) <= _array_names(path)
 
     def _note(self, name: str, digest: str) -> None:
         self.state.setdefault("files", {})[name] = digest
@@ -336,6 +338,11 @@ def _peak() -> dict[str, int]:
         return {}
     unit = 1 if sys.platform == "darwin" else 1024
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+
+
+def _array_names(path: Path) -> set[str]:
+    with np.load(path, allow_pickle=False) as file:
+        return set(file.files)
 
 
 def _load_arrays(path: Path) -> Arrays:
