@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from likewise.linalg import matrix_power, rank_floor
+from likewise.linalg import LONG_RUN, matrix_power, rank_floor, split_product
 from likewise.statistics.calibration import wilson_interval
 
 
@@ -44,3 +44,13 @@ def test_wilson_interval_solves_its_equation(hits, misses):
     for end in (low, high):  # where the share is 1.96 deviations away, each counted at that end
         assert min(end, 1 - end) < 1e-9 or abs((share - end) ** 2 - 1.959964**2 * end * (1 - end) / n) < 1e-6
     assert 0 <= low <= share <= high <= 1 and wilson_interval(0, 0)[1:] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("stacks", [((), (3,)), ((3,), ()), ((2, 1), (3,)), ((), ())], ids=str)
+def test_long_products_of_stacks_that_broadcast(stacks):
+    p = LONG_RUN + 7  # several runs, and a rest
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*stack, n, p, generator=generator) for stack, n in zip(stacks, (2, 4), strict=True))
+    torch.testing.assert_close(
+        split_product(a, b).double(), a.double() @ b.double().mT, atol=1e-3, rtol=0
+    )

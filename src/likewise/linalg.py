@@ -122,8 +122,9 @@ def _product_of_stacks(a: Tensor, b: Tensor, run: int) -> Tensor:
     count = -(-p // run)
     length = next((p // parts for parts in range(count, 2 * count + 1) if p % parts == 0), run)
     whole = p - p % length
-    per_call = length * max(1, BATCHED_CELLS // max(1, a[..., 0].numel() * b.shape[-2]))
-    total = torch.zeros(*a.shape[:-1], b.shape[-2], dtype=wide, device=a.device)
+    stack = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    total = torch.zeros(*stack, a.shape[-2], b.shape[-2], dtype=wide, device=a.device)
+    per_call = length * max(1, BATCHED_CELLS // max(1, total.numel()))
     for start in range(0, whole, per_call):
         here = slice(start, min(start + per_call, whole))
         left, right = (t[..., here].unflatten(-1, (-1, length)).transpose(-3, -2) for t in (a, b))

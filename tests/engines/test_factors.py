@@ -71,3 +71,14 @@ def test_sums_over_positions_from_all_pairs_of_blocks_are_those_of_each_block():
     left, right = drawn(2, 1, 7, 3, 4), drawn(2, 3, 7, 3, 5)
     expected = torch.einsum("nctbk,ndtbl->ndbkl", left, right)
     assert (sum_pairs_of_blocks(left, right) - expected).abs().max() < 1e-12
+
+
+def test_more_positions_than_one_run_of_a_layer_with_inputs_first():
+    """Layers of GPT-2 keep their weight as (in, out): their sums over a batch of 18,000 tokens once failed."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(900, 20, 24, generator=generator)
+    deltas = torch.randn(900, 1, 20, 32, generator=generator)
+    weights = torch.randn(900, 1, 2, generator=generator)
+    gradient = FactoredGradient(inputs, deltas, inputs_first=True)
+    expected = torch.einsum("nti,ndto,ndc->cio", inputs.double(), deltas.double(), weights.double())
+    torch.testing.assert_close(gradient.vjp(weights).double(), expected.flatten(1), atol=1e-3, rtol=0)
