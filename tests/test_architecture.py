@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ LEVELS = {
     "distributed": 1,
     "manifest": 1,
     "watch": 1,  # knows only how files are written
-    "data": 2,
+    "data": 2,  # batches over sources: dataset selects one of tensors and items, which know tables and labels
     "model": 2,  # knows the readouts
     "report": 2,  # knows only its folder
     "components": 2,  # scripts and styles that the live page and notebooks share
@@ -57,8 +58,8 @@ def part(path):
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path, nodes=ast.walk):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "likewise":
             yield from (f"likewise.{name.name}" for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -75,6 +76,20 @@ def test_imports_go_down(path):
         if module.split(".")[0] == "likewise":
             other = module.split(".")[1]
             assert other == part(path) or LEVELS[other] < LEVELS[part(path)], module
+
+
+@pytest.mark.parametrize("folder", sorted({p.parent for p in FILES} - {SOURCE}), ids=lambda p: p.name)
+def test_modules_of_a_folder_import_each_other_without_a_cycle(folder):
+    modules = {
+        ".".join(p.relative_to(SOURCE.parent).with_suffix("").parts): p for p in folder.glob("[!_]*.py")
+    }
+    graph = {
+        name: [
+            other for other in imported(path, ast.iter_child_nodes) if other in modules
+        ]  # when it is loaded
+        for name, path in modules.items()
+    }
+    assert len(list(TopologicalSorter(graph).static_order())) == len(modules)  # raises a CycleError by name
 
 
 def test_each_effect_has_its_place():

@@ -153,6 +153,48 @@ def test_columns_of_a_table_are_matched_by_name():
         lw.batches(X, columns=["a", "b"])
 
 
+def test_columns_of_each_of_several_tables_are_matched_by_name():
+    pandas = pytest.importorskip("pandas")
+    one, two = (pandas.DataFrame((X + i).numpy(), columns=list("abc")) for i in range(2))
+    turned = (one[["c", "a", "b"]], two[["b", "c", "a"]].assign(d=1.0))
+    for order, wrap in ((one, two), tuple), ((one, two), lambda tables: dict(zip("uv", tables, strict=True))):
+        known, other = (lw.batches(wrap(tables), labels=Y) for tables in (order, turned))
+        assert len(known.columns) == 6 and other.columns != known.columns
+        found = other.match_columns(known.columns)
+        assert found.columns == known.columns
+        (first, second), (u, v) = (
+            torch.utils._pytree.tree_leaves(b.samples(range(10)).inputs) for b in (known, found)
+        )
+        assert torch.equal(first, u) and torch.equal(second, v)
+    known = lw.batches((one, two, Y))
+    mixed = lw.batches((X, turned[1], Y)).match_columns(known.columns)  # an array has no names: as it is
+    assert torch.equal(mixed[0].inputs[0], X) and torch.equal(mixed[0].inputs[1], X + 1)
+    with pytest.raises(ValueError, match=r"the table of input \[1\] has no column 'a': it has b, c"):
+        lw.batches((one, two[["b", "c"]], Y)).match_columns(known.columns)
+
+
+def test_an_index_of_two_tables_reads_each_by_name(tmp_path):
+    pandas = pytest.importorskip("pandas")
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+
+        def forward(self, a, b):
+            return self.left(a).tanh() + self.right(b)
+
+    one, two = (pandas.DataFrame((X + i).numpy(), columns=list("abc")) for i in range(2))
+    turned = (one[["c", "a", "b"]], two[["b", "c", "a"]])
+    torch.manual_seed(0)
+    index = lw.build_index(Two(), lw.batches((one, two), labels=Y), tmp_path / "index")
+    expected, found = (
+        index.nearest(lw.batches(tables, labels=False), k=3) for tables in ((one, two), turned)
+    )
+    assert torch.equal(expected.similarities, found.similarities)
+    assert found.indices[:, 0].tolist() == list(range(10))
+
+
 def test_a_gram_matrix_of_two_tables_wants_their_columns_in_one_order():
     pandas = pytest.importorskip("pandas")
     table, net = pandas.DataFrame(X.double().numpy(), columns=list("abc")), torch.nn.Linear(3, 2).double()

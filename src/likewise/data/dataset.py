@@ -1,0 +1,159 @@
+"""Which source serves which kind of data set."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, default_collate
+
+from likewise.checks import describe, to_tensor
+from likewise.data.items import ItemSource
+from likewise.data.labels import refuse_text_labels, separate_labels
+from likewise.data.source import Source
+from likewise.data.tables import (
+    ColumnNames,
+    column,
+    column_names,
+    has_columns,
+    is_table,
+    split_label,
+    table_values,
+)
+from likewise.data.tensors import TensorSource
+from likewise.padding import PaddingCollate, pad_columns
+
+
+def open_source(
+    dataset: Any,
+    labels: Any,
+    fixed: bool = True,
+    pad_id: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> tuple[Source, int | None, int]:
+    """Return where samples are fetched from, in what batches if that is given, and how many.
+
+    Args:
+        dataset: As `batches` takes it.
+        labels: As `batches` takes them.
+        fixed: Refuse what shuffles or augments at random.
+        pad_id: The token that fills up texts; None: texts of several lengths are refused.
+        columns: Names of the columns of numbers that have none.
+
+    """
+    if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
+        size = _ordered_batch_size(dataset) if fixed else _batch_size(dataset)
+        alone = dataset.batch_size is None and dataset.batch_sampler is None
+        collate = default_collate if alone else dataset.collate_fn
+        source = _open_samples(dataset.dataset, labels, collate, fixed, pad_id)
+        n = len(source)
+        dropped = getattr(dataset.batch_sampler, "drop_last", dataset.drop_last)
+        return source, size, n - n % size if dropped and fixed else n
+    collate = getattr(dataset, "collate_batch", default_collate)
+    source = _open_samples(dataset, labels, collate, fixed, pad_id, columns)
+    return source, None, len(source)
+
+
+def _open_samples(
+    dataset: Any,
+    labels: Any,
+    collate: Callable[[list[Any]], Any],
+    fixed: bool,
+    pad_id: int | None,
+    columns: Sequence[str] | None = None,
+) -> Source:
+    if dataset is None or isinstance(dataset, str | bytes | PathLike):
+        raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
+    if isinstance(dataset, type):
+        raise TypeError(f"Data were expected, found {describe(dataset)}: give an instance of it.")
+    if isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
+            "data twice. Collect it first, for example list(dataset)."
+        )
+    if isinstance(labels, str) and has_columns(dataset):
+        dataset, labels = split_label(dataset, labels)
+    whole = _whole(pad_columns(dataset, pad_id) if isinstance(dataset, Mapping) else dataset)
+    if whole is not None:
+        names = ColumnNames(tuple(columns)) if columns is not None else _input_names(dataset, labels)
+        return TensorSource(*separate_labels(whole, labels), names)
+    if columns is not None:
+        raise ValueError(
+            f"columns names those of a table of numbers, found {describe(dataset)}: give a tensor."
+        )
+    by_columns = hasattr(dataset, "column_names") and collate is default_collate
+    if not by_columns and collate is default_collate:
+        collate = PaddingCollate(pad_id)
+    return ItemSource(dataset, collate, labels, by_columns, fixed, pad_id)
+
+
+def _input_names(dataset: Any, labels: Any) -> Any:
+    """Return the names of the columns of the inputs, in a tree like theirs."""
+    inside = labels if labels is None or isinstance(labels, str) else False
+    return separate_labels(column_names(dataset), inside)[0]
+
+
+def _whole(dataset: Any) -> Any:
+    """Return the data set as a tree of tensors if it holds all samples at once, else None."""
+    if isinstance(dataset, Tensor | np.ndarray):
+        return to_tensor("data", dataset, "give numbers of one shape for every sample")
+    if has_columns(dataset):
+        return table_values(dataset)
+    if is_table(dataset):
+        return column(str(getattr(dataset, "name", None) or "table"), np.array(dataset.to_numpy()))
+    _refuse_list_of_columns(dataset)
+    if isinstance(dataset, Mapping):
+        return {
+            str(name): _whole(values) if is_table(values) else column(str(name), values)
+            for name, values in dataset.items()
+        }
+    arrays = isinstance(dataset, tuple) and len(dataset) > 0
+    if arrays and all(isinstance(v, Tensor | np.ndarray | Mapping | tuple) or is_table(v) for v in dataset):
+        refuse_text_labels(dataset[-1])
+        return tuple(_whole(v) for v in dataset)
+    if arrays and (isinstance(dataset[0], Tensor | np.ndarray | Mapping) or is_table(dataset[0])):
+        refuse_text_labels(dataset[-1])
+        return (_whole(dataset[0]), *(column("labels", v) for v in dataset[1:]))
+    return None
+
+
+def _refuse_list_of_columns(dataset: Any) -> None:
+    if not isinstance(dataset, list) or not dataset:
+        return
+    if isinstance(dataset[0], str):
+        raise TypeError("A list of text was given: no model takes it as it is; tokenize or read it first.")
+    first, second = dataset[0], dataset[-1]
+    columns = len(dataset) == 2 and all(hasattr(v, "__len__") and not isinstance(v, tuple) for v in dataset)
+    if columns and np.shape(first) != np.shape(second) and len(first) == len(second):
+        raise TypeError(
+            f"A list is a sequence of samples, but these two have shapes {np.shape(first)} and "
+            f"{np.shape(second)}: did you mean the tuple (X, y)?"
+        )
+    if isinstance(first, tuple | list) and len(first) == 2 and all(isinstance(v, Tensor) for v in first):
+        inputs, labels = first
+        whole = labels.dim() == 1 and not labels.is_floating_point()
+        if whole and inputs.dim() > 1 and len(inputs) == len(labels):
+            raise TypeError(
+                "This looks like a list of batches, but an item is one sample: give the loader itself, "
+                "or its data set."
+            )
+
+
+def _ordered_batch_size(loader: DataLoader[Any]) -> int:
+    """Return the batch size of a loader that reads its data set from first to last, or refuse it."""
+    drawn = loader.batch_sampler
+    inner = getattr(drawn, "sampler", loader.sampler)
+    if type(inner) is not SequentialSampler or (drawn is not None and type(drawn) is not BatchSampler):
+        culprit = inner if type(drawn) is BatchSampler or drawn is None else drawn
+        raise ValueError(
+            f"This DataLoader takes its samples by {type(culprit).__name__}, and two passes may see them "
+            "in different orders. Make it with shuffle=False and no sampler or batch_sampler of its own; "
+            "for part of the data, give a torch.utils.data.Subset."
+        )
+    return loader.batch_size or getattr(drawn, "batch_size", None) or 256
+
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else 256

@@ -1,0 +1,41 @@
+"""Where samples are fetched from, by position."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from likewise.fingerprint import checksums
+
+
+class Source(Protocol):
+    """Where samples are fetched from, by position."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the columns of a table, whose order the model sees; None where there are none."""
+
+    def match_columns(self, names: Sequence[str]) -> "Source":
+        """Return the samples with the columns of their table in the order of these names; itself without names."""
+
+    def __len__(self) -> int: ...
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        """Return the inputs and labels of the samples at these positions."""
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of the samples at these positions, of a few if they are not in memory."""
+
+    def with_cache(self, max_bytes: int) -> "tuple[Source, int]":
+        """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
+
+
+def refuse_empty(n: int) -> None:
+    """Raise if there are no samples."""
+    if n == 0:
+        raise ValueError("The data set is empty: there is nothing to compare.")
+
+
+def checksum_of_positions(positions: Sequence[int]) -> str:
+    """Return a checksum of positions; of a range, the range itself."""
+    return str(positions) if isinstance(positions, range) else checksums([torch.tensor(positions)])[0]

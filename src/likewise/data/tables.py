@@ -1,0 +1,87 @@
+"""Tables as pandas and polars have them: their numbers, and the names of their columns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.checks import to_tensor
+
+
+def is_table(values: Any) -> bool:
+    """Whether this is a table or a column of one, as pandas and polars have them."""
+    return hasattr(values, "to_numpy") and not isinstance(values, type)
+
+
+def has_columns(values: Any) -> bool:
+    """Whether this is a table, not a column of one."""
+    return is_table(values) and hasattr(values, "columns")
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """The names of the columns of one table, in order."""
+
+    names: tuple[str, ...]
+
+    def match(self, wanted: Sequence[str], table: str) -> list[int]:
+        """Return where the columns of these names are, or say which is missing; `table` says which table it is."""
+        here = self.names
+        missing = [name for name in wanted if name not in here]
+        twice = [name for name in wanted if here.count(name) > 1]
+        if missing or twice:
+            problem = f"has no column {missing[0]!r}" if missing else f"has the column {twice[0]!r} twice"
+            raise ValueError(
+                f"Columns are taken by their names, {', '.join(wanted[:20])}, and {table} {problem}: it has "
+                f"{', '.join(here[:20])}. Rename its columns, or give its numbers in the right order, table.to_numpy()."
+            )
+        return [here.index(name) for name in wanted]
+
+
+def column_names(dataset: Any) -> Any:
+    """Return a tree like the data set's, with ColumnNames for each table whose columns have names, else None."""
+    if isinstance(dataset, Mapping):
+        return {str(name): column_names(values) for name, values in dataset.items()}
+    if isinstance(dataset, tuple):
+        return tuple(column_names(values) for values in dataset)
+    if not has_columns(dataset) or not any(isinstance(name, str) for name in dataset.columns):
+        return None
+    return ColumnNames(tuple(str(name) for name in dataset.columns))
+
+
+def split_label(table: Any, label: str) -> tuple[Any, Any]:
+    """Return a table without the column of labels, and that column."""
+    names = list(table.columns)
+    if label not in names:
+        raise ValueError(f"There is no column {label!r}, only {', '.join(map(str, names))}.")
+    return table[[name for name in names if name != label]], np.array(table[label])
+
+
+def table_values(table: Any) -> Tensor:
+    """Return the numbers of a table (n, q), or say which column holds something else."""
+    values = np.array(table.to_numpy())
+    if values.dtype.kind != "O":
+        return column("table", values)
+    parts = []
+    for name, part in zip(table.columns, values.T, strict=True):
+        row = next((i for i, value in enumerate(part) if isinstance(value, str)), None)
+        if row is not None:
+            raise TypeError(
+                f"Column {name!r} of the table holds text, {part[row]!r} in row {row} (from 0): make it numbers, or "
+                f"leave it out, table.drop(columns={name!r}); labels={name!r} if it is the label."
+            )
+        parts.append(column(str(name), np.array(part.tolist())).double())
+    return torch.stack(parts, dim=1)
+
+
+def column(name: str, values: Any) -> Tensor:
+    """Return one number or array a sample as a tensor, or say why not."""
+    return to_tensor(
+        f"Column {name!r}",
+        values,
+        "numbers of one shape for every sample are needed; map text to numbers, for example labels by "
+        "np.unique(labels, return_inverse=True)[1]; pad, transform or leave out what has many shapes",
+    )

@@ -1,0 +1,107 @@
+"""Samples from tensors that hold all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+
+from likewise.checks import describe
+from likewise.data.source import Source, checksum_of_positions, refuse_empty
+from likewise.data.tables import ColumnNames
+from likewise.fingerprint import ChecksumCache
+
+
+class TensorSource:
+    """Samples from tensors that hold all of them."""
+
+    def __init__(self, inputs: Any, labels: Tensor | None, names: Any = None) -> None:
+        """Check the tensors; `names`: a tree like that of the inputs, with ColumnNames or None."""
+        leaves = tree_leaves(inputs)
+        if not leaves:
+            raise ValueError(f"The data hold nothing, found {describe(inputs)}: give at least one tensor.")
+        named = [("data", leaf) for leaf in leaves] + ([] if labels is None else [("labels", labels)])
+        for name, leaf in named:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                raise ValueError(
+                    f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
+                    "alone needs x[None]."
+                )
+        lengths = sorted({len(leaf) for leaf in leaves})
+        refuse_empty(lengths[0])
+        if len(lengths) != 1:
+            raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
+        if labels is not None and len(labels) != lengths[0]:
+            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: one for each is needed.")
+        self._tables = _named_tables(inputs, names)
+        self._inputs, self._labels, self._n = inputs, labels, lengths[0]
+        self._checksums = ChecksumCache()
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        """Return the inputs and labels of the samples at these positions."""
+        where: slice | list[int] = positions
+        if positions == list(range(positions[0], positions[0] + len(positions))):
+            where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
+        labels = None if self._labels is None else self._labels[where]
+        return tree_map(lambda t: t[where], self._inputs), labels
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of columns, those of several tables with the place of each; None where there are none."""
+        names = [_qualify(place, name) for place, table in self._tables.items() for name in table.names]
+        return tuple(names) or None
+
+    def match_columns(self, names: Sequence[str]) -> Source:
+        """Return the samples with these columns, table by table, or say which is missing."""
+        if not self._tables or self.columns == tuple(names):
+            return self
+        leaves, tree = tree_flatten_with_path(self._inputs)
+        found = {keystr(path): leaf for path, leaf in leaves}
+        tables = dict.fromkeys(found)
+        for place, table in self._tables.items():
+            wanted = [name.removeprefix(_qualify(place, "")) for name in names if _belongs(name, place)]
+            if wanted:
+                shown = "this table" if not place else f"the table of input {place}"
+                found[place] = found[place][:, table.match(wanted, shown)]
+            tables[place] = ColumnNames(tuple(wanted)) if wanted else table
+        return TensorSource(
+            tree_unflatten(found.values(), tree), self._labels, tree_unflatten(tables.values(), tree)
+        )
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of every number, and of the positions."""
+        leaves = tree_leaves((self._inputs, self._labels))
+        tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        return " ".join([*self._checksums.get(tensors).values(), checksum_of_positions(positions)])
+
+    def with_cache(self, max_bytes: int) -> tuple[Source, int]:
+        """Return itself: nothing is read anew."""
+        return self, 0
+
+
+def _named_tables(inputs: Any, names: Any) -> dict[str, ColumnNames]:
+    """Return the names of the tables among the inputs, by their place in the tree: "" for a single one."""
+    leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(inputs)[0]}
+    known = {keystr(path): leaf for path, leaf in tree_flatten_with_path(names)[0]}
+    found = {
+        place: known[place]
+        for place, leaf in leaves.items()
+        if known.get(place) is not None and leaf.dim() == 2
+    }
+    for place, table in found.items():
+        if len(table.names) != leaves[place].shape[1]:
+            width = leaves[place].shape[1]
+            raise ValueError(f"{len(table.names)} names for {width} columns: one for each is needed.")
+    return found
+
+
+def _qualify(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _belongs(name: str, place: str) -> bool:
+    """Whether a name, as `columns` says it, is of the table at this place."""
+    return name.startswith(_qualify(place, ""))
