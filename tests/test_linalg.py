@@ -51,6 +51,4 @@ def test_long_products_of_stacks_that_broadcast(stacks):
     p = LONG_RUN + 7  # several runs, and a rest
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*stack, n, p, generator=generator) for stack, n in zip(stacks, (2, 4), strict=True))
-    torch.testing.assert_close(
-        split_product(a, b).double(), a.double() @ b.double().mT, atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close(split_product(a, b).double(), a.double() @ b.double().mT, atol=1e-3, rtol=0)
