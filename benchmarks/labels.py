@@ -2,6 +2,7 @@
 
     python benchmarks/labels.py --data DIR           results are added to benchmarks/results/labels.jsonl
     python benchmarks/labels.py --own --data DIR     likewise's own rankings alone, to labels_own.jsonl
+    python benchmarks/labels.py --cost --data DIR    seconds of one setting of each data set, to label_cost.jsonl
     python benchmarks/labels.py --pack --data DIR    images into one file, out/label-images.npz, for --images
     python benchmarks/uses.py                        the tables of docs/uses.md, from the results
 
@@ -9,28 +10,32 @@ MNIST and Fashion-MNIST (5,000 images, a convolutional net of 290,000 parameters
 ResNet-9 of 1.6 million); a share of the labels made wrong, uniformly, into the next class, or by how hard
 an image is; networks stopped early and after they have memorized nearly all labels. Cross-validation
 trains five more networks, with the early schedule, its better one; its ranking and flags are cleanlab's.
-`--own` leaves all peers out and adds what one network can do more: four reheated copies where it has memorized
-its labels (as `label_suspicion(gram, reheat="auto")`), and the margins of its own training.
+`--own` leaves all peers out, compares gradients as `analyze` chooses to by default (sketches of 1,024 numbers of four
+combinations of the outputs; lines with "outputs": 10 are of all outputs, and of plain margins), and adds what one
+network can do more: four reheated copies where it has memorized its labels (as `label_suspicion(gram,
+reheat="auto")`), and the margins of its own training (`likewise.Watch`). `--processes 8` measures so many side by side.
 """
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from images import data_folder, images
+from images import data_folder, images, pack_images, unpack_images
 from records import FOLDER, Clock, measured, options, ranked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import likewise as lw
+from likewise.data import batches
 from likewise.gram.sketches import Sketch, sketch_rows
+from likewise.runs.plan import Method, choose_method
 from likewise.statistics.label_issues import ROUNDS, LabelSuspicion, combined_suspicion, opinion_after
 from likewise.votes import class_votes
 from nets import conv6, evaluated, margin, resnet9, spoiled, trained
 
 SKETCH = 1024
+OUTPUTS = 4  # combinations of the outputs that analyze compares by default
 MEMORY = 8 * 2**30
 NETS = {"mnist": conv6, "fashion-mnist": conv6, "cifar10": partial(resnet9, width=32)}
 COUNT = {"mnist": 5000, "fashion-mnist": 5000, "cifar10": 10_000}
@@ -48,29 +53,23 @@ def settings(seeds: list[int]) -> list[dict[str, Any]]:
     ]
 
 
+def own_settings(seeds: list[int]) -> list[dict[str, Any]]:
+    """Return a setting for each network, those first that most is to be learned from."""
+    return [
+        {**setting, "stage": stage, "outputs": OUTPUTS}
+        for seed in seeds
+        for stage in ("memorized", "early")
+        for setting in sorted(settings([seed]), key=lambda s: s["data"] != "cifar10")
+    ]
+
+
 def read(name: str, given: Any) -> tuple[Tensor, Tensor]:
     """Return images and true labels, on the device."""
     if given.images is None:
         x, y = images(name, given.data, first=FIRST, count=COUNT[name])
     else:
-        with np.load(given.images) as file:
-            pixels, y = torch.tensor(file[f"{name} x"]), torch.tensor(file[f"{name} y"])
-            low, high = file[f"{name} range"].tolist()
-        x = pixels.float() / 255 * (high - low) + low
-    return x.to(given.device), y.to(given.device)
-
-
-def pack(given: Any, target: Path = Path("out/label-images.npz")) -> None:
-    """Write all images into one file, as bytes."""
-    arrays = dict[str, np.ndarray]()
-    for name in NETS:
-        x, y = read(name, given)
-        low, high = float(x.amin()), float(x.amax())  # images are scaled linearly: bytes again
-        arrays[f"{name} x"] = ((x - low) / (high - low) * 255).round().byte().cpu().numpy()
-        arrays[f"{name} y"], arrays[f"{name} range"] = y.cpu().numpy(), np.array([low, high])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
-    print(f"{target}: {target.stat().st_size:,} bytes")
+        x, y = unpack_images(given.images, name)
+    return x[: given.count].to(given.device), y[: given.count].to(given.device)
 
 
 def noisy(setting: dict[str, Any], given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,18 +160,25 @@ def judged(setting: dict[str, Any], stage: str, shared: dict[str, Any]) -> dict[
     }
 
 
-def own_rankings(setting: dict[str, Any], stage: str, shared: dict[str, Any]) -> dict[str, Any]:
+def default_method(model: nn.Module, x: Tensor, labels: Tensor) -> Method:
+    """Return how `likewise analyze` compares gradients if nothing else is asked for."""
+    return choose_method(lw.Network(model), batches((x, labels)))
+
+
+def own_rankings(setting: dict[str, Any], x: Tensor, y: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return what likewise makes of one network, of reheated copies and of its training's margins."""
-    x, y, labels, clock = (shared[name] for name in ("x", "y", "labels", "clock"))
-    wrong, epochs = (labels != y).cpu(), EPOCHS[setting["data"]][stage == "memorized"]
-    fit = clock(f"train {stage}", lambda: made(setting["data"], x, labels, epochs, setting["seed"]))
+    clock, wrong = Clock(), (labels != y).cpu()
+    epochs = EPOCHS[setting["data"]][setting["stage"] == "memorized"]
+    fit = clock("train", lambda: made(setting["data"], x, labels, epochs, setting["seed"]))
     outputs, given = evaluated(fit.model, x), labels.cpu()
-    gram = lw.GramMatrix(fit.model, (x, labels), max_memory=MEMORY)
-    votes = clock("votes", lambda: class_votes(gram, given, sketch=SKETCH).cpu())
-    hot = clock("reheat", lambda: lw.reheat(fit.model, (x, labels), votes=votes, rounds=ROUNDS))
+    method = default_method(fit.model, x, labels)
+    sketch = method.sketch or None
+    gram = lw.GramMatrix(method.net, (x, labels), max_memory=MEMORY)
+    votes = clock("votes", lambda: class_votes(gram, given, sketch=sketch).cpu())
+    hot = clock("reheat", lambda: lw.reheat(gram.net, (x, labels), votes=votes, rounds=ROUNDS))
     after = None
     if not hot.skipped:
-        after = clock("votes of copies", lambda: opinion_after(gram, hot, sketch=SKETCH))
+        after = clock("votes of copies", lambda: opinion_after(gram, hot, sketch=sketch))
     chances, margins = outputs.softmax(1).cpu(), fit.early_margins.cpu()
     found: dict[str, LabelSuspicion] = {
         "likewise": combined_suspicion(votes, given, chances),
@@ -187,6 +193,7 @@ def own_rankings(setting: dict[str, Any], stage: str, shared: dict[str, Any]) ->
             {**scores, "margin over training": -fit.margins.cpu(), "early margin": -margins}, wrong
         ),
         "learned": float((outputs.argmax(1) == labels)[wrong.to(x.device)].float().mean()),
+        "compared": method.describe(),
         "reheated": {
             "skipped": hot.skipped,
             "rate": hot.learning_rate,
@@ -198,7 +205,30 @@ def own_rankings(setting: dict[str, Any], stage: str, shared: dict[str, Any]) ->
         "expected precision": list(told.precision),
         "errors": [float(wrong.sum()), *told.errors],
         "distinct": told.distinct,
+        "seconds": clock.seconds,
     }
+
+
+def cost(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    """Return the seconds of five cross-validated networks, and of suspicion by one, early, memorized and reheated."""
+    name, seed = setting["data"], setting["seed"]
+    x, _, labels = noisy(setting, given)
+    early, long = EPOCHS[name]
+    few = (x[:512], labels[:512])
+    lw.label_suspicion(lw.GramMatrix(made(name, *few, 1, seed).model, few), sketch=SKETCH)  # warms up
+    clock, models = Clock(), dict[str, nn.Module]()
+    clock("cross-validation", lambda: cross_validated(name, x, labels, early, seed))
+    for stage, epochs in (("early", early), ("memorized", long)):
+        models[stage] = clock(f"train {stage}", lambda e=epochs: made(name, x, labels, e, seed).model)
+    for what, stage, reheat in (("early", "early", None), ("reheated", "memorized", "auto")):
+        method = default_method(models[stage], x, labels)
+        gram = lw.GramMatrix(method.net, (x, labels), max_memory=MEMORY)
+        clock(
+            what, lambda g=gram, m=method, r=reheat: lw.label_suspicion(g, sketch=m.sketch or None, reheat=r)
+        )
+    seconds = clock.seconds
+    share = {what: seconds[what] / seconds["cross-validation"] for what in ("early", "reheated")}
+    return {"seconds": seconds, "share": share, "device": str(x.device), "count": len(x)}
 
 
 def flags(flagged: Tensor, wrong: Tensor) -> list[float]:
@@ -220,11 +250,9 @@ def pruned(labels: Tensor, validated: Tensor) -> Tensor:
 def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     clock = Clock()
     x, y, labels = noisy(setting, given)
-    early = EPOCHS[setting["data"]][0]
     if given.own:
-        shared = {"x": x, "y": y, "labels": labels, "clock": clock}
-        stages = {stage: own_rankings(setting, stage, shared) for stage in given.stages}
-        return {**stages, "seconds": clock.seconds}
+        return own_rankings(setting, x, y, labels)
+    early = EPOCHS[setting["data"]][0]
     validated = clock(
         "cross-validation", lambda: cross_validated(setting["data"], x, labels, early, setting["seed"])
     )
@@ -236,18 +264,24 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
 
 def main() -> None:
     arguments = options(__doc__, "labels")
+    arguments.set_defaults(out=None)
     data_folder(arguments)
     arguments.add_argument("--images", type=Path, help="file that --pack wrote, instead of --data")
     arguments.add_argument("--pack", action="store_true", help="write that file, and end")
     arguments.add_argument("--own", action="store_true", help="likewise's own rankings, without peers")
-    arguments.add_argument("--stages", nargs="+", default=["early", "memorized"], help="of --own")
+    arguments.add_argument("--cost", action="store_true", help="seconds of one setting, alone on the device")
+    arguments.add_argument("--count", type=int, default=None, help="so many images only, for a try")
     given = arguments.parse_args()
     if given.pack:
-        pack(given)
+        pack_images(Path("out/label-images.npz"), {name: read(name, given) for name in NETS})
         return
-    if given.own and given.out == arguments.get_default("out"):
-        given.out = FOLDER / "labels_own.jsonl"
-    measured(settings(given.seeds), measure, given)
+    name = "labels_own" if given.own else "label_cost" if given.cost else "labels"
+    given.out = given.out or FOLDER / f"{name}.jsonl"
+    if given.cost:
+        setting = {"noise": "uniform", "share": 0.1, "seed": 0}
+        measured([{"data": data, **setting} for data in ("cifar10", "fashion-mnist")], cost, given)
+        return
+    measured(own_settings(given.seeds) if given.own else settings(given.seeds), measure, given)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import multiprocessing
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ def options(description: str | None, name: str) -> argparse.ArgumentParser:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--only", default="", help="settings that contain this")
     arguments.add_argument("--part", default="1/1", help="i/k: every k-th setting from the i-th")
+    arguments.add_argument("--processes", type=int, default=1, help="so many settings side by side")
     arguments.add_argument("--minutes", type=float, default=1e9, help="begin nothing after so many")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument(
@@ -39,19 +43,50 @@ def measured(
     measure: Callable[[dict[str, Any], argparse.Namespace], dict[str, Any]],
     given: argparse.Namespace,
 ) -> None:
-    """Measure the settings that have no result yet, on one thread, and write down each as it is done."""
+    """Measure the settings that have no result yet, one thread each, and write down each as it is done."""
+    one, failures = partial(_attempt, measure, given, time.monotonic() + 60 * given.minutes), []
+    for setting, results, failure in _attempts(one, todo(settings, given), given.processes):
+        if results is not None:
+            add(given.out, setting, **results)
+        failures += [f"{named(setting)}: {failure}"] if failure else []
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+def _attempts(
+    one: Callable[[dict[str, Any]], Any], settings: Iterable[dict[str, Any]], processes: int
+) -> Iterator[Any]:
+    """Yield what is made of each setting, in this process or side by side in others."""
     torch.set_num_threads(1)
-    for setting in todo(settings, given):
-        add(given.out, setting, **measure(setting, given))
+    if processes == 1:
+        yield from map(one, settings)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, torch.set_num_threads, (1,)) as pool:
+        yield from pool.imap_unordered(one, settings)
+
+
+def _attempt(
+    measure: Callable[[dict[str, Any], argparse.Namespace], dict[str, Any]],
+    given: argparse.Namespace,
+    end: float,
+    setting: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
+    """Return the setting with its results, or None where there is no time left, or with what went wrong."""
+    if time.monotonic() > end:
+        return setting, None, ""
+    try:
+        return setting, measure(setting, given), ""
+    except Exception:  # whatever a setting raises: the others go on, and it is told at the end
+        return setting, None, traceback.format_exc()
 
 
 def todo(settings: Iterable[dict[str, Any]], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the settings that have no result yet, this process's part of them, while there is time."""
-    begun, (first, every) = time.monotonic(), (int(v) for v in given.part.split("/"))
+    """Yield the settings that have no result yet, this process's part of them."""
+    first, every = (int(v) for v in given.part.split("/"))
     done = [line["setting"] for file in (given.out, *given.known) for line in lines(file)]
     chosen = [s for s in settings if given.only in named(s)]
     for setting in chosen[first - 1 :: every]:
-        if setting not in done and time.monotonic() - begun < 60 * given.minutes:
+        if setting not in done:
             yield setting
 
 

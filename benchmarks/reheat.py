@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from images import data_folder, images
+from images import data_folder, images, pack_images, unpack_images
 from records import Clock, add, lines, named, ranked
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -49,21 +49,15 @@ def settings(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def prepare(given: argparse.Namespace) -> None:
-    """Write the images to one file, as bytes."""
-    x, y = images("cifar10", given.data, first=FIRST, count=10_000)
-    new, truth = images("cifar10", given.data, "test", 0, 2000)
-    low, high = x.amin(), x.amax()  # images are scaled linearly: bytes again
-    given.images.parent.mkdir(parents=True, exist_ok=True)
-    as_bytes = [((part - low) / (high - low) * 255).round().clamp(0, 255).byte().numpy() for part in (x, new)]
-    np.savez_compressed(given.images, x=as_bytes[0], y=y.numpy(), new=as_bytes[1], truth=truth.numpy())
-    print(f"{given.images}: {given.images.stat().st_size:,} bytes")
+    """Write the images to one file."""
+    training = images("cifar10", given.data, first=FIRST, count=10_000)
+    pack_images(given.images, {"train": training, "test": images("cifar10", given.data, "test", 0, 2000)})
 
 
 def load(given: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return training images and labels, test images and labels, on the device."""
-    with np.load(given.images) as file:
-        x, y, new, truth = (torch.tensor(file[name]) for name in ("x", "y", "new", "truth"))
-    x, new = x[: given.count].float(), new.float()
+    (x, y), (new, truth) = (unpack_images(given.images, name) for name in ("train", "test"))
+    x = x[: given.count]
     mean, deviation = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
     parts = (x - mean) / deviation, y[: given.count].long(), (new - mean) / deviation, truth.long()
     return tuple(part.to(given.device) for part in parts)  # type: ignore[return-value]
