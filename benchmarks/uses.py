@@ -81,24 +81,31 @@ def _scores(found: list[Any]) -> list[str]:
     return [*best(means, True, ".2f"), gap]
 
 
-def own_rankings(rows: Rows, peers: Rows) -> str:
+def own_rankings(rows: Rows, peers: Rows, outputs: int) -> str:
     """Return what one network can do more, beside cross-validation on the same labels, a row a noise."""
     validated = {tuple(row["setting"].values()): row for row in peers}
     cases = []
     for row in rows:
-        known = validated[tuple(row["setting"].values())]
-        for stage in STAGES:
-            scores = {name: row[stage]["scores"][name][0] for name in OWN}
-            scores["cross-validation"] = known[stage]["scores"]["cross-validation"][0]
-            cases.append((stage, row["setting"]["noise"], row["setting"]["data"], scores))
+        setting = dict(row["setting"])
+        stage, compared = setting.pop("stage"), setting.pop("outputs")
+        if compared == outputs:
+            known = validated[tuple(setting.values())][stage]
+            scores = {name: row["scores"][name][0] for name in OWN}
+            scores["cross-validation"] = known["scores"]["cross-validation"][0]
+            cases.append((stage, setting["noise"], setting["data"], scores))
     names, body = (*OWN, "cross-validation"), []
     for (stage, noise, data), found in sorted(grouped(cases, lambda c: c[:3]).items()):
         means = [statistics.mean(c[3][name] for c in found) for name in names]
         body.append([stage, noise, SHORT[data], str(len(found)), *best(means, True, ".2f")])
-    for stage in STAGES:
-        here = [c[3] for c in cases if c[0] == stage]
-        means = [statistics.mean(c[name] for c in here) for name in names]
-        body.append([f"**{stage}**", "", "", str(len(here)), *best(means, True, ".3f")])
+    for stage in (*STAGES, ""):
+        rows_of_stage = [found for key, found in grouped(cases, lambda c: c[:3]).items() if stage in key[0]]
+        if rows_of_stage:
+            means = [
+                statistics.mean(statistics.mean(c[3][name] for c in found) for found in rows_of_stage)
+                for name in names
+            ]
+            what = f"**{stage or 'all'}, mean of rows**"
+            body.append([what, "", "", str(sum(map(len, rows_of_stage))), *best(means, True, ".3f")])
     return table(["network", "noise", "data", "runs", *names], body)
 
 
@@ -400,7 +407,7 @@ def main() -> None:
     results = {file.stem: lines(file) for file in sorted(FOLDER.glob("*.jsonl"))}
     made = {
         "labels": labels(results["labels"]),
-        "own labels": own_rankings(results["labels_own"], results["labels"]),
+        "own labels": own_rankings(results["labels_own"], results["labels"], 10),
         "areas of labels": areas_of_labels(results["labels"]),
         "flags": flags(results["label_flags"]),
         "novelty": novelty(results["novelty"]),
