@@ -30,7 +30,7 @@ from likewise import figures, losses
 from likewise.data import Batches, Samples, batches
 from likewise.distributed import RankMismatchError, RemoteError
 from likewise.engines import DependentSampleError, GradientMismatchError, ZeroGradientWarning
-from likewise.gram import GramMatrix, Plan, perceptual, similarity
+from likewise.gram import GramMatrix, MatchedPassages, Plan, matched_passages, perceptual, similarity
 from likewise.index import (
     Index,
     TargetScores,
@@ -139,6 +139,7 @@ __all__ = [
     "Index",
     "Kernel",
     "LabelSuspicion",
+    "MatchedPassages",
     "MultilabelSuspicion",
     "Neighbors",
     "Network",
@@ -186,6 +187,7 @@ __all__ = [
     "lipschitz_bound",
     "log_probabilities",
     "losses",
+    "matched_passages",
     "mean_diagonal",
     "merge_indexes",
     "multilabel_suspicion",

@@ -436,6 +436,11 @@ class _SequenceLogLikelihood:
     def __call__(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs = None) -> Tensor:
         return _sequence_likelihood(outputs, labels, inputs, self.shift, self.reduce)
 
+    def terms(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs = None) -> Tensor:
+        """Return the terms, one a token, whose sum is what the readout returns, (n, T)."""
+        likelihoods, counted = _token_likelihoods(outputs, labels, inputs, self.shift)
+        return likelihoods if self.reduce == "sum" else likelihoods / _count(counted)
+
 
 def sequence_log_likelihood(reduce: Literal["mean", "sum"] = "mean", shift: bool | None = None) -> Readout:
     """Return the readout of a language model's log-likelihood of a text; d = 1.
@@ -697,6 +702,11 @@ def reads_text(readout: Readout) -> bool:
     return isinstance(readout, _SequenceLogLikelihood) or readout is token_log_likelihood
 
 
+def token_terms(readout: Readout) -> Readout | None:
+    """Return the readout of the terms, one a token, whose sum another one is; None where it is no such sum."""
+    return readout.terms if isinstance(readout, _SequenceLogLikelihood) else None
+
+
 class ExtraArguments(NamedTuple):
     """Which of `ids` and `inputs` a readout takes beside outputs and labels."""
 
@@ -836,7 +846,12 @@ def _sequence_likelihood(
 ) -> Tensor:
     likelihoods, counted = _token_likelihoods(outputs, labels, inputs, shift)
     total = likelihoods.sum(1, keepdim=True)
-    return total if reduce == "sum" else total / counted.sum(1, keepdim=True).clamp(min=1)
+    return total if reduce == "sum" else total / _count(counted)
+
+
+def _count(counted: Tensor) -> Tensor:
+    """Return how many tokens of each text count, (n, 1), at least 1."""
+    return counted.sum(1, keepdim=True).clamp(min=1)
 
 
 def _token_likelihoods(

@@ -8,11 +8,13 @@ centering   double centering of a kernel, then normalization
 sketches    random projections of gradients, and the same strips from them
 last_layer  what the last layer sees: features of samples, from a forward pass
 similarity  similarity in one call, of gradients or of activations
+passages    the tokens of a text that make it similar to another
 cost        what a statistic will take, from a dry run
 """
 
 from likewise.gram.cost import Plan
 from likewise.gram.matrix import GramMatrix
+from likewise.gram.passages import MatchedPassages, matched_passages
 from likewise.gram.products import RowSums
 from likewise.gram.similarity import perceptual, similarity
 from likewise.gram.sketches import (
@@ -32,6 +34,7 @@ from likewise.gram.strips import PairSource, Reducer, Strip
 
 __all__ = [
     "GramMatrix",
+    "MatchedPassages",
     "PairSource",
     "Plan",
     "Reducer",
@@ -42,6 +45,7 @@ __all__ = [
     "Strip",
     "bucket_count",
     "error_factors",
+    "matched_passages",
     "measure_error",
     "pair_source",
     "perceptual",
