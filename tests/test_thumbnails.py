@@ -64,7 +64,7 @@ def test_signals_and_short_rows():
 
 
 def test_pictures_are_kept_in_order_until_the_budget_is_spent():
-    shown = kept(lambda i: "x" * 92 if i else None, [5, 3, 5, 0, 9, 7], 310, None)
+    shown = kept(lambda i: picture("x" * 92 if i else None), [5, 3, 5, 0, 9, 7], 310)
     assert list(shown) == [3, 5, 9] and shown[3] == Picture("text", b"x" * 92)
 
 

@@ -79,19 +79,13 @@ def values_of(raws: Iterable[Any]) -> Range | None:
     return Range(np.quantile(rows, 0.002, axis=0), np.quantile(rows, 0.998, axis=0))
 
 
-def kept(
-    show: Callable[[int], Any],
-    order: Iterable[int],
-    budget: int,
-    values: Range | None,
-    excerpt_length: int = EXCERPT,
-) -> dict[int, Picture]:
+def kept(show: Callable[[int], Picture | None], order: Iterable[int], budget: int) -> dict[int, Picture]:
     """Return pictures of samples in the order of their worth, until the budget of bytes is spent."""
     found: dict[int, Picture] = {}
     for sample in order:
         if sample in found:
             continue
-        seen = picture(show(sample), values, excerpt_length)
+        seen = show(sample)
         if seen is None:
             continue
         budget -= len(seen.content) + 8
@@ -149,7 +143,9 @@ def _image(image: np.ndarray, values: Range | None) -> Any:
     from PIL import Image
 
     if image.dtype != np.uint8:
-        image = np.nan_to_num(image.astype(np.float64))
+        image = image.astype(np.float64)
+        if not np.isfinite(image).all():
+            image = np.nan_to_num(image)
         low, high = (image.min(), image.max()) if values is None else (values.low, values.high)
         span = np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
         image = (np.clip((image - low) / span, 0, 1) * 255).round().astype(np.uint8)

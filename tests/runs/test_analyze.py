@@ -175,6 +175,23 @@ def test_a_sketched_run_comes_close_and_tells_its_error(tmp_path):
         lw.analyze(model, (x, y), out=tmp_path / "x", sketch=3)
 
 
+def test_pictures_of_the_report_are_those_of_the_index_and_drawn_once(tmp_path):
+    model, x, y = example()
+    images, asked = torch.rand(40, 8, 8, generator=torch.Generator().manual_seed(1)).numpy(), []
+
+    def show(i):
+        asked.append(i)
+        return images[i]
+
+    sketched = lw.analyze(model, (x, y), out=tmp_path / "sketched", sketch=64, show=show)
+    assert len(asked) == 80  # once for the range of values, once for the picture
+    index = lw.Index(tmp_path / "sketched" / "index")
+    exact = lw.analyze(model, (x, y), out=tmp_path / "exact", sketch="never", show=show)
+    assert len(sketched.pictures) == 40
+    for i, picture in sketched.pictures.items():
+        assert picture == index.sample(i).picture == exact.pictures[i]
+
+
 def test_names_columns_and_pictures_of_ones_own(tmp_path):
     model, x, y = example()
     texts = [f"text {i} <b>" for i in range(40)]

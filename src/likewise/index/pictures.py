@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches, Samples
+from likewise.index.store import IndexFolder
 from likewise.thumbnails import EXCERPT, Picture, Range, picture, values_of
 
 KINDS = ("", "image", "text", "row", "signal")
@@ -30,13 +31,10 @@ class PictureMaker:
     def __init__(
         self, data: Batches, show: Show | None, names: Sequence[str] | None, excerpt_length: int = EXCERPT
     ) -> None:
-        self._show, self._names, self._length = show, names, excerpt_length
-        self._values: Range | None = None
+        self._data, self._show, self._names, self._length = data, show, names, excerpt_length
         first = data.samples(range(1)).inputs
         self._visible = show is not None or (isinstance(first, Tensor) and first.is_floating_point())
-        if show is None and self._visible:
-            places = np.linspace(0, data.n - 1, min(data.n, COMPARED)).astype(int)
-            self._values = values_of(_array(data.samples(range(int(i), int(i) + 1)), 0) for i in places)
+        self._values = self._find_values() if self._visible else None
 
     @property
     def available(self) -> bool:
@@ -47,18 +45,34 @@ class PictureMaker:
         """Return what to see of a batch."""
         if not self._visible:
             return [None] * len(places)
-        return [
-            picture(self._raw(i, samples, place), self._values, self._length)
-            for i, place in enumerate(places)
-        ]
+        return [self._picture(place, samples, i) for i, place in enumerate(places)]
+
+    def picture(self, place: int) -> Picture | None:
+        """Return what to see of one sample."""
+        if not self._visible:
+            return None
+        return self._picture(place, self._data.samples(range(place, place + 1)), 0)
 
     def names(self, places: range) -> list[str]:
         """Return the names of a batch; empty ones where there are none."""
         return ["" if self._names is None else str(self._names[i]) for i in places]
 
-    def _raw(self, i: int, samples: Samples, place: int) -> Any:
+    def _find_values(self) -> Range | None:
+        """Return what is drawn as black and white, from a few samples; None where they come as they are drawn."""
+        places = np.linspace(0, self._data.n - 1, min(self._data.n, COMPARED)).astype(int).tolist()
+        first = self._raw(places[0])
+        if not hasattr(first, "shape") or first.dtype == np.uint8:
+            return None
+        return values_of([first, *map(self._raw, places[1:])])
+
+    def _picture(self, place: int, samples: Samples, i: int) -> Picture | None:
+        raw = _array(samples, i) if self._show is None else self._raw(place)
+        return picture(raw, self._values, self._length)
+
+    def _raw(self, place: int) -> Any:
+        """Return what is to be seen of a sample, as it was given."""
         if self._show is None:
-            return _array(samples, i)
+            return _array(self._data.samples(range(place, place + 1)), 0)
         try:
             return self._show(place) if callable(self._show) else self._show[place]
         except Exception as error:
@@ -86,6 +100,30 @@ def decode_picture(stored: Mapping[str, Tensor], row: int) -> tuple[Picture | No
     kind = KINDS[int(stored["kinds"][row])]
     name = _part(stored["names"], stored["name_ends"], row).decode("utf-8", "replace")
     return Picture(kind, _part(stored["content"], stored["ends"], row)) if kind else None, name
+
+
+class StoredPictures:
+    """What an index keeps of its samples; the files of a shard are mapped once for all of its rows.
+
+    Args:
+        folder: The index.
+
+    """
+
+    def __init__(self, folder: IndexFolder) -> None:
+        self._folder, self._shards = folder, folder.shards
+        self._mapped: dict[int, dict[str, Tensor]] = {}
+
+    def picture(self, row: int) -> Picture | None:
+        """Return what to see of a row."""
+        return self.read(row)[0]
+
+    def read(self, row: int) -> tuple[Picture | None, str]:
+        """Return the picture and the name of a row."""
+        shard = next(s for s in self._shards if s.start <= row < s.stop)
+        if shard.start not in self._mapped:
+            self._mapped[shard.start] = self._folder.read_pictures(shard)
+        return decode_picture(self._mapped[shard.start], row - shard.start)
 
 
 def _array(samples: Samples, i: int) -> np.ndarray:

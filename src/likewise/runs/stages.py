@@ -40,6 +40,7 @@ from likewise.gram.sketches import (
 )
 from likewise.identity import read_data
 from likewise.index.build import keep_sketches
+from likewise.index.store import IndexFolder
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
 from likewise.reheat import Reheated
@@ -149,7 +150,13 @@ def run_stages(
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
     announce("writing tables and pictures")
     results = Results(found, targets, margins, after, validated, watch)
-    on_first_rank(lambda: write_tables(folder, gram.data, results, shown, added), "the tables")
+
+    def write() -> None:
+        path = folder.path / INDEX_FOLDER
+        index = IndexFolder.open(path, verify=False) if keep_index and options["sketch"] else None
+        write_tables(folder, gram.data, results, shown, added, index)
+
+    on_first_rank(write, "the tables")
 
 
 def run_part(

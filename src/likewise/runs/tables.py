@@ -10,16 +10,18 @@ from torch import Tensor
 
 from likewise.checks import describe
 from likewise.data import Batches
+from likewise.index.pictures import PictureMaker, StoredPictures
+from likewise.index.store import IndexFolder
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.duplicates import input_features, pair_similarity
 from likewise.statistics.label_issues import ADVICE
 from likewise.statistics.spot_check import spot_check
 from likewise.statistics.targets import accuracy_warning, are_chances
-from likewise.thumbnails import Picture, kept, values_of
+from likewise.thumbnails import kept
 
 PICTURES = 3_500_000  # bytes
-MOST_PICTURES = 1500  # half a millisecond each
+MOST_PICTURES = 1500  # a quarter of a millisecond each, where there is no index to read them from
 SEED = 0
 MOST_DUPLICATES = 10_000  # pairs
 FAR_BELOW = (
@@ -39,8 +41,25 @@ class Shown(NamedTuple):
     excerpt_length: int
 
 
-def write_tables(folder: RunStore, data: Batches, results: Results, shown: Shown, added: Arrays) -> None:
-    """Write the tables of a run; `added`: the columns that the user gave, as `user_columns` returns them."""
+def write_tables(
+    folder: RunStore,
+    data: Batches,
+    results: Results,
+    shown: Shown,
+    added: Arrays,
+    index: IndexFolder | None = None,
+) -> None:
+    """Write the tables of a run.
+
+    Args:
+        folder: Where to.
+        data: The samples.
+        results: What was found of them.
+        shown: What a person is told of them.
+        added: The columns that the user gave, as `user_columns` returns them.
+        index: That of the same samples, whose pictures are read; None if none was kept.
+
+    """
     found, n = results.found, data.n
     columns = sample_columns(results)
     if shown.names is not None:
@@ -58,9 +77,9 @@ def write_tables(folder: RunStore, data: Batches, results: Results, shown: Shown
         "coordinates": found["coordinates"].astype(np.float32),
     }
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
-    folder.write_table(
-        "pictures.parquet", _picture_table(shown, data, columns, found["indices"], _drawn(folder.state))
-    )
+    pictures = StoredPictures(index) if index is not None else _picture_maker(shown, data)
+    order = _worth_seeing(columns, found["indices"], _drawn(folder.state))
+    folder.write_table("pictures.parquet", _picture_table(pictures, order))
     folder.write_table("samples.parquet", columns)
 
 
@@ -234,45 +253,19 @@ def _input_similarities(data: Batches, first: np.ndarray, second: np.ndarray) ->
     return pair_similarity(features, *where, mean=mean).numpy()
 
 
-def _picture_table(
-    shown: Shown, data: Batches, columns: Arrays, indices: np.ndarray, drawn: Sequence[int]
-) -> dict[str, Any]:
+def _picture_maker(shown: Shown, data: Batches) -> PictureMaker:
+    return PictureMaker(data, shown.show, shown.names, shown.excerpt_length)
+
+
+def _picture_table(pictures: PictureMaker | StoredPictures, order: Iterator[int]) -> dict[str, Any]:
     import pyarrow
 
-    of, found = _shower(shown.show, data), dict[int, Picture]()
-    if of is not None:
-        some = {int(i): of(int(i)) for i in np.linspace(0, data.n - 1, min(data.n, 64)).astype(int)}
-        order = islice(dict.fromkeys(_worth_seeing(columns, indices, drawn)), MOST_PICTURES)
-        found = kept(
-            lambda i: some[i] if i in some else of(i),
-            order,
-            PICTURES,
-            values_of(some.values()),
-            shown.excerpt_length,
-        )
+    found = kept(pictures.picture, islice(dict.fromkeys(order), MOST_PICTURES), PICTURES)
     return {
         "sample": pyarrow.array(list(found), pyarrow.int64()),
         "kind": pyarrow.array([picture.kind for picture in found.values()], pyarrow.string()),
         "content": pyarrow.array([picture.content for picture in found.values()], pyarrow.binary()),
     }
-
-
-def _shower(show: Any, data: Batches) -> Callable[[int], Any] | None:
-    """Return what tells what to see of sample i, None where inputs are nothing to see."""
-    if show is not None:
-        given = show if callable(show) else show.__getitem__
-
-        def shown(i: int) -> Any:
-            try:
-                return given(i)
-            except Exception as error:
-                raise ValueError(f"show raised {type(error).__name__} for sample {i}: {error}") from error
-
-        return shown
-    first = data.samples(range(1)).inputs
-    if not isinstance(first, Tensor) or not first.is_floating_point():
-        return None
-    return lambda i: data.samples(range(i, i + 1)).inputs[0].detach().float().cpu().numpy()
 
 
 def _drawn(state: Mapping[str, Any]) -> list[int]:
