@@ -184,7 +184,7 @@ def test_pictures_of_the_report_are_those_of_the_index_and_drawn_once(tmp_path):
         return images[i]
 
     sketched = lw.analyze(model, (x, y), out=tmp_path / "sketched", sketch=64, show=show)
-    assert len(asked) == 80  # once for the range of values, once for the picture
+    assert sorted(asked) == list(range(40))
     index = lw.Index(tmp_path / "sketched" / "index")
     exact = lw.analyze(model, (x, y), out=tmp_path / "exact", sketch="never", show=show)
     assert len(sketched.pictures) == 40

@@ -33,6 +33,7 @@ class PictureMaker:
     ) -> None:
         self._data, self._show, self._names, self._length = data, show, names, excerpt_length
         first = data.samples(range(1)).inputs
+        self._known: dict[int, Any] = {}  # samples that were read to find the range, until they are drawn
         self._visible = show is not None or (isinstance(first, Tensor) and first.is_floating_point())
         self._values = self._find_values() if self._visible else None
 
@@ -45,13 +46,16 @@ class PictureMaker:
         """Return what to see of a batch."""
         if not self._visible:
             return [None] * len(places)
-        return [self._picture(place, samples, i) for i, place in enumerate(places)]
+        if self._show is None:
+            self._known.clear()  # batches are read anyway
+            return [picture(_array(samples, i), self._values, self._length) for i in range(len(places))]
+        return [picture(self._raw(place), self._values, self._length) for place in places]
 
     def picture(self, place: int) -> Picture | None:
         """Return what to see of one sample."""
         if not self._visible:
             return None
-        return self._picture(place, self._data.samples(range(place, place + 1)), 0)
+        return picture(self._raw(place), self._values, self._length)
 
     def names(self, places: range) -> list[str]:
         """Return the names of a batch; empty ones where there are none."""
@@ -61,16 +65,15 @@ class PictureMaker:
         """Return what is drawn as black and white, from a few samples; None where they come as they are drawn."""
         places = np.linspace(0, self._data.n - 1, min(self._data.n, COMPARED)).astype(int).tolist()
         first = self._raw(places[0])
-        if not hasattr(first, "shape") or first.dtype == np.uint8:
-            return None
-        return values_of([first, *map(self._raw, places[1:])])
-
-    def _picture(self, place: int, samples: Samples, i: int) -> Picture | None:
-        raw = _array(samples, i) if self._show is None else self._raw(place)
-        return picture(raw, self._values, self._length)
+        if hasattr(first, "shape") and first.dtype != np.uint8:
+            self._known = {place: self._raw(place) for place in places[1:]}
+        self._known[places[0]] = first
+        return values_of(self._known.values()) if len(self._known) == len(places) else None
 
     def _raw(self, place: int) -> Any:
         """Return what is to be seen of a sample, as it was given."""
+        if place in self._known:
+            return self._known.pop(place)
         if self._show is None:
             return _array(self._data.samples(range(place, place + 1)), 0)
         try:
