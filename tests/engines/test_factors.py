@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from likewise.engines.convolution import CACHED, ConvolutionGradient, ConvolutionOptions
 from likewise.engines.double_backward import THIRD_ORDER
 from likewise.engines.factors import (
     DenseGradient,
@@ -82,3 +83,22 @@ def test_more_positions_than_one_run_of_a_layer_with_inputs_first():
     gradient = FactoredGradient(inputs, deltas, inputs_first=True)
     expected = torch.einsum("nti,ndto,ndc->cio", inputs.double(), deltas.double(), weights.double())
     torch.testing.assert_close(gradient.vjp(weights).double(), expected.flatten(1), atol=1e-3, rtol=0)
+
+
+def test_gradients_of_a_convolution_come_in_blocks_that_fit_into_a_cache():
+    generator = torch.Generator().manual_seed(0)
+    inputs, deltas = (
+        torch.randn(7, 8, 6, 6, generator=generator),
+        torch.randn(7, 3, 64, 6, 6, generator=generator),
+    )
+    kernel = torch.zeros(64, 8, 3, 3)
+    options = ConvolutionOptions([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    whole = ConvolutionGradient(inputs, deltas, kernel, options)
+    assert [len(block.inputs) for block in whole.blocks()] == [7]
+    many = ConvolutionGradient(
+        inputs.repeat(20, 1, 1, 1), deltas.repeat(20, 1, 1, 1, 1), kernel, options
+    )  # 14 k entries of G each
+    blocks = list(many.blocks())
+    assert len(blocks) > 1 and all(block.rows().numel() <= CACHED for block in blocks)
+    assert torch.equal(torch.cat([block.rows() for block in blocks]), whole.rows().repeat(20, 1, 1))
+    assert torch.equal(torch.cat([block.self_gram() for block in blocks]), many.self_gram())

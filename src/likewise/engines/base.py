@@ -193,12 +193,19 @@ def _finite_product(a: Tensor, b: Tensor) -> Tensor:
     return product(a / left[:, None], b / right[:, None]) * left.to(products)[:, None] * right.to(products)
 
 
+class RowBlock(NamedTuple):
+    """J(x) of some columns of consecutive samples."""
+
+    rows: Tensor  # (n, d, q)
+    gram: Tensor  # (n, d, d) their term of K(x, x)
+
+
 class GradientParts(NamedTuple):
     """J(x) of some samples parameter by parameter, so that only one is in memory; see Features."""
 
     factors_gram: Tensor  # (n, d, d) the term of the factors in K(x, x), float64
     width: int  # entries of all dense parts together
-    explicit: Iterable[tuple[int, Tensor, Tensor]]  # first column, rows (n, d, q), their term of K(x, x)
+    explicit: Iterable[tuple[int, Iterable[RowBlock]]]  # first column, and the rows, to be consumed at once
     factors: tuple[tuple[Tensor, Tensor], ...]
 
 
@@ -249,7 +256,7 @@ class Engine(ABC):
         yield GradientParts(
             torch.zeros_like(self_kernel),
             features.rows.shape[2],
-            [(0, features.rows, self_kernel)],
+            [(0, [RowBlock(features.rows, self_kernel)])],
             features.factors,
         )
 

@@ -6,6 +6,7 @@ shapes alone, never from timings, so that runs are reproducible bit for bit.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,8 +27,12 @@ from likewise.engines.factors import (
     gram_from_rows,
     squared_norms,
 )
+from likewise.engines.memory import equal_size
 from likewise.linalg import product
 from likewise.precision import products_like_convolutions
+
+
+CACHED = 2**20  # entries that are written and read again while they are in a CPU's cache
 
 
 class ConvolutionOptions(NamedTuple):
@@ -242,6 +247,17 @@ class ConvolutionGradient(ParameterGradient):
     def part(self, where: slice) -> "ConvolutionGradient":
         """Return the gradients of some of the samples."""
         return ConvolutionGradient(self.inputs[where], self.deltas[where], self.kernel, self.options)
+
+    def blocks(self) -> Iterator["ConvolutionGradient"]:
+        """Yield the gradients of consecutive samples, on a CPU of so few that G and the windows stay in its cache."""
+        n, d = self.deltas.shape[:2]
+        entries = max(d * self.kernel.numel(), self._positions * self.kernel[0].numel())
+        size = equal_size(n, CACHED // entries) if self.inputs.device.type == "cpu" else n
+        if size >= n:
+            yield self
+            return
+        for start in range(0, n, size):
+            yield self.part(slice(start, start + size))
 
     @property
     def _strategy(self) -> str:

@@ -23,6 +23,7 @@ from likewise.engines.base import (
     Features,
     GradientParts,
     JvpResult,
+    RowBlock,
     Rows,
     VjpResult,
     check_finite,
@@ -108,7 +109,8 @@ class DenseEngine(Engine):
         """Yield J(x) as one dense part, and K(x, x) of the same rows."""
         for raw in self._chunks(samples):
             rows, self_kernel = raw[0], self._self_kernel(*raw, 1).matrix
-            yield GradientParts(torch.zeros_like(self_kernel), rows.shape[2], [(0, rows, self_kernel)], ())
+            blocks = [(0, [RowBlock(rows, self_kernel)])]
+            yield GradientParts(torch.zeros_like(self_kernel), rows.shape[2], blocks, ())
 
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
         """Return Σₓ S(x)ᵀ w(x)."""

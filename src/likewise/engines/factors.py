@@ -73,6 +73,10 @@ class ParameterGradient(ABC):
         """Return the gradients of a slice of the samples."""
         return DenseGradient(self.rows()[where])
 
+    def blocks(self) -> Iterator["ParameterGradient"]:
+        """Yield the gradients of consecutive samples; of few at a time where G would leave a CPU's cache."""
+        yield self
+
     def permute(self, shape: Sequence[int], order: Sequence[int]) -> "ParameterGradient":
         """Return the gradients of a permuted view of the parameter.
 

@@ -23,6 +23,7 @@ from likewise.engines.base import (
     GradientParts,
     JvpResult,
     PartsChangedError,
+    RowBlock,
     Rows,
     VjpResult,
     check_finite,
@@ -251,12 +252,12 @@ class TracedEngine(Engine):
 
     def _explicit(
         self, gradients: GradientBatch, numels: dict[str, int]
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+    ) -> Iterator[tuple[int, Iterator[RowBlock]]]:
         start, dtype = 0, torch.promote_types(self._dtype, torch.float32)
         for name, size in numels.items():
             gradient = gradients.by_parameter.pop(name, None)
             if gradient is not None:
-                yield start, gradient.rows().to(dtype), gradient.self_gram()
+                yield start, (RowBlock(b.rows().to(dtype), b.self_gram()) for b in gradient.blocks())
             start += size
 
     def by_parameter(

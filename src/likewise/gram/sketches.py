@@ -20,7 +20,8 @@ from torch import Tensor
 from likewise.checks import check_integer
 from likewise.data import Samples
 from likewise.distributed import join_results
-from likewise.engines import Engine, GradientParts
+from likewise.engines import Engine, GradientParts, RowBlock
+from likewise.engines.factors import concatenate
 from likewise.engines.memory import equal_size
 from likewise.gram.centering import rounding_floor
 from likewise.gram.matrix import GramMatrix
@@ -84,17 +85,22 @@ class Sketch:
     def _project(self, parts: GradientParts) -> tuple[Tensor, Tensor]:
         """Return the sketches (n, d, q) of J(x), and K(x, x)."""
         square, total = parts.factors_gram, None
-        for start, rows, gram in parts.explicit:
-            signs, run_signs = self._random_signs(parts, rows)[:2]
-            term = _sum_buckets(rows, signs, run_signs, start, self.buckets, self._scratch)
+        for start, blocks in parts.explicit:
+            terms, grams = zip(*(self._project_block(parts, start, block) for block in blocks), strict=True)
+            term = concatenate(list(terms), 0)
             total = term if total is None else total.add_(term)
-            square = square + gram
+            square = square + concatenate(list(grams), 0)
         for (a, delta), (left, right) in zip(parts.factors, self._factor_signs(parts), strict=True):
             term = (a @ left)[:, None] * (delta @ right)
             total = term if total is None else total.add_(term)
         if total is None:  # no parameter moves the outputs
             total = torch.zeros(*square.shape[:2], self.q, device=square.device)
         return total, square
+
+    def _project_block(self, parts: GradientParts, start: int, block: RowBlock) -> RowBlock:
+        signs, run_signs = self._random_signs(parts, block.rows)[:2]
+        rows = _sum_buckets(block.rows, signs, run_signs, start, self.buckets, self._scratch)
+        return RowBlock(rows, block.gram)
 
     def _scratch(self, like: Tensor, size: int) -> Tensor:
         """Return memory of so many entries: on a CPU, to touch fresh memory takes longer than to multiply."""

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from likewise.checks import check_choice, check_number
 from likewise.data import Samples
-from likewise.engines import GradientParts
+from likewise.engines import GradientParts, RowBlock
 from likewise.engines.base import check_finite
 from likewise.engines.factors import DenseGradient, ParameterGradient, gram_from_rows
 from likewise.gram import GramMatrix, whiten_sketches
@@ -251,7 +251,7 @@ class LayerProjector(Projector):
 
     def _explicit(
         self, layers: Iterator[tuple[str, ParameterGradient, Tensor | None]]
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+    ) -> Iterator[tuple[int, list[RowBlock]]]:
         starts, start = {}, 0
         for name, numel in self._numels.items():
             starts[name], start = start, start + numel
@@ -260,7 +260,7 @@ class LayerProjector(Projector):
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             if factor is not None:
                 rows = rows * factor.to(rows)[:, None, None]
-            yield starts[name], rows, gram_from_rows(rows)
+            yield starts[name], [RowBlock(rows, gram_from_rows(rows))]
 
     def _sum_two_sided(self, layers: Iterator[tuple[str, ParameterGradient, Tensor | None]]) -> Tensor:
         total: Tensor | None = None
