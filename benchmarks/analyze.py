@@ -36,6 +36,7 @@ from PIL import Image  # noqa: F401
 from torch import Tensor, nn
 
 import likewise as lw
+from likewise.runs import settings  # noqa: F401  pydantic
 from likewise.runs.plan import plan_run
 
 

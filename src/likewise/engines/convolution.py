@@ -31,7 +31,6 @@ from likewise.engines.memory import equal_size
 from likewise.linalg import product
 from likewise.precision import products_like_convolutions
 
-
 CACHED = 2**20  # entries that are written and read again while they are in a CPU's cache
 
 
