@@ -317,6 +317,22 @@ def test_review_keys_work_at_once_are_kept_and_downloaded(page, run, tmp_path):
     assert (precision.wrong, precision.right, precision.unsure) == (2, 1, 1)
 
 
+def test_the_keys_are_shown_and_drop_is_one_of_them(page, run):
+    queue = queue_of(run)
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog.review-keys[open]")
+    shown = page.locator("dialog.review-keys kbd").all_inner_texts()
+    assert shown == ["l", "w", "r", "u", "d", "c", "z", "←", "→", "?"]
+    page.keyboard.press("d")  # decides nothing behind the window
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.review-keys:not([open])", state="attached")
+    assert decided(page) == 0 and under_review(page) == queue[0]
+    page.keyboard.press("d")
+    assert decided(page) == 1 and under_review(page) == queue[1]
+    page.keyboard.press("ArrowLeft")
+    assert page.get_attribute("[data-verdict=drop]", "aria-pressed") == "true"
+
+
 def test_the_first_card_says_how_far_the_review_is(page, run):
     card, total = page.locator(".step", has=page.locator("[data-review=worst]")), len(queue_of(run))
     assert "to review" in card.inner_text()

@@ -113,10 +113,29 @@ def test_keys_decide_at_once_and_decisions_are_in_the_run_folder(browser, live):
     assert heard["errors"] == []
 
 
+def test_keys_are_those_of_the_report(browser, live):
+    page, heard = opened(browser, live.address + "#review")
+    page.wait_for_selector(".lw-card")
+    first = page.get_attribute(".lw-card", "data-sample")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog.review-keys[open]")
+    shown = page.locator("dialog.review-keys kbd").all_inner_texts()
+    assert shown == ["l", "w", "r", "u", "d", "c", "z", "←", "→", "?"]
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.review-keys:not([open])", state="attached")
+    decide(page, "d")
+    page.wait_for_selector(f".lw-card:not([data-sample='{first}'])")
+    saved = json.loads((live.folder / "decisions.json").read_text())["decisions"]
+    assert [(entry["sample"], entry["verdict"]) for entry in saved] == [(int(first), "drop")]
+    page.keyboard.press("c")
+    page.wait_for_selector(".lw-field:focus")
+    assert heard["errors"] == []
+
+
 def test_a_doubtful_suggestion_is_not_taken_at_one_key(browser):
     page = browser.new_page()
     page.set_content("<div id=queue></div>")
-    script = (COMPONENTS / "components.js").read_text()
+    script = "".join((COMPONENTS / name).read_text() for name in ("keys.js", "components.js"))
     entries = [
         {"sample": 4, "name": "a", "label": 0, "label_name": "ant", "suggested_label": 1, "doubtful": True},
         {"sample": 5, "name": "b", "label": 0, "label_name": "ant", "suggested_label": 1, "doubtful": False},

@@ -50,8 +50,7 @@ export function neighborTile(near, same) {
 
 // --- the review queue ------------------------------------------------------------------------------------------------
 
-const KEYS = { __proto__: null, l: "relabel", r: "right", w: "wrong", d: "drop", u: "unsure" };
-const VERDICTS = { right: "label is right", relabel: "relabel as suggested", wrong: "wrong, none fits", drop: "drop sample", unsure: "unsure" };
+const VERDICTS = Object.fromEntries(REVIEW_KEYS.filter(({ verdict }) => verdict).map(({ verdict, title }) => [verdict, title]));
 const PAGE = 10;
 
 // A share in percent; one that is not certain is never rounded to all or nothing.
@@ -150,11 +149,11 @@ export function mountReview(root, source) {
     const mine = decisions[entry.sample];
     const decided = Object.keys(decisions).length;
     const said = mine && (mine.verdict === "relabel" ? `relabeled ${source.classes?.[mine.label] ?? mine.label}` : VERDICTS[mine.verdict]);
-    const button = (key) =>
+    const button = ({ key, verdict, title, does }) =>
       element(
         "button",
-        { type: "button", class: `lw-button${mine?.verdict === KEYS[key] ? " lw-chosen" : ""}`, "data-verdict": KEYS[key], disabled: KEYS[key] === "relabel" && !isOther(entry), onclick: () => decide(KEYS[key]) },
-        KEYS[key] === "relabel" && isOther(entry) ? `it is ${entry.suggested_label_name}` : VERDICTS[KEYS[key]],
+        { type: "button", class: `lw-button${mine?.verdict === verdict ? " lw-chosen" : ""}`, "data-verdict": verdict, title: does, disabled: verdict === "relabel" && !isOther(entry), onclick: () => decide(verdict) },
+        verdict === "relabel" && isOther(entry) ? `${title} ${entry.suggested_label_name}` : title,
         element("kbd", {}, key),
       );
     const told = entry.doubtful ? ", unlike most of them; perhaps " : ", looks like ";
@@ -178,7 +177,7 @@ export function mountReview(root, source) {
           {},
           question,
           element("p", { class: "lw-quiet" }, facts.filter(Boolean).join(" · ")),
-          element("div", { class: "lw-buttons" }, ...Object.keys(KEYS).map(button)),
+          element("div", { class: "lw-buttons" }, ...REVIEW_KEYS.filter(({ verdict }) => verdict).map(button)),
           picker(entry),
           element("p", { class: "lw-head" }, "Most similar samples"),
           element("div", { class: "lw-tiles" }, ...entry.neighbors.map((near) => neighborTile(near, near.label === entry.label))),
@@ -190,6 +189,7 @@ export function mountReview(root, source) {
         element("button", { type: "button", class: "lw-button", onclick: () => go(at - 1) }, "previous", element("kbd", {}, "←")),
         element("button", { type: "button", class: "lw-button", onclick: () => go(at + 1) }, "next", element("kbd", {}, "→")),
         element("button", { type: "button", class: "lw-button", id: "lw-undo", disabled: !past.length, onclick: undo }, "undo", element("kbd", {}, "z")),
+        element("button", { type: "button", class: "lw-button", id: "lw-keys", onclick: showKeys }, "keys", element("kbd", {}, "?")),
         element("span", { class: "lw-accent", role: "status" }, note),
       ),
     ];
@@ -205,11 +205,19 @@ export function mountReview(root, source) {
     return element("label", { class: "lw-quiet" }, "or type its class ", element("input", { type: "text", class: "lw-field", list: "lw-classes", size: 16, onchange: choose }), list);
   }
 
+  function showKeys() {
+    let box = root.parentNode.querySelector("dialog.review-keys");
+    if (!box) root.after((box = makeKeysWindow(element))); // beside what is drawn again
+    box.showModal();
+  }
+
   const listener = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || !root.isConnected || root.offsetParent === null) return;
-    if (event.target.closest?.("input, select, textarea")) return;
-    const acts = { ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), z: undo };
-    const act = acts[event.key] ?? (KEYS[event.key] && (() => decideByKey(KEYS[event.key])));
+    const isUndo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
+    if (((event.ctrlKey || event.metaKey) && !isUndo) || event.altKey || event.isComposing || !root.isConnected || root.offsetParent === null) return;
+    if (event.target.closest?.("input, select, textarea, dialog")) return;
+    const acts = { ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), z: undo, c: () => root.querySelector(".lw-field")?.focus(), "?": showKeys };
+    const verdict = VERDICT_OF_KEY[event.key];
+    const act = acts[event.key] ?? (verdict && (() => decideByKey(verdict)));
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();

@@ -12,6 +12,7 @@ from likewise.report.verdict import percent, steps, verdict
 from likewise.report.words import WORDS
 
 STATIC = Path(__file__).parent / "static"
+COMPONENTS = Path(__file__).parents[1] / "components"
 SCRIPTS = (
     "data.js",
     "state.js",
@@ -59,8 +60,8 @@ def page(run: Run, source: str | None = None) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    def text_of(name: str) -> Markup:
-        return Markup((STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script"))
+    def text_of(name: str, folder: Path = STATIC) -> Markup:
+        return Markup((folder / name).read_text(encoding="utf-8").replace("</script", "<\\/script"))
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -81,7 +82,7 @@ def page(run: Run, source: str | None = None) -> str:
         columns=set(WORDS) - NOT_COLUMNS,
         mixes=bool(run.manifest["classes"]) and run.indices.shape[1] > 0,
         style=text_of("style.css"),
-        scripts=[text_of(name) for name in SCRIPTS],
+        scripts=[text_of("keys.js", COMPONENTS), *(text_of(name) for name in SCRIPTS)],
         source=source,
         data="" if source else base64.b64encode(pack_payload(run)).decode(),
     )

@@ -33,7 +33,7 @@ class ReviewWidget(anywidget.AnyWidget):
 
     """
 
-    _esm = _source("components.js", "widget.js")
+    _esm = _source("keys.js", "components.js", "widget.js")
     _css = _source("components.css", "widget.css")
 
     selected = traitlets.List(

@@ -41,10 +41,10 @@ IMAGE_TYPES = (
 HERE = Path(__file__).parent
 COMPONENTS = HERE.parent / "components"
 STATIC = {
-    "components.js": (COMPONENTS / "components.js", "text/javascript"),
-    "components.css": (COMPONENTS / "components.css", "text/css"),
-    "page.js": (HERE / "page.js", "text/javascript"),
-    "page.css": (HERE / "page.css", "text/css"),
+    "components.js": ((COMPONENTS / "keys.js", COMPONENTS / "components.js"), "text/javascript"),
+    "components.css": ((COMPONENTS / "components.css",), "text/css"),
+    "page.js": ((HERE / "page.js",), "text/javascript"),
+    "page.css": ((HERE / "page.css",), "text/css"),
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -154,8 +154,8 @@ class _Handlers:
     async def static(self, request: Request) -> Response:
         if request.path_params["name"] not in STATIC:
             raise RequestError(404, "There is no such file.")
-        path, kind = STATIC[request.path_params["name"]]
-        return FileResponse(path, media_type=kind)
+        paths, kind = STATIC[request.path_params["name"]]
+        return Response("\n".join(path.read_text(encoding="utf-8") for path in paths), media_type=kind)
 
     async def about(self, _: Request) -> Response:
         return _answer(self._service.about())

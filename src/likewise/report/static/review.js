@@ -1,7 +1,5 @@
 // The review: suspicious labels one by one, judged by keyboard, kept in the browser, downloaded as JSON.
 
-const VERDICTS = { __proto__: null, w: "wrong", r: "right", u: "unsure", l: "relabel" };
-const HINTS = { __proto__: null, w: "likewise apply leaves it out; with --wrong keep it stays, with --wrong suggested it is relabeled" };
 const SPOT_CHECKS = 30;
 const NEIGHBORS_SHOWN = 10;
 const MORE = 25; // labels that are not flagged, when all that are have been decided
@@ -72,6 +70,7 @@ function makeReview(state) {
     say(text) { document.getElementById("said").textContent = text; },
   };
   document.addEventListener("keydown", (event) => onKey(review, event));
+  document.body.append(Object.assign(makeKeysWindow(element), { id: "keys" }));
   document.querySelectorAll("[data-review]").forEach((link) => link.addEventListener("click", () => review.switchTo(link.dataset.review)));
   makePicker(review);
   makeProgress(review);
@@ -126,11 +125,12 @@ function onKey(review, event) {
     z: () => review.undo(),
     c: () => document.getElementById("picker").openFor(),
     l: () => (review.mode === "spot" || isDoubtful(review.state.data, review.queue[review.at]) ? document.getElementById("picker").openFor() : review.decide("relabel")), // no suggestion there, or none to take unseen
-  }[event.key] ?? (VERDICTS[event.key] && (() => review.decide(VERDICTS[event.key])));
+    "?": () => document.getElementById("keys").showModal(),
+  }[event.key] ?? (VERDICT_OF_KEY[event.key] && (() => review.decide(VERDICT_OF_KEY[event.key])));
   const undo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
   if (!act || !review.queue.length || !isForReview(event, review.place, undo)) return;
   event.preventDefault();
-  if (isOnScreen(review.place)) act();
+  if (isOnScreen(review.place) || event.key === "?") act();
   else review.place.scrollIntoView({ block: "start" }); // a verdict is about what one sees
 }
 
@@ -206,7 +206,7 @@ function reviewParts(review, sample) {
     decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.", ...moreOf(review)) : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
-    element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, but not while you type in a field or the panel of a sample is open. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move while nothing else has the focus."),
+    element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, but not while you type in a field or the panel of a sample is open; ", button("?", () => document.getElementById("keys").showModal(), { id: "show-keys", "aria-label": "Show all keys" }), " shows all. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move while nothing else has the focus."),
     filmstrip(review),
   ].filter(Boolean);
 }
@@ -285,7 +285,8 @@ function actions(review, sample) {
   const key = (letter) => element("kbd", { "aria-hidden": "true" }, letter);
   const first = isDoubtful(data, sample) ? "" : "l";
   const act = (letter, ...text) => {
-    const made = button("", () => review.decide(VERDICTS[letter]), { class: letter === first ? "primary" : "", "aria-pressed": mine?.verdict === VERDICTS[letter], "data-verdict": VERDICTS[letter], title: HINTS[letter] });
+    const { verdict, does } = REVIEW_KEYS.find((one) => one.key === letter);
+    const made = button("", () => review.decide(verdict), { class: letter === first ? "primary" : "", "aria-pressed": mine?.verdict === verdict, "data-verdict": verdict, title: does });
     made.append(element("span", {}, ...text), key(letter));
     return made;
   };
@@ -299,7 +300,7 @@ function actions(review, sample) {
   return element(
     "div",
     { class: "actions" },
-    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, relabel, act("w", "Wrong, drop"), act("r", "Right"), act("u", "Unsure"), other),
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision" }, relabel, act("w", "Wrong"), act("r", "Right"), act("u", "Unsure"), act("d", "Drop"), other),
     element("div", { class: "moves" }, button("←", () => review.go(-1), { "aria-label": "Previous" }), button("→", () => review.go(1), { "aria-label": "Next" }), undo, button("Download decisions", () => download(state, decisions, document.getElementById("downloaded")), { id: "download" })),
   );
 }
@@ -314,7 +315,7 @@ function decisionRow(review, sample) {
   return element(
     "div",
     { class: "decision" },
-    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision on this label" }, isSuggested ? act(`Relabel ${shown(data, "suggested_label", sample)}`, "relabel") : null, act("Wrong, drop", "wrong"), act("Right", "right"), act("Unsure", "unsure"), button("Other class …", () => document.getElementById("picker").openFor(sample), { "data-decide": "other" })),
+    element("div", { class: "verdicts", role: "group", "aria-label": "Your decision on this label" }, isSuggested ? act(`Relabel ${shown(data, "suggested_label", sample)}`, "relabel") : null, act("Wrong", "wrong"), act("Right", "right"), act("Unsure", "unsure"), act("Drop", "drop"), button("Other class …", () => document.getElementById("picker").openFor(sample), { "data-decide": "other" })),
     isSuggested ? element("p", { class: "quiet relabel-why" }, `Why ${shown(data, "suggested_label", sample)}? `, ...votesText(data, sample)) : null,
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   );
