@@ -214,7 +214,7 @@ export function mountReview(root, source) {
   const listener = (event) => {
     const isUndo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
     if (((event.ctrlKey || event.metaKey) && !isUndo) || event.altKey || event.isComposing || !root.isConnected || root.offsetParent === null) return;
-    if (event.target.closest?.("input, select, textarea, dialog")) return;
+    if (event.target.closest?.("input, select, textarea, dialog[open]")) return;
     const acts = { ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), z: undo, c: () => root.querySelector(".lw-field")?.focus(), "?": showKeys };
     const verdict = VERDICT_OF_KEY[event.key];
     const act = acts[event.key] ?? (verdict && (() => decideByKey(verdict)));
