@@ -282,7 +282,7 @@ def test_the_document_agrees_with_the_routes(served, place):
         operation = found["paths"][path]["post" if path == "/ask" else "get"]
         schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
         assert set(schema["required"]) <= set(answer) <= set(schema["properties"]), path
-    assert all(path.exists() for path, _ in STATIC.values())
+    assert all(path.exists() for paths, _ in STATIC.values() for path in paths)
 
 
 def test_a_run_with_unreadable_decisions_is_not_served(place, tmp_path):

@@ -386,17 +386,60 @@ def gradients_by_mask(
 
 
 def _expand(call: Call) -> ParameterGradients | None:
-    parameter, deltas = call.operation.leaves[0], call.deltas[0]
-    if call.place(parameter) != 0:
+    parameter = call.operation.leaves[0]
+    dims = None if call.place(parameter) != 0 else _broadcast_dims(call, parameter)
+    return None if dims is None else {0: DenseGradient(_as_rows(_sum(call.deltas[0], dims)))}
+
+
+def _sum_or_difference(sign: int) -> Rule:
+    """x + p and x − p, where p is broadcast over samples."""
+
+    def rule(call: Call) -> ParameterGradients | None:
+        if len(call.operation.arguments[0]) > 2:  # a deprecated order of arguments
+            return None
+        a = call.bind("input", "other")
+        gradients: ParameterGradients = {}
+        for name, factor in (("input", 1), ("other", sign * a.get("alpha", 1))):
+            place = call.place(a[name])
+            if place is not None:
+                dims = _broadcast_dims(call, a[name])
+                if dims is None:
+                    return None
+                total = _as_rows(_sum(call.deltas[0], dims))
+                gradients[place] = DenseGradient(total if factor == 1 else total * factor)
+        return gradients
+
+    return rule
+
+
+def _product(call: Call) -> ParameterGradients | None:
+    """x ∘ p, where p is broadcast over samples."""
+    a, deltas = call.bind("input", "other"), call.deltas[0]
+    place, x, parameter = call.place(a["input"]), a["other"], a["input"]
+    if place is None:
+        place, x, parameter = call.place(a["other"]), a["input"], a["other"]
+    inputs = call.samples(x)
+    dims = None if place is None else _broadcast_dims(call, parameter)
+    if place is None or inputs is None or dims is None or inputs.dim() != deltas.dim() - 1:
         return None
+    if call.batch_dimension(x) != call.layout.outputs[0] or deltas.is_complex():
+        return None
+    hat = inputs.to(deltas.dtype).unsqueeze(1).expand(-1, -1, *deltas.shape[2:])
+    return {place: DenseGradient(_as_rows(_dot(deltas, hat, dims)))}
+
+
+def _broadcast_dims(call: Call, parameter: Tensor) -> list[int] | None:
+    """Return the dimensions of the output along which a parameter is repeated; None if samples are not among them."""
     shape = call.operation.outputs[0].shape
     extra = len(shape) - parameter.dim()
-    if deltas.dim() - 2 != len(shape):
-        return None
     dims = [i for i in range(len(shape)) if i < extra or parameter.shape[i - extra] == 1]
-    if call.layout.outputs[0] not in dims:
-        return None
-    return {0: DenseGradient(_sum(deltas, dims).flatten(2))}
+    is_plain = call.deltas[0].dim() - 2 == len(shape) and call.layout.outputs[0] in dims
+    return dims if is_plain else None
+
+
+def _as_rows(gradients: Tensor) -> Tensor:
+    """Return (n, d, numel), also of a parameter without dimensions."""
+    return gradients.reshape(*gradients.shape[:2], -1)
 
 
 def _all_but_channel(dims: int, parameter: Any) -> list[int]:
@@ -420,6 +463,9 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.expand: _expand,
     torch.Tensor.expand_as: _expand,
     torch.broadcast_to: _expand,
+    **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__radd__), _sum_or_difference(1)),
+    **dict.fromkeys((torch.sub, torch.Tensor.sub), _sum_or_difference(-1)),
+    **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__rmul__), _product),
     F.batch_norm: _batch_norm,
     F.group_norm: _normalization(("input", "num_groups", "weight", "bias", "eps"), _all_but_channel),
     F.layer_norm: _normalization(("input", "normalized_shape", "weight", "bias", "eps"), _leading),
