@@ -392,7 +392,7 @@ def _expand(call: Call) -> ParameterGradients | None:
 
 
 def _sum_or_difference(sign: int) -> Rule:
-    """x + p and x − p, where p is broadcast over samples."""
+    """Differentiate x + p or x − p, where p is broadcast over samples."""
 
     def rule(call: Call) -> ParameterGradients | None:
         if len(call.operation.arguments[0]) > 2:  # a deprecated order of arguments
@@ -413,7 +413,7 @@ def _sum_or_difference(sign: int) -> Rule:
 
 
 def _product(call: Call) -> ParameterGradients | None:
-    """x ∘ p, where p is broadcast over samples."""
+    """Differentiate x ∘ p, where p is broadcast over samples."""
     a, deltas = call.bind("input", "other"), call.deltas[0]
     place, x, parameter = call.place(a["input"]), a["other"], a["input"]
     if place is None:
