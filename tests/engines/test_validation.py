@@ -292,10 +292,10 @@ def test_a_finite_difference_decides_who_is_right(torch_is_right):
     right = (x.T @ weights).flatten()
     with net.evaluation_mode():
         if torch_is_right:
-            assert find_mismatch(net, lambda other: right.to(other.dtype) / 2, samples, weights) == "w"
+            assert find_mismatch(net, lambda other: [right.to(other.dtype) / 2], samples, weights) == "w"
         else:
             with pytest.warns(UserWarning, match="PyTorch's own gradient of Model in w is wrong"):
-                assert find_mismatch(net, lambda other: right.to(other.dtype), samples, weights) is None
+                assert find_mismatch(net, lambda other: [right.to(other.dtype)], samples, weights) is None
 
 
 def test_a_training_term_follows_convolutions_by_their_operations():

@@ -34,10 +34,11 @@ from likewise.engines.base import (
 from likewise.engines.memory import fit_batch_size, is_out_of_memory
 from likewise.engines.tracer import repeat_samples
 from likewise.engines.validation import (
+    Parts,
     SpotCheck,
     find_mismatch,
-    flat_gradient,
     flatten_gradients,
+    gradient_parts,
     network_outputs,
 )
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
@@ -153,7 +154,8 @@ class DenseEngine(Engine):
             computed = self._source(part)
             check_finite(computed, part)
             if self._check is not None:
-                self._check.offer(part, None, partial(_combine_rows, computed), computed.shape[1])
+                combine = partial(_combine_rows, computed, self._check.sizes)
+                self._check.offer(part, None, combine, computed.shape[1])
             rows = computed.to(torch.promote_types(computed.dtype, torch.float32))
             yield rows, rank_floor(computed.dtype)
 
@@ -162,9 +164,9 @@ class DenseEngine(Engine):
         return matrix_power(exact @ exact.mT, exponent, floor)
 
 
-def _combine_rows(rows: Tensor, place: int, u: Tensor) -> Tensor:
-    """Return J(x)ᵀ u of the sample at a position, (p,)."""
-    return u.to(rows) @ rows[place]
+def _combine_rows(rows: Tensor, sizes: list[int], place: int, u: Tensor) -> Parts:
+    """Return J(x)ᵀ u of the sample at a position, by parameter."""
+    return list((u.to(rows) @ rows[place]).split(sizes))
 
 
 @final
@@ -217,7 +219,7 @@ def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:
     jacobians = []
     for x in samples.split(1):
         y = network_outputs(net, repeat_samples(x, 2), parameters)[0]
-        jacobians.append(torch.stack([flat_gradient(output, parameters) for output in y]))
+        jacobians.append(torch.stack([torch.cat(gradient_parts(output, parameters)) for output in y]))
     return torch.stack(jacobians)
 
 
@@ -244,9 +246,9 @@ def _find_vmap_mismatch(net: Network, samples: Samples) -> str | None:
     d = network_outputs(net, samples).shape[1]
     u = torch.randn(d, generator=torch.Generator().manual_seed(0))
 
-    def compute(other: Network) -> Tensor:
+    def compute(other: Network) -> Parts:
         rows = jacobians_by_vmap(other, samples)[0]
-        return u.to(rows) @ rows
+        return list((u.to(rows) @ rows).split(list(other.numels.values())))
 
     return find_mismatch(net, compute, repeat_samples(samples, 2), torch.stack([u, torch.zeros_like(u)]))
 

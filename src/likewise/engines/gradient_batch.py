@@ -62,23 +62,25 @@ class GradientBatch:
             copied.__dict__["blocks"] = blocks
         return copied
 
-    def weighted_sum(self, net: Network, weights: Tensor) -> Tensor:
-        """Return Σₓ J(x)ᵀ w(x) for weights (n, d), (p,), in the model's precision."""
-        return self.weighted_sums(weights.unsqueeze(2).to(net.dtype), net.numels)[0]
+    def weighted_sum(self, net: Network, weights: Tensor) -> list[Tensor]:
+        """Return Σₓ J(x)ᵀ w(x) for weights (n, d), of each parameter, in the model's precision."""
+        return [part[0] for part in self._sums_of_parameters(weights.unsqueeze(2).to(net.dtype), net.numels)]
 
     def weighted_sums(self, weights: Tensor, numels: dict[str, int]) -> Tensor:
         """Return Σₓ J(x)ᵀ w(x) for weights (n, d, c), (c, p), given the entries of all parameters in order."""
+        return torch.cat(self._sums_of_parameters(weights, numels), 1)
+
+    def _sums_of_parameters(self, weights: Tensor, numels: dict[str, int]) -> list[Tensor]:
         named: dict[str, Tensor] = {}
         for block in self.blocks:
             sizes = [numels[name] for name in block.names]
             named |= zip(block.names, block.gradient.vjp(weights).split(sizes, dim=1), strict=True)
         dtype = next(iter(named.values())).dtype if named else weights.dtype
         c = weights.shape[2]
-        parts = [
+        return [
             named[name] if name in named else weights.new_zeros(c, size, dtype=dtype)
             for name, size in numels.items()
         ]
-        return torch.cat(parts, 1)
 
 
 def add_up(terms: Iterable[Tensor], total: Tensor) -> Tensor:

@@ -83,8 +83,9 @@ def select_engine(
                 )
                 if fault is None:
                     shapes = None if trial is None else trial.gradients
+                    spot_check = SpotCheck(net, n, verified=samples.ids if large else None)
                     return TracedEngine(
-                        net, trace, fit.size, fit.memory, SpotCheck(net, n), shapes, fit.gradient_size
+                        net, trace, fit.size, fit.memory, spot_check, shapes, fit.gradient_size
                     )
                 reason, remedy = fault
             except RegroupedError as problem:

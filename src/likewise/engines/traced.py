@@ -429,15 +429,15 @@ class TracedEngine(Engine):
                 )
             yield chunk if len(part) > 1 else chunk.first()
 
-    def _gradient_of(self, samples: Samples, place: int, u: Tensor) -> Tensor:
-        """Return J(x)ᵀ u of the sample at a place of a batch."""
+    def _gradient_of(self, samples: Samples, place: int, u: Tensor) -> list[Tensor]:
+        """Return J(x)ᵀ u of the sample at a place of a batch, by parameter."""
         one = self._compute_gradients(samples).part(slice(place, place + 1))
         return one.weighted_sum(self._net, u[None].to(self._device))
 
-    def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], Tensor]:
-        """Return a function (position in the chunk, u) -> J(x)ᵀ u."""
+    def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], list[Tensor]]:
+        """Return a function (position in the chunk, u) -> J(x)ᵀ u, by parameter."""
 
-        def gradient(place: int, u: Tensor) -> Tensor:
+        def gradient(place: int, u: Tensor) -> list[Tensor]:
             one = chunk.gradients.part(slice(place, place + 1))
             return one.weighted_sum(self._net, u[None].to(self._device))
 

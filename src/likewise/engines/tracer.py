@@ -136,20 +136,30 @@ def trace_model(net: Network, samples: Samples) -> Layouts:
     """Return the operations on parameters, from calls on these samples and on one more of them."""
     samples = repeat_samples(samples, max(2, len(samples)))  # one alone may be squeezed away
     more = repeat_samples(samples, len(samples) + 1)
-    derived, is_first = set[int](), True
+    tracer: OperationTracer = DerivedGuesser(net, len(samples))
+    is_first = True
     while True:
-        fewer, larger = (OperationTracer(net, derived).run(net, part) for part in (samples, more))
+        fewer, larger = tracer.run(net, samples), OperationTracer(net, tracer.derived).run(net, more)
+        is_guess = isinstance(tracer, DerivedGuesser) and bool(tracer.derived)
         if fewer.calls != larger.calls or fewer.seen.keys() != larger.seen.keys():
             if is_first:  # models may set up caches on their first call
-                is_first = False
+                is_first, tracer = False, OperationTracer(net)
                 continue
             raise UntraceableError("the operations depend on the number of samples")
-        n = len(samples)
-        trace = {place: _compare_calls(fewer.seen[place], larger.seen[place], n) for place in fewer.seen}
-        new = {place for place, layout in trace.items() if not layout.outputs} - derived
-        if not new:
+        try:
+            trace = {p: _compare_calls(fewer.seen[p], larger.seen[p], len(samples)) for p in fewer.seen}
+        except UntraceableError:
+            if not is_guess:
+                raise
+            tracer = OperationTracer(net)
+            continue
+        unbatched = {place for place, layout in trace.items() if not layout.outputs}
+        if is_guess and not tracer.derived <= unbatched:  # what was guessed grows with the batch
+            tracer = OperationTracer(net)
+        elif unbatched <= tracer.derived:
             return trace
-        derived |= new
+        else:
+            tracer = OperationTracer(net, tracer.derived | unbatched)
 
 
 @dataclass(frozen=True)
@@ -315,6 +325,24 @@ class OperationTracer(TorchFunctionMode):
 
     def on_operation(self, place: int, operation: Operation) -> None:
         """Called for each operation on parameters."""
+
+
+class DerivedGuesser(OperationTracer):
+    """Guesses which operations derive tensors from parameters alone; a right guess saves two calls of the model."""
+
+    def __init__(self, net: Network, n: int) -> None:
+        super().__init__(net, set())
+        self._n = n
+
+    def is_derived(self, place: int, operation: Operation) -> bool:
+        """Whether only parameters and integers, such as positions, go in, and no side is as long as the batch."""
+        others = [leaf for i, leaf in enumerate(operation.leaves) if i not in operation.sources]
+        tensors = [leaf for leaf in others if isinstance(leaf, Tensor)]
+        sizes = {size for tensor in (*tensors, *operation.outputs) for size in tensor.shape}
+        is_fixed = not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+        if is_fixed and self._n not in sizes:
+            self.derived.add(place)
+        return place in self.derived
 
 
 class PassRecorder(OperationTracer):

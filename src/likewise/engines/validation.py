@@ -9,6 +9,7 @@ are computed in float64, where rounding does not flip a ReLU. Where they still d
 import time
 import warnings
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,8 @@ KEEP_ORDER = (
     "model is called."
 )
 
-Compute = Callable[[Network], Tensor]  # Σₓ J(x)ᵀ w(x), (p,), of a network that is the same up to precision
+Parts = list[Tensor]  # a vector (p,) as those of the parameters, in order: no copy of the whole
+Compute = Callable[[Network], Parts]  # Σₓ J(x)ᵀ w(x), of a network that is the same up to precision
 
 
 class Fault(NamedTuple):
@@ -164,7 +166,7 @@ def _find_fault_later(
 def _have_finite_gradients(net: Network, samples: Samples) -> bool:
     """Whether autograd's gradients are finite: if not, they say nothing of a trace; the pass names them."""
     weights = torch.ones(len(samples), network_outputs(net, samples).shape[1])
-    return bool(weighted_gradient(net, samples, weights).isfinite().all())
+    return all_finite(weighted_gradient(net, samples, weights))
 
 
 def _find_fault_in_synthetic(net: Network, trace: Trace, samples: Samples) -> Fault | None:
@@ -217,12 +219,13 @@ def find_fault_of_batch(
         return compute_gradients(other, again, samples)
 
     def mismatch(weights: Tensor, dense: int = 0) -> str | None:
-        def compute(other: Network) -> Tensor:
+        def compute(other: Network) -> Parts:
             gradients, first, rest = chunk(other), slice(0, dense), slice(dense, None)
             if not dense:
                 return _sum(gradients, other, weights)
             by_sum = _sum(gradients.part(rest), other, weights[rest])
-            return by_sum + _sum_of_rows(gradients.part(first), other, weights[first]).to(by_sum)
+            by_rows = _sum_of_rows(gradients.part(first), other, weights[first])
+            return [a + b.to(a) for a, b in zip(by_sum, by_rows, strict=True)]
 
         return find_mismatch(net, compute, samples, weights)
 
@@ -251,12 +254,26 @@ class SpotCheck:
     generator decides.
     """
 
-    def __init__(self, net: Network, n: int, seed: int = 0) -> None:
-        """Check passes over about n samples."""
+    def __init__(self, net: Network, n: int, seed: int = 0, verified: Tensor | None = None) -> None:
+        """Check passes over about n samples.
+
+        Args:
+            net: The network.
+            n: The number of samples of a pass, as far as it is known.
+            seed: Of the samples that are checked.
+            verified: Ids of samples whose gradients were compared just now: the first pass does not repeat it.
+
+        """
         self._net, self._n = net, n
+        self._verified = frozenset[int]() if verified is None else frozenset(verified.tolist())
         self._generator = torch.Generator().manual_seed(seed)
         self._cost = float("inf")  # seconds of the last check
         self._begin()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The entries of each parameter, in order."""
+        return list(self._net.numels.values())
 
     def _begin(self) -> None:
         """Reset for a new pass."""
@@ -269,24 +286,26 @@ class SpotCheck:
         self,
         samples: Samples,
         outputs: Tensor | None,
-        gradient: Callable[[int, Tensor], Tensor],
+        gradient: Callable[[int, Tensor], Parts],
         d: int,
         *,
         count: int | None = None,
-        again: Callable[[Samples, int, Tensor], Tensor] | None = None,
+        again: Callable[[Samples, int, Tensor], Parts] | None = None,
     ) -> None:
         """Register a batch: one of its samples may be checked, now or at the end of the pass.
 
         Args:
             samples: The batch as the model was called on it.
             outputs: (n, d), what the model returned for it, None if it was not called on the batch.
-            gradient: Returns J(x)ᵀ u of the sample at a place, (p,), given u, (d,).
+            gradient: Returns J(x)ᵀ u of the sample at a place, by parameter, given u, (d,).
             d: The number of outputs.
             count: How many of the samples belong to the pass, if not all; the others stand behind them.
-            again: Returns J(x)ᵀ u of the sample at a place of a batch, computed anew.
+            again: Returns J(x)ᵀ u of the sample at a place of a batch, computed again.
 
         """
         n = len(samples) if count is None else count
+        if self._verified.issuperset(samples.ids[:n].tolist()):
+            return
 
         def candidate(place: int) -> _Candidate:
             order = torch.randperm(n, generator=self._generator)
@@ -311,6 +330,7 @@ class SpotCheck:
     def finish_checks(self) -> None:
         """Check the selected sample; call it at the end of a pass."""
         pending, self._n = self._pending, self._seen or self._n
+        self._verified = frozenset()
         self._begin()
         if pending is not None:
             self._check(pending)
@@ -330,10 +350,10 @@ class _Candidate(NamedTuple):
     samples: Samples  # the batch as the model was called on it
     place: int  # of the sample in the batch
     u: Tensor  # (d,)
-    gradient: Tensor  # (p,), J(x)ᵀ u
+    gradient: Parts  # J(x)ᵀ u
     few: Tensor  # places of samples whose outputs are compared, in another order than the batch's
     outputs: Tensor | None  # (few, d), in the batch
-    again: Callable[[Samples, int, Tensor], Tensor] | None = None  # the gradient, computed anew
+    again: Callable[[Samples, int, Tensor], Parts] | None = None  # the gradient, computed again
 
     @property
     def sample(self) -> Samples:
@@ -348,9 +368,7 @@ def _agrees_in_another_batch(net: Network, candidate: _Candidate) -> bool:
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
     with torch.enable_grad():
         outputs = network_outputs(net, few, parameters)
-        theirs = flat_gradient(
-            (outputs[0] * candidate.u.to(outputs)).sum(), parameters
-        )  # the candidate is first
+        theirs = gradient_parts((outputs[0] * candidate.u.to(outputs)).sum(), parameters)  # of the candidate
     tolerance = rounding_tolerance(net)
     apart = (candidate.outputs - outputs.detach()).abs().max()
     if not apart <= tolerance * outputs.detach().abs().max():
@@ -403,7 +421,7 @@ def _check_gradient(net: Network, candidate: _Candidate) -> None:
     pair = repeat_samples(candidate.sample, 2)
     weights = torch.stack([candidate.u, torch.zeros_like(candidate.u)])
     ours, theirs = candidate.gradient, weighted_gradient(net, pair, weights)
-    if not ours.isfinite().all() and not theirs.isfinite().all():
+    if not all_finite(ours) and not all_finite(theirs):
         return  # the pass itself names all samples whose gradient is not finite
     name = first_mismatch(net, ours, theirs, rounding_tolerance(net))
     if name is None:
@@ -418,7 +436,7 @@ def _check_gradient(net: Network, candidate: _Candidate) -> None:
             return
     double_net = in_float64(net, pair)
     if double_net is not None and matches_finite_difference(
-        double_net, pair, weights, name, ours.double(), theirs.double()
+        double_net, pair, weights, name, [part.double() for part in ours], [part.double() for part in theirs]
     ):
         return
     number = int(candidate.sample.ids[0])
@@ -445,21 +463,19 @@ def _agrees_in_full_float32(net: Network, candidate: _Candidate, weights: Tensor
     return agree and first_mismatch(net, candidate.gradient, theirs, FAR) is None
 
 
-def _sum(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
+def _sum(chunk: GradientBatch, net: Network, weights: Tensor) -> Parts:
     return chunk.weighted_sum(net, weights.to(next(net.model.parameters()).device))
 
 
-def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Tensor:
+def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Parts:
     """Return Σₓ J(x)ᵀ w(x) from dense gradients."""
     weights = weights.to(next(net.model.parameters()).device, net.dtype)
-    return torch.cat(
-        [
-            torch.einsum("nd,ndp->p", weights, chunk.by_parameter[name].rows().to(weights))
-            if name in chunk.by_parameter
-            else weights.new_zeros(size)
-            for name, size in net.numels.items()
-        ]
-    )
+    return [
+        torch.einsum("nd,ndp->p", weights, chunk.by_parameter[name].rows().to(weights))
+        if name in chunk.by_parameter
+        else weights.new_zeros(size)
+        for name, size in net.numels.items()
+    ]
 
 
 def _synthesize_samples(samples: Samples) -> Samples:
@@ -555,8 +571,8 @@ def _outputs(net: Network, samples: Samples) -> Tensor:
     return net.function({}, samples.inputs, samples.labels, samples.ids)
 
 
-def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Tensor:
-    """Return Σₓ J(x)ᵀ w(x), (p,), by one backward over a batch of at least two samples.
+def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Parts:
+    """Return Σₓ J(x)ᵀ w(x), by parameter, by one backward over a batch of at least two samples.
 
     Args:
         net: The network; call it inside `net.evaluation_mode`.
@@ -568,25 +584,34 @@ def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Tensor
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
     with torch.enable_grad():
         outputs = network_outputs(net, samples, parameters)
-        return flat_gradient((outputs * weights.to(outputs)).sum(), parameters)
+        return gradient_parts((outputs * weights.to(outputs)).sum(), parameters)
 
 
-def flat_gradient(output: Tensor, parameters: Parameters) -> Tensor:
-    """Return the gradient of a scalar with respect to all parameters, concatenated, (p,)."""
+def gradient_parts(output: Tensor, parameters: Parameters) -> Parts:
+    """Return the gradient of a scalar, (numel,) of each parameter."""
     values = list(parameters.values())
     if not output.requires_grad:  # it depends on no selected parameter
-        return torch.cat([value.detach().new_zeros(value.numel()) for value in values])
+        return [value.detach().new_zeros(value.numel()) for value in values]
     gradients = torch.autograd.grad(
         output, values, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    return flatten_gradients(dict(zip(parameters, gradients, strict=True)), parameters)
+    return _flatten_each(dict(zip(parameters, gradients, strict=True)), parameters)
 
 
 def flatten_gradients(gradients: Parameters, parameters: Parameters) -> Tensor:
     """Return gradients by name as one vector, in the order of the parameters."""
+    return torch.cat(_flatten_each(gradients, parameters))
+
+
+def _flatten_each(gradients: Parameters, parameters: Parameters) -> Parts:
     device = next(iter(parameters.values())).device
     dense = [g.to_dense() if g.is_sparse else g for g in (gradients[name] for name in parameters)]
-    return torch.cat([gradient.reshape(-1).to(device) for gradient in dense])
+    return [gradient.reshape(-1).to(device) for gradient in dense]
+
+
+def all_finite(parts: Parts) -> bool:
+    """Whether no entry is NaN or infinite."""
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def network_outputs(net: Network, samples: Samples, parameters: Parameters | None = None) -> Tensor:
@@ -639,19 +664,28 @@ def in_float64(net: Network, samples: Samples) -> Network | None:
     return double_net if outputs.dtype == torch.float64 else None
 
 
-def first_mismatch(net: Network, ours: Tensor, theirs: Tensor, tolerance: float) -> str | None:
-    """Return the name of the first parameter for which two vectors (p,) differ, if any."""
-    limit = tolerance * _largest(theirs).clamp(min=1e-37)
-    length = COMPARED if ours.device.type == "cpu" else max(1, len(ours))
-    pairs = zip(ours.split(length), theirs.split(length), strict=True)
-    apart = torch.stack([_largest(mine - expected) for mine, expected in pairs])
-    if apart.max() <= limit:  # one wait for the device instead of one a parameter
+def first_mismatch(net: Network, ours: Parts, theirs: Parts, tolerance: float) -> str | None:
+    """Return the name of the first parameter for which two vectors differ, if any."""
+    if not theirs:
         return None
-    sizes = list(net.numels.values())
-    for name, mine, expected in zip(net.names, ours.split(sizes), theirs.split(sizes), strict=True):
-        if expected.numel() and not _largest(mine - expected) <= limit:  # NaN is no agreement
-            return name
-    return None
+    limit = tolerance * _stack([_largest(part) for part in theirs]).max().clamp(min=1e-37)
+    apart = _stack([_largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)])
+    within = (apart <= limit).tolist()  # NaN is no agreement; one wait for the device
+    return next((name for name, agrees in zip(net.names, within, strict=True) if not agrees), None)
+
+
+def _stack(values: Parts) -> Tensor:
+    """Return scalars as a vector; those of a model's layers may be of several types."""
+    dtype = reduce(torch.promote_types, (value.dtype for value in values))
+    return torch.stack([value.to(dtype) for value in values])
+
+
+def _largest_difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return the largest absolute difference, NaN if there is any; on a CPU of entries that stay in its cache."""
+    if a.device.type != "cpu" or a.numel() <= COMPARED:
+        return _largest(a - b)
+    pairs = zip(a.split(COMPARED), b.split(COMPARED), strict=True)
+    return torch.stack([_largest(part - other) for part, other in pairs]).max()
 
 
 def _largest(values: Tensor) -> Tensor:
@@ -662,11 +696,11 @@ def _largest(values: Tensor) -> Tensor:
 
 
 def matches_finite_difference(
-    net: Network, samples: Samples, weights: Tensor, name: str, ours: Tensor, theirs: Tensor
+    net: Network, samples: Samples, weights: Tensor, name: str, ours: Parts, theirs: Parts
 ) -> bool:
     """Whether a finite difference agrees with `ours` rather than with autograd's gradient."""
-    place, sizes = net.names.index(name), list(net.numels.values())
-    mine, expected = ours.split(sizes)[place], theirs.split(sizes)[place]
+    place = net.names.index(name)
+    mine, expected = ours[place], theirs[place]
     gap, value = mine - expected, net.parameters[name]
     if not gap.isfinite().all():
         return False

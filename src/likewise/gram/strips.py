@@ -385,7 +385,7 @@ class Tiles(ExactStrips):
         """
         whole: Features | None = None
         fit = self.max_memory // 12 // self.bytes_per_sample
-        pair = 2 * (self.engine.memory.bytes_per_sample + 3 * self.bytes_per_sample)
+        pair = 2 * self.engine.memory.bytes_per_sample + 3 * self.bytes_per_sample  # whitened where they are
         if fit < 2 and 8 * pair <= 5 * self.max_memory:  # of one alone, the model is called on two copies
             fit = 2
         size = max(1, min(data.size, fit))
