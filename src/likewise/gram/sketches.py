@@ -124,7 +124,7 @@ class Sketch:
             generator = torch.Generator().manual_seed(self._seed)
 
             def signs(*shape: int) -> Tensor:
-                return torch.randint(0, 2, shape, generator=generator) * 2.0 - 1
+                return torch.randint(0, 2, shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
 
             runs = 1 + parts.width // self.buckets
             run_signs = signs(REPLICATES, runs) * REPLICATES**-0.5

@@ -7,6 +7,8 @@ all pairs, on request.
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,7 +32,8 @@ from likewise.readouts import (
 from likewise.runs.columns import Request, Targets, pair_statistics
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
-SAMPLES_TIMED = 4  # for a plan
+SAMPLES_TIMED = 32  # for a plan, at most
+NOTICEABLE = 0.2  # seconds of samples that are timed
 SOON = 1.0  # seconds of multiplications, beside which all else that a run does takes longer
 WIDTH = 1024  # numbers per sample of a sketch
 SKETCHED_OUTPUTS = (
@@ -181,8 +184,8 @@ def plan_run(
     """Return what `analyze` would take; nothing is written."""
     data = batches(dataset, labels=labels)
     method = choose_method(net, data, exact=exact, sketch=sketch)
-    gram = GramMatrix(method.net, data, max_memory=max_memory)
-    take = _plan_sketched(gram, method.sketch) if method.sketch else _plan_exact(gram)
+    gram = GramMatrix(method.net, data.take(range(min(data.n, 2))), max_memory=max_memory)
+    take = _plan_sketched(gram, data, method.sketch) if method.sketch else _plan_exact(gram, data)
     readout, p = readout_name(method.net.readout), sum(net.numels.values())
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
     method = method._replace(sketch=width, compared=gram.d)
@@ -191,15 +194,10 @@ def plan_run(
     return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *take, told)
 
 
-def _plan_exact(gram: GramMatrix) -> tuple[float, int]:
+def _plan_exact(gram: GramMatrix, data: Batches) -> tuple[float, int]:
     """Return seconds and bytes: four passes and one that forms gradients, timed on a few samples, and the products."""
-    n, d, p = gram.shape[0], gram.d, sum(gram.net.numels.values())
-    engine, few = gram.engine, min(n, gram.engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
-    with gram.net.evaluation_mode():
-        samples = gram.data.samples(range(few))
-        start = time.perf_counter()
-        engine.self_kernel(samples)
-        each = (time.perf_counter() - start) / few
+    n, d, p, engine = data.n, gram.d, sum(gram.net.numels.values()), gram.engine
+    each = _seconds_of_sample(gram, data, engine.self_kernel)
     peak = engine.memory.fixed_bytes + engine.memory.bytes_per_sample * min(n, engine.batch_size or n)
     seconds = 5 * n * each + n * n * d * p / _multiplications_per_second(gram.device)
     return seconds, min(gram.max_memory, max(peak, 4 * min(n, 1024) * d * p)) + 8 * n * n
@@ -215,18 +213,29 @@ def _multiplications_per_second(device: torch.device) -> float:
     return 4 * 256 * 256 * 4096 / (time.perf_counter() - start)
 
 
-def _plan_sketched(gram: GramMatrix, width: int) -> tuple[float, int]:
-    n, d, q = gram.shape[0], gram.d, bucket_count(width, gram.d)
+def _plan_sketched(gram: GramMatrix, data: Batches, width: int) -> tuple[float, int]:
+    """Return seconds and bytes: sketches, timed on a few samples, and their pairs."""
+    n, d, q = data.n, gram.d, bucket_count(width, gram.d)
     engine, sketch = gram.engine, Sketch(q, 0)
-    few = min(n, engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
+    each = _seconds_of_sample(gram, data, partial(sketch, engine))
     with gram.net.evaluation_mode():
-        samples = gram.data.samples(range(few))
-        size = sketch_bytes(engine, samples, d)
-        start = time.perf_counter()
-        sketch(engine, samples)
-        each = (time.perf_counter() - start) / few
-    peak = 8 * n * d * q + min(gram.max_memory, few * size + gram.max_memory // 4)
+        size = sketch_bytes(engine, data.samples(range(1)), d)
+    peak = 8 * n * d * q + min(gram.max_memory, SAMPLES_TIMED * size + gram.max_memory // 4)
     return each * n + _seconds_of_pairs(n, d * q), peak
+
+
+def _seconds_of_sample(gram: GramMatrix, data: Batches, function: Callable[[Samples], object]) -> float:
+    """Return what a function takes of each sample: of two, or of as many as take a noticeable time together."""
+    few, most = min(2, data.n), min(data.n, gram.engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
+    with gram.net.evaluation_mode():
+        while True:
+            samples = data.samples(range(few))
+            start = time.perf_counter()
+            function(samples)
+            seconds = time.perf_counter() - start
+            if seconds > NOTICEABLE or few >= most:
+                return seconds / few
+            few = min(4 * few, most)
 
 
 def _seconds_of_pairs(n: int, width: int) -> float:
