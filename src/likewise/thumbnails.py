@@ -159,7 +159,9 @@ def _webp(image: Any) -> bytes:
     image.thumbnail((SIDE, SIDE))
     into = io.BytesIO()
     bare: dict[str, Any] = {"icc_profile": b"", "exif": b"", "xmp": b""}  # else those of the file
-    image.save(into, "WEBP", lossless=small, quality=80 if small else 60, method=4, **bare)
+    image.save(
+        into, "WEBP", lossless=small, quality=80 if small else 60, method=2, **bare
+    )  # 4 takes twice as long
     return into.getvalue()
 
 
