@@ -25,7 +25,8 @@ LEVELS = {
     "progress": 0,
     "version": 0,
     "figures": 0,
-    "thumbnails": 0,
+    "thumbnails": -1,
+    "marked_text": -0.5,  # knows how a text is written out
     "loading": 0,
     "files": 0,
     "locks": 0,

@@ -224,6 +224,8 @@ def _opened(
         "names": read.names,
         "show": show,
         "excerpt_length": settings.excerpt_length,
+        "token_text": read.token_text if settings.show is None else None,
+        "passages": settings.passages,
         "watch": settings.watch,
         "reheat": settings.reheat,
         "crossval": settings.crossval,

@@ -14,7 +14,7 @@ cost        what a statistic will take, from a dry run
 
 from likewise.gram.cost import Plan
 from likewise.gram.matrix import GramMatrix
-from likewise.gram.passages import MatchedPassages, matched_passages
+from likewise.gram.passages import MatchedPassages, has_passages, matched_passages, passages_by
 from likewise.gram.products import RowSums
 from likewise.gram.similarity import perceptual, similarity
 from likewise.gram.sketches import (
@@ -45,9 +45,11 @@ __all__ = [
     "Strip",
     "bucket_count",
     "error_factors",
+    "has_passages",
     "matched_passages",
     "measure_error",
     "pair_source",
+    "passages_by",
     "perceptual",
     "similarity",
     "similarity_errors",

@@ -15,7 +15,7 @@ from likewise.checks import check_integer
 from likewise.data import Batches, Samples, batches
 from likewise.engines import EngineName, GradientMismatchError
 from likewise.gram.matrix import GramMatrix
-from likewise.kernels import INNER_PRODUCT
+from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network, to_network
 from likewise.readouts import Readout, readout_name, token_terms
@@ -100,8 +100,29 @@ def matched_passages(
 
     """
     net, asked, among = to_network(model, readout), batches(query), batches(texts)
+    _terms_of(net, asked)
+    return passages_by(GramMatrix(net, among, engine=engine), asked, among)
+
+
+def has_passages(net: Network, data: Batches) -> bool:
+    """Whether similarities of a network's texts are sums over tokens."""
+    first = data.samples(range(1))
+    return token_terms(net.choose_readout(first.inputs, first.labels, first.ids)) is not None
+
+
+def passages_by(gram: GramMatrix, asked: Batches, among: Batches) -> MatchedPassages:
+    """Return what each token of texts contributes to their plain similarity with queries.
+
+    Args:
+        gram: Has the network and the engine; its own samples, kernel and centering do not matter.
+        asked: The queries.
+        among: The texts.
+
+    """
+    net = gram.net
     terms = _terms_of(net, asked)
-    gram = GramMatrix(net, among, asked, engine=engine)
+    plain = gram.with_centering(False).with_kernel(CORRELATION)
+    gram = plain.with_columns(among).of_columns().with_columns(asked)
     products = gram.products()
     lengths = gram.with_kernel(INNER_PRODUCT).self_kernel().flatten().clamp(min=0).sqrt()  # ‖∇b‖
     rows, similarities, tokens = [], [], net.with_readout(terms)
@@ -125,8 +146,7 @@ def _terms_of(net: Network, data: Batches) -> Readout:
         raise ValueError(
             f"The readout {readout_name(chosen)} is no sum over tokens, as likewise.sequence_log_likelihood() of a "
             "language model is, so that a similarity has no parts that belong to tokens. Of a classifier of texts, "
-            "leave a passage out and look by how much likewise.similarity(model, query, shortened) falls; the report "
-            "marks the words that two texts share."
+            "leave a passage out and look by how much likewise.similarity(model, query, shortened) falls."
         )
     return terms
 

@@ -110,11 +110,11 @@ def are_plain(facts: Mapping[str, Any]) -> bool:
     return not {"unit", "optimizer"} & facts.keys()
 
 
-def refuse_exact(facts: Mapping[str, Any]) -> None:
+def refuse_exact(facts: Mapping[str, Any], what: str = "exact=True") -> None:
     """Raise if the similarities of an index are not those of plain gradients."""
     if not are_plain(facts):
         raise ValueError(
-            "exact=True compares plain gradients, and this index has scaled layers or steps of Adam: leave it out."
+            f"{what} compares plain gradients, and this index has scaled layers or steps of Adam: leave it out."
         )
 
 

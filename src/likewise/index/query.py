@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from likewise.checks import check_flag, check_integer, check_type
 from likewise.data import Batches, batches
-from likewise.gram import GramMatrix, similarity_errors
+from likewise.gram import GramMatrix, MatchedPassages, passages_by, similarity_errors
 from likewise.gram.last_layer import Features
 from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
 from likewise.index.counterfactual import (
@@ -264,6 +264,77 @@ class Index:
             candidates=candidates,
             lists=lists,
         )
+
+    def passages(self, x: Any, rows: IndexNeighbors | Tensor | Sequence[Sequence[int]]) -> MatchedPassages:
+        """Return what each token of some rows contributes to their similarity with an input: see `matched_passages`.
+
+        For language models that are compared by the log-likelihood of a text. Contributions of a row sum to its plain
+        similarity k^C, which is computed exactly; centering subtracts what belongs to no token. The rows are read
+        from the data set, and take about seven training steps each.
+
+        Args:
+            x: New inputs, as `nearest` takes them.
+            rows: (n, k) row numbers for each input, or what `nearest` returned; keep them few.
+
+        Returns:
+            (n, k, T) contributions, and (n, k) plain similarities.
+
+        Raises:
+            ValueError: The index has no data set to read the rows from, or the model compares no log-likelihoods.
+
+        Example:
+            >>> import tempfile, torch, likewise as lw
+            >>> model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+            >>> texts = torch.randint(0, 7, (30, 9))
+            >>> index = lw.build_index(model, texts, tempfile.mkdtemp(), readout=lw.sequence_log_likelihood())
+            >>> index.attach(texts)
+            >>> found = index.nearest(texts[:2], k=3)
+            >>> index.passages(texts[:2], found).contributions.shape
+            torch.Size([2, 3, 9])
+
+        """
+        new = self._read(x)
+        numbers = torch.as_tensor(rows.indices if isinstance(rows, IndexNeighbors) else rows).long().cpu()
+        if numbers.dim() != 2 or len(numbers) != new.n:
+            raise ValueError(
+                f"rows must be numbers of shape ({new.n}, k), those of each input, found {tuple(numbers.shape)}."
+            )
+        if not self._data:
+            raise ValueError(
+                "Passages are those of texts of the data set: open the index with it, likewise.Index(folder, "
+                "model=model, data=data), or index.attach(data)."
+            )
+        refuse_exact(self.manifest["projection"], "passages")
+        sketches = self._project(new)
+        places = self._places(numbers.flatten()).view_as(numbers)
+        parts = [self._passages_of(new.take([i]), row) for i, row in enumerate(numbers)]
+        longest = max(part.contributions.shape[2] for part in parts)
+        padded = [pad(part.contributions, (0, longest - part.contributions.shape[2])) for part in parts]
+        found = MatchedPassages(torch.cat(padded), torch.cat([part.similarities for part in parts]))
+        self._refuse_other_samples(numbers, self._deviations(sketches, places, found.similarities.cpu()))
+        return found
+
+    def _passages_of(self, new: Batches, rows: Tensor) -> MatchedPassages:
+        """Return the contributions to the similarity of one input with rows, which may be of several data sets."""
+        gram, first = self.projector(new).gram, 0
+        parts = dict[int, MatchedPassages]()
+        for data in self._data:
+            mine = ((rows >= first) & (rows < first + data.n)).nonzero().flatten()
+            if len(mine):
+                found = passages_by(gram, new, data.take((rows[mine] - first).tolist()))
+                for i, place in enumerate(mine.tolist()):
+                    parts[place] = MatchedPassages(found.contributions[:, i], found.similarities[:, i])
+            first += data.n
+        each = [parts[place] for place in range(len(rows))]
+        longest = max(part.contributions.shape[1] for part in each)
+        padded = [pad(part.contributions, (0, longest - part.contributions.shape[1])) for part in each]
+        return MatchedPassages(torch.stack(padded, 1), torch.stack([part.similarities for part in each], 1))
+
+    def _deviations(self, sketches: Tensor, places: Tensor, exact: Tensor) -> Tensor:
+        """Return how far exact plain similarities (n, k) are from those of sketches, in standard errors."""
+        errors = self._standard_errors(sketches, places, centered=False)
+        rows = [(ones * others).sum(2) for ones, others in self._sketches_at(sketches, places)]
+        return (exact.double() - torch.cat(rows).cpu()).abs() / errors.cpu().clamp(min=1e-3)
 
     def _pairs_of(self, sketches: Tensor) -> IndexPairs:
         return IndexPairs(self._columns, sketches, max_memory=self._max_memory)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from likewise.loading.texts import Tokenization
+from likewise.marked_text import TokenText
 
 
 class Read(NamedTuple):
@@ -21,6 +22,7 @@ class Read(NamedTuple):
     show: Callable[[int], object] | None = None  # sample i as a PIL image, str, dict of columns or array
     notes: tuple[str, ...] = ()  # what a person should know of how it was read
     columns: tuple[str, ...] | None = None  # of a table of numbers: the inputs, in their order
+    token_text: Callable[[int], TokenText] | None = None  # of texts: text i, and where its tokens lie in it
 
 
 class Preparation(NamedTuple):

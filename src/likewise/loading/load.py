@@ -199,7 +199,8 @@ def _texts(texts: list[str], options: Options) -> Read:
             f"The index is of pairs of texts ({options.text_column}): give a table with these columns."
         )
     tokens = options.tokenization.tokenize([texts])
-    return Read(tokens, names=tuple(texts), show=texts.__getitem__, notes=tokens.notes)
+    shown = texts.__getitem__
+    return Read(tokens, names=tuple(texts), show=shown, notes=tokens.notes, token_text=tokens.token_text)
 
 
 def _read_new(text: str, options: Options) -> Read:

@@ -76,7 +76,15 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     values = None if labels is None else labels.values[: options.limit]
     classes = None if labels is None else labels.classes
     columns = tuple(shown) if isinstance(dataset, Tensor) else None
-    return Read(dataset, values, classes, show=_shown(rows, shown, options), notes=notes, columns=columns)
+    return Read(
+        dataset,
+        values,
+        classes,
+        show=_shown(rows, shown, options),
+        notes=notes,
+        columns=columns,
+        token_text=dataset.token_text if isinstance(dataset, Texts) else None,
+    )
 
 
 def _frame(path: Path, options: Options) -> "DataFrame":

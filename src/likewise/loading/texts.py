@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from likewise.marked_text import TokenText, token_spans
 from likewise.padding import IGNORED, PaddingCollate
 
 Task = Literal["causal-lm", "sequence-classification"]
 TASKS: tuple[Task, ...] = ("causal-lm", "sequence-classification")
 TOGETHER = 1024  # texts that are tokenized at once
+Row = dict[str, np.ndarray]  # what the model is called with for one text
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Tokenization:
         task: What the model does.
         max_length: Tokens that are kept of a text.
         pad_id: The token that shorter texts of a batch are filled up with.
+        on_demand: Tokenize a text when it is asked for, not all at once: for a few of many.
 
     """
 
@@ -32,6 +35,7 @@ class Tokenization:
     task: Task
     max_length: int
     pad_id: int
+    on_demand: bool = False
 
     def tokenize(self, columns: Sequence[Sequence[str]]) -> "Texts":
         """Return the tokens of texts, or of pairs of texts.
@@ -45,14 +49,45 @@ class Tokenization:
         """
         if len(columns) not in (1, 2):
             raise ValueError(f"One column of texts or two are read, found {len(columns)}.")
-        prompted = len(columns) == 2 and self.task == "causal-lm"
-        rows, truncated = list[dict[str, np.ndarray]](), 0
+        if self.on_demand:
+            return Texts(dict[int, Row](), self, columns, 0)
+        rows, truncated = list[Row](), 0
         for start in range(0, len(columns[0]), TOGETHER):
-            part = [list(column[start : start + TOGETHER]) for column in columns]
-            for tokens, is_cut in self._prompted(*part) if prompted else self._plain(part):
-                rows.append({name: np.asarray(values, np.int32) for name, values in tokens.items()})
+            for tokens, is_cut in self._tokenize([column[start : start + TOGETHER] for column in columns]):
+                rows.append(tokens)
                 truncated += is_cut
-        return Texts(rows, self, truncated)
+        return Texts(dict(enumerate(rows)), self, columns, truncated)
+
+    def tokenize_one(self, texts: Sequence[str]) -> Row:
+        """Return the tokens of one text, or of one pair."""
+        return next(self._tokenize([[text] for text in texts]))[0]
+
+    def token_text(self, texts: Sequence[str], tokens: Sequence[int]) -> TokenText:
+        """Return the text whose tokens count, the last of a pair, and where the tokens that the model reads lie in it.
+
+        Args:
+            texts: One text, or a pair.
+            tokens: As `tokenize` returned them. Those of a prompt have empty spans.
+
+        """
+        text = texts[-1]
+        if len(texts) == 1:
+            found, spans = token_spans(self.tokenizer, text, truncation=True, max_length=self.max_length)
+        elif self.task == "causal-lm":
+            found, spans = token_spans(self.tokenizer, text, add_special_tokens=False, verbose=False)
+            found = found[: self.max_length]
+            before = len(tokens) - len(found)
+            found = [*tokens[:before], *found]
+            spans = None if spans is None else [(0, 0)] * before + spans[: len(found) - before]
+        else:
+            return TokenText(text, None)
+        return TokenText(text, spans if found == list(tokens) else None)
+
+    def _tokenize(self, columns: Sequence[Sequence[str]]) -> Iterator[tuple[Row, bool]]:
+        prompted = len(columns) == 2 and self.task == "causal-lm"
+        part = [list(column) for column in columns]
+        for tokens, is_cut in self._prompted(*part) if prompted else self._plain(part):
+            yield {name: np.asarray(values, np.int32) for name, values in tokens.items()}, is_cut
 
     def _plain(self, columns: list[list[str]]) -> Iterator[tuple[dict[str, list[int]], bool]]:
         whole = self.tokenizer(*columns, truncation=False, verbose=False)
@@ -81,18 +116,38 @@ class Texts(Dataset[dict[str, Tensor]]):
     """Tokens of texts, of several lengths; batches are padded to the longest text in them.
 
     Attributes:
-        truncated: How many texts were cut.
+        truncated: How many texts were cut, as far as they were tokenized.
 
     """
 
-    def __init__(self, rows: list[dict[str, np.ndarray]], tokenization: Tokenization, truncated: int) -> None:
-        self._rows, self._tokenization, self.truncated = rows, tokenization, truncated
+    def __init__(
+        self,
+        rows: dict[int, Row],
+        tokenization: Tokenization,
+        columns: Sequence[Sequence[str]],
+        truncated: int,
+    ) -> None:
+        self._rows, self._tokenization, self._columns, self.truncated = rows, tokenization, columns, truncated
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._columns[0])
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(values).long() for name, values in self._rows[i].items()}
+        return {name: torch.from_numpy(values).long() for name, values in self._row(i).items()}
+
+    def token_text(self, i: int) -> TokenText:
+        """Return text i, of a pair the second, and where its tokens lie in it."""
+        return self._tokenization.token_text(self._texts(i), self._row(i)["input_ids"].tolist())
+
+    def _row(self, i: int) -> Row:
+        if not 0 <= i < len(self):
+            raise IndexError(f"text {i} of {len(self)}")
+        if i not in self._rows:
+            self._rows[i] = self._tokenization.tokenize_one(self._texts(i))
+        return self._rows[i]
+
+    def _texts(self, i: int) -> list[str]:
+        return [column[i] for column in self._columns]
 
     def collate_batch(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return a batch, padded on the right."""

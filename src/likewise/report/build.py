@@ -32,7 +32,7 @@ SCRIPTS = (
     "review.js",
     "main.js",
 )
-NOT_COLUMNS = {"similarity", "learned", "supported", "duplicate", "spot_check", "map"}
+NOT_COLUMNS = {"similarity", "learned", "supported", "duplicate", "spot_check", "map", "passage"}
 
 
 class Part(NamedTuple):
@@ -78,7 +78,7 @@ def page(run: Run, source: str | None = None) -> str:
         parts=_parts(run),
         verdict=verdict(run),
         steps=steps(run),
-        words=WORDS,
+        words={name: word for name, word in WORDS.items() if name != "passage" or run.passages is not None},
         columns=set(WORDS) - NOT_COLUMNS,
         mixes=bool(run.manifest["classes"]) and run.indices.shape[1] > 0,
         style=text_of("style.css"),

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     pictures: dict[int, Picture]
     directions: np.ndarray | None = None  # (n, 2) leading directions of the kernel, for another map
     duplicates: dict[str, np.ndarray] | None = None  # first, second, similarity, input_similarity of pairs
+    passages: list[dict[str, Any]] | None = None  # marked excerpts of neighbors, as passages.parquet has them
     folder: str = "RUN"  # its name, without the folders that it is in
 
     @property
@@ -95,6 +96,7 @@ def read_run(folder: Path) -> Run:
         pictures={row["sample"]: Picture(row["kind"], row["content"]) for row in pictures},
         directions=coordinates[:, :2],
         duplicates=_read_duplicates(folder),
+        passages=_read_passages(folder),
         folder=escape_controls(folder.resolve().name),
     )
 
@@ -131,6 +133,7 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
         },
         "directions": _directions(run, blob),
         "duplicates": _duplicates(run, blob),
+        "passages": _passages(run, blob),
         "neighbors": blob.array(run.indices.astype("u4")),
         "doubtful": blob.array(doubtful_suggestions(run.columns, run.indices).astype("u1")),
         "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 5000).astype("u2")),
@@ -153,6 +156,34 @@ def _read_duplicates(folder: Path) -> dict[str, np.ndarray] | None:
         return None
     table = _read_table(folder / "duplicates.parquet")
     return {name: table[name].to_numpy() for name in ("first", "second", "similarity", "input_similarity")}
+
+
+def _read_passages(folder: Path) -> list[dict[str, Any]] | None:
+    if not (folder / "passages.parquet").exists():  # of language models only
+        return None
+    found: list[dict[str, Any]] = _read_table(folder / "passages.parquet").to_pylist()
+    return found
+
+
+def _passages(run: Run, blob: "_Blob") -> dict[str, Any] | None:
+    if run.passages is None:
+        return None
+    rows, about = run.passages, run.manifest["passages"]
+    ends = np.cumsum([len(row["starts"]) for row in rows], dtype="u4")
+    numbers = {"sample": "u4", "neighbor": "u4", "similarity": "f4", "unshown": "f4"}
+    numbers |= {"passage_start": "u4", "passage_end": "u4"}
+    lists = {"starts": "u4", "ends": "u4", "contributions": "f4"}
+    return {
+        "samples": about["samples"],
+        "perSample": about["neighbors"],
+        "texts": [row["text"] for row in rows],
+        "markEnds": blob.array(ends),
+        **{name: blob.array(np.array([row[name] for row in rows], kind)) for name, kind in numbers.items()},
+        **{
+            name: blob.array(np.array([value for row in rows for value in row[name]], kind))
+            for name, kind in lists.items()
+        },
+    }
 
 
 def _duplicates(run: Run, blob: "_Blob") -> dict[str, Any] | None:

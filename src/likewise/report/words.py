@@ -130,6 +130,12 @@ WORDS = {
         "Labels drawn at random from all of the ranking: what you decide about them estimates how many labels "
         "are wrong, with a 95 % interval.",
     ),
+    "passage": Word(
+        "plain similarity of two texts",
+        "Of a language model: how far a step on one text raises the likelihood of the other, −1 to 1. It is a sum over "
+        "tokens, which are marked by their terms. The number that neighbors are ordered by is centered: less what all "
+        "texts share.",
+    ),
     "map": Word(
         "map",
         "Near points are similar to the network. Distances between groups, and directions, mean little.",

@@ -25,7 +25,7 @@ from likewise.checks import (
 from likewise.data import Batches, batches
 from likewise.distributed import alone, on_first_rank, world_size
 from likewise.engines.memory import MemoryLimitError, default_max_memory
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, has_passages
 from likewise.gram.last_layer import Features
 from likewise.gram.matrix import dataset_outputs
 from likewise.index.build import check_part
@@ -36,6 +36,7 @@ from likewise.progress import announce
 from likewise.readouts import Readout, readout_name, reads_text
 from likewise.report.build import write_report
 from likewise.runs.parts import Adopted, Part, adopt_parts, read_parts, refuse_other_parts
+from likewise.runs.passages import TokenTexts, passage_count
 from likewise.runs.plan import Method, choose_method
 from likewise.runs.result import Analysis
 from likewise.runs.stages import find_last_layer, run_part, run_stages
@@ -70,6 +71,8 @@ def analyze(
     show: Show | None = None,
     extra: Mapping[str, Any] | None = None,
     excerpt_length: int = EXCERPT,
+    token_text: TokenTexts | None = None,
+    passages: int | None = None,
     watch: Watch | str | Path | None = None,
     index: bool = True,
     reheat: bool = False,
@@ -110,6 +113,11 @@ def analyze(
         show: What a person should see of sample i (image, text, dict, array), a function or a sequence.
         extra: Columns of your own for the table.
         excerpt_length: The characters that the report shows of a text.
+        token_text: Of a language model: a function of i that returns text i and the (start, end) of each of its tokens
+            in it, as the offset_mapping of a fast tokenizer. The report then marks on which passages of its neighbors
+            the similarity of a text rests.
+        passages: For how many texts, the most novel, and three neighbors each; a pair takes about seven training
+            steps. None: one in a hundred, 8 to 32.
         watch: The record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
         index: Where gradients are compared by sketches, keep these as an index in the folder `index`, for
             `likewise ask` and `likewise.Index`: about 2.3 KB a sample and a thumbnail.
@@ -149,6 +157,8 @@ def analyze(
         show=show,
         extra=extra,
         excerpt_length=excerpt_length,
+        token_text=token_text,
+        passages=passages,
         watch=watch,
         reheat=reheat,
         crossval=crossval,
@@ -315,6 +325,8 @@ def _begin(
     show: Show | None = None,
     extra: Mapping[str, Any] | None = None,
     excerpt_length: int = EXCERPT,
+    token_text: TokenTexts | None = None,
+    passages: int | None = None,
     watch: Watch | str | Path | None = None,
     reheat: bool = False,
     crossval: CrossValidated | str | Path | None = None,
@@ -328,7 +340,9 @@ def _begin(
     with alone():  # what is chosen does not depend on how many processes share the work
         work = _prepare(given_net, batches(dataset, labels=labels), max_memory, exact=exact, sketch=sketch)
         options = _check_options(work, neighbors, threshold, layout, excerpt_length)
+        options |= _check_passages(work, token_text, passages)
         shown = _check_shown(classes, names, show, extra, options["excerpt_length"])
+        shown = shown._replace(token_text=token_text)
         record = _check_watch(watch, work.gram.data.n)
         return _Job(
             work,
@@ -369,6 +383,24 @@ def _check_options(
         "layout": check_choice("layout", layout, ("neighbors", "pca", "umap")),
         "excerpt_length": check_integer("excerpt_length", excerpt_length, 1, advice="characters"),
     }
+
+
+def _check_passages(work: _Work, token_text: Any, passages: Any) -> dict[str, Any]:
+    """Return for how many texts passages are computed; nothing where similarities are no sums over tokens."""
+    if passages is not None:
+        check_integer("passages", passages, 0, advice="texts")
+    if token_text is None:
+        if passages:
+            raise ValueError(
+                "Passages are shown in texts: token_text must say where tokens lie in them (likewise analyze: --text, "
+                "with a model of a folder)."
+            )
+        return {}
+    check_function("token_text", token_text, "of a sample's number")
+    data = work.gram.data
+    if passages == 0 or data.n < 2 or not has_passages(work.net, data):
+        return {}
+    return {"passages": passage_count(data.n) if passages is None else min(passages, data.n)}
 
 
 def _check_wait(wait: Any) -> float:

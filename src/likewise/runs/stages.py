@@ -54,10 +54,12 @@ from likewise.runs.columns import (
     pair_arrays,
     pair_statistics,
     pass_statistics,
+    sample_columns,
     strip_arrays,
     visit_pairs,
 )
 from likewise.runs.layout import LAYOUTS
+from likewise.runs.passages import compute_passages
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
 from likewise.statistics.crossval import CrossValidated
@@ -151,10 +153,12 @@ def run_stages(
     announce("writing tables and pictures")
     results = Results(found, targets, margins, after, validated, watch)
 
+    passages = _passages(folder, gram, results, options["passages"]) if "passages" in options else None
+
     def write() -> None:
         path = folder.path / INDEX_FOLDER
         index = IndexFolder.open(path, verify=False) if keep_index and options["sketch"] else None
-        write_tables(folder, gram.data, results, shown, added, index)
+        write_tables(folder, gram.data, results, shown, added, index, passages)
 
     on_first_rank(write, "the tables")
 
@@ -324,6 +328,17 @@ def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndar
     folder.state["reheated"] = bytes(found.pop("note").tolist()).decode("utf-8")
     announce(folder.state["reheated"])
     return OpinionAfter(**{"chances": None, **found}) if found else None  # type: ignore[arg-type]
+
+
+def _passages(folder: RunStore, gram: GramMatrix, results: Results, count: int) -> Arrays:
+    """Return what tokens of neighbors contribute to the similarities of the most novel texts, the report's first."""
+
+    def compute() -> dict[str, Tensor]:
+        order = np.argsort(-sample_columns(results)["novelty"], kind="stable")
+        with alone():
+            return compute_passages(gram, order[:count], results.found["indices"])
+
+    return folder.stage("passages", compute)
 
 
 def _describe_reheating(hot: Reheated) -> str:

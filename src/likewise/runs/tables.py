@@ -13,6 +13,7 @@ from likewise.data import Batches
 from likewise.index.pictures import PictureMaker, StoredPictures
 from likewise.index.store import IndexFolder
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
+from likewise.runs.passages import describe_passages, passage_table
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.duplicates import input_features, pair_similarity
 from likewise.statistics.label_issues import ADVICE
@@ -39,6 +40,7 @@ class Shown(NamedTuple):
     show: Callable[[int], Any] | Sequence[Any] | None
     extra: Mapping[str, Any]
     excerpt_length: int
+    token_text: Callable[[int], tuple[str, Sequence[tuple[int, int]] | None]] | None = None
 
 
 def write_tables(
@@ -48,6 +50,7 @@ def write_tables(
     shown: Shown,
     added: Arrays,
     index: IndexFolder | None = None,
+    passages: Arrays | None = None,
 ) -> None:
     """Write the tables of a run.
 
@@ -58,6 +61,7 @@ def write_tables(
         shown: What a person is told of them.
         added: The columns that the user gave, as `user_columns` returns them.
         index: That of the same samples, whose pictures are read; None if none was kept.
+        passages: What tokens contribute to similarities, as `likewise.runs.passages` found it.
 
     """
     found, n = results.found, data.n
@@ -80,6 +84,10 @@ def write_tables(
     pictures = StoredPictures(index) if index is not None else _picture_maker(shown, data)
     order = _worth_seeing(columns, found["indices"], _drawn(folder.state))
     folder.write_table("pictures.parquet", _picture_table(pictures, order))
+    if passages is not None and shown.token_text is not None:
+        table, unplaced = passage_table(passages, shown.token_text, shown.excerpt_length)
+        folder.state["passages"] = describe_passages(passages, table, unplaced)
+        folder.write_table("passages.parquet", table)
     folder.write_table("samples.parquet", columns)
 
 

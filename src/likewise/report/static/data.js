@@ -45,7 +45,32 @@ function unpack(buffer) {
     counts: array(header.counts),
     duplicates: header.duplicates && Object.fromEntries(Object.entries(header.duplicates).map(([name, where]) => [name, array(where)])),
     directions: header.directions && header.directions.map(array),
+    passages: header.passages && readPassages(header.passages, array, header.n),
     pictures: readPictures(array(samples), kinds, array(ends), new Uint8Array(buffer, start + content.at, content.bytes)),
+  };
+}
+
+// Excerpts of neighbors with what their tokens contribute to the similarity. Places count characters, not UTF-16 units.
+function readPassages(header, array, n) {
+  const part = Object.fromEntries(["sample", "neighbor", "similarity", "unshown", "passage_start", "passage_end", "markEnds", "starts", "ends", "contributions"].map((name) => [name, array(header[name])]));
+  const places = new Map();
+  part.sample.forEach((sample, i) => places.set(sample * n + part.neighbor[i], i));
+  const samples = new Set(part.sample);
+  return {
+    samples: header.samples,
+    perSample: header.perSample,
+    has: (sample) => samples.has(sample),
+    get(sample, neighbor) {
+      const i = places.get(sample * n + neighbor);
+      if (i == null) return null;
+      const characters = Array.from(header.texts[i]);
+      const slice = (start, end) => characters.slice(start, end).join("");
+      const [first, last] = [i ? part.markEnds[i - 1] : 0, part.markEnds[i]];
+      const marks = Array.from({ length: last - first }, (_, j) => ({ start: part.starts[first + j], end: part.ends[first + j], contribution: part.contributions[first + j] }));
+      const [start, end] = [part.passage_start[i], part.passage_end[i]];
+      const inside = marks.filter((mark) => mark.start >= start && mark.start < end).reduce((sum, mark) => sum + mark.contribution, 0);
+      return { marks, slice, length: characters.length, start, end, passage: slice(start, end), share: inside / part.similarity[i], similarity: part.similarity[i], unshown: part.unshown[i] };
+    },
   };
 }
 

@@ -66,10 +66,64 @@ function captionOf(data, sample) {
   return data.columns.name ? shown(data, "name", sample) : `#${sample}`;
 }
 
-// A button with a sample's picture, its label, and a line more.
-function tile(state, sample, note, mark = "") {
+// An excerpt whose tokens are marked by what they contribute to a similarity: the strongest passage is underlined too.
+const AGAINST = 0.02; // of the largest contribution: less is nothing to look at
+function markedText({ marks, slice, length, start, end, similarity: whole }) {
+  const most = Math.max(...marks.map(({ contribution }) => contribution), 1e-9);
+  const made = element("span", { class: "picture text marked" });
+  const passage = element("u", { class: "strongest" });
+  let at = 0;
+  const upTo = (place) => {
+    const before = Math.min(Math.max(at, start), place);
+    const after = Math.max(Math.min(place, end), before);
+    made.append(slice(at, before));
+    passage.append(slice(before, after));
+    if (place >= start && start < end && !passage.parentNode) made.append(passage);
+    made.append(slice(after, place));
+    at = place;
+  };
+  for (const mark of marks) {
+    upTo(mark.start);
+    const against = mark.contribution < -AGAINST * most;
+    const inside = mark.start >= start && mark.start < end;
+    (inside ? passage : made).append(element("mark", { class: against ? "against" : null, title: `${percentPoints(mark.contribution / whole)} of the similarity`, style: `--strength: ${(Math.max(0, mark.contribution) / most).toFixed(3)}` }, slice(mark.start, mark.end)));
+    at = mark.end;
+  }
+  upTo(length);
+  return made;
+}
+
+const percentPoints = (share) => `${(100 * share).toFixed(Math.abs(share) < 0.1 ? 1 : 0).replace("-", "−")}\u00a0%`;
+
+// What a marked excerpt says, in a line: for the screen reader too.
+function passageNote(found) {
+  if (found.start === found.end || !(found.similarity > 0)) return "no token speaks for this similarity";
+  return `${percentPoints(found.share)} of it: “${found.passage.trim()}”`;
+}
+
+// For which pairs passages are marked, and what marks mean; null where a run has none.
+function passageLegend(data, sample = null) {
+  const { passages } = data;
+  if (!passages) return null;
+  const where = `Passages are marked for the ${counted(passages.samples, "text")} that ${passages.samples === 1 ? "is" : "are"} most novel, with the ${passages.perSample} nearest of each`;
+  if (sample != null && !passages.has(sample)) return element("p", { class: "quiet passage-legend" }, `${where}: not for this one. likewise analyze --passages sets how many.`);
+  return element("p", { class: "quiet passage-legend" }, element("span", { class: "passage-scale", "aria-hidden": "true" }, ...[0.1, 0.4, 0.7, 1].map((strength) => element("mark", { style: `--strength: ${strength}` }, "ab"))), " Marked: what each token of a neighbor contributes to the ", term(data, "passage", "plain similarity"), " of the two texts; the stronger the color, the larger its share, up to the largest in that text. Underlined: the strongest passage. ", element("mark", { class: "against", style: "--strength: 0" }, "Dotted"), `: tokens that speak against it. ${where}.`);
+}
+
+// A button with a sample's picture, its label, and a line more; with the passages that its similarity to another rests on.
+function tile(state, sample, note, mark = "", passages = null) {
   const { data } = state;
   const label = captionOf(data, sample);
+  if (passages) {
+    const told = passageNote(passages);
+    return element(
+      "button",
+      { type: "button", class: `tile passages ${mark}`, "data-sample": sample, "aria-label": `${nameOf(data, sample)}, ${label}, ${note}, plain similarity ${passages.similarity.toFixed(2)}, ${told}`, title: nameOf(data, sample), onclick: () => state.open(sample) },
+      markedText(passages),
+      element("span", { class: "tile-label" }, label),
+      element("span", { class: "tile-note" }, `${note} · plain ${passages.similarity.toFixed(2)}, ${told}`),
+    );
+  }
   return element(
     "button",
     { type: "button", class: `tile ${mark}`, "data-sample": sample, "aria-label": `${nameOf(data, sample)}, ${label}${note == null ? "" : `, ${note}`}`, title: nameOf(data, sample), onclick: () => state.open(sample) },
@@ -85,7 +139,7 @@ function neighborTiles(state, sample, most = Infinity) {
   return Array.from({ length: Math.min(data.k, most) }, (_, rank) => {
     const other = data.neighbors[sample * data.k + rank];
     const mark = !group ? "" : group.values[other] === group.values[sample] ? "same" : "other";
-    return tile(state, other, similarity(data, sample, rank).toFixed(2), mark);
+    return tile(state, other, similarity(data, sample, rank).toFixed(2), mark, data.passages?.get(sample, other));
   });
 }
 

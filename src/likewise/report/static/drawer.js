@@ -52,6 +52,7 @@ function drawerParts(state, close) {
     state.review ? decisionRow(state.review, sample) : null,
     element("h3", {}, "Most similar samples"),
     neighborLegend(data),
+    passageLegend(data, sample),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample)),
     element("h3", {}, "All numbers"),
     element("p", { class: "quiet" }, "The mark stands between the lowest (left) and the highest (right) of all samples, by rank."),

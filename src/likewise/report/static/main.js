@@ -109,6 +109,8 @@ function makeWorst(state) {
   const ranked = rankedBy(data);
   const { values } = data.columns[ranked];
   const order = Array.from({ length: data.n }, (_, i) => i).sort((a, b) => values[b] - values[a]).slice(0, 4);
+  const legend = passageLegend(data);
+  if (legend) place.append(legend);
   place.append(
     ...order.map((sample) =>
       element("article", { class: "worst-sample" }, tile(state, sample, `${titleOf(data, ranked)} ${rounded(values[sample])}`), element("div", {}, element("p", {}, "most similar, with the similarity:"), element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 5)))),

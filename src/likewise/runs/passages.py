@@ -1,0 +1,133 @@
+"""Which passages of its neighbors a text's similarity rests on: computed for a few texts of a run, kept as a table.
+
+Only for language models that are compared by the log-likelihood of a text, whose similarities are sums over tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likewise.engines import GradientMismatchError
+from likewise.gram import GramMatrix, MatchedPassages, passages_by
+from likewise.marked_text import mark_text
+from likewise.progress import announce
+from likewise.runs.store import Arrays
+
+NEIGHBORS = 3  # of each text
+# A pair takes about seven training steps, and a run four of each text: a text in a hundred is a twentieth of its cost.
+LEAST, MOST, ONE_IN = 8, 32, 100
+TokenTexts = Callable[[int], tuple[str, Sequence[tuple[int, int]] | None]]
+
+
+def passage_count(n: int) -> int:
+    """Return for how many texts of n passages are computed, where no number is given."""
+    return min(n, MOST, max(LEAST, n // ONE_IN))
+
+
+def compute_passages(gram: GramMatrix, samples: np.ndarray, indices: np.ndarray) -> dict[str, Tensor]:
+    """Return what tokens of neighbors contribute to the plain similarities of some texts with them.
+
+    Args:
+        gram: Of the run.
+        samples: The texts, (s,).
+        indices: (n, k) the neighbors of every text, nearest first.
+
+    Returns:
+        pairs (p, 2), similarities (p,), contributions (p, T), strongest (p, 2); or `problem`, the bytes of a sentence,
+        where the model cannot be differentiated twice.
+
+    """
+    announce(f"finding the passages that similarities of {len(samples):,} texts rest on")
+    near = indices[:, :NEIGHBORS]
+    try:
+        found = [passages_by(gram, gram.data.take([i]), gram.data.take(near[i].tolist())) for i in samples]
+    except (
+        GradientMismatchError,
+        RuntimeError,
+    ) as error:  # torch has no second derivative of some operations
+        announce(f"passages are not marked: {error}")
+        return {"problem": torch.tensor(list(str(error).encode("utf-8", "replace")), dtype=torch.uint8)}
+    longest = max(one.contributions.shape[2] for one in found)
+    padded = [_pad(one, longest) for one in found]
+    whole = MatchedPassages(torch.cat(padded), torch.cat([one.similarities for one in found]))
+    pairs = np.stack([np.repeat(samples, near.shape[1]), near[samples].ravel()], 1)
+    return {
+        "pairs": torch.tensor(pairs),
+        "similarities": whole.similarities.flatten(),
+        "contributions": whole.contributions.flatten(0, 1),
+        "strongest": whole.strongest().flatten(0, 1),
+    }
+
+
+def passage_table(found: Arrays, token_text: TokenTexts, excerpt_length: int) -> tuple[dict[str, Any], int]:
+    """Return the table of marked excerpts, a row for each pair, and of how many neighbors tokens have no known place.
+
+    Args:
+        found: What `compute_passages` returned.
+        token_text: Text i, and where its tokens lie in it.
+        excerpt_length: Characters of an excerpt.
+
+    """
+    import pyarrow
+
+    rows, unplaced = list[dict[str, Any]](), 0
+    pairs = found.get("pairs", np.zeros((0, 2), np.int64)).tolist()
+    for at, (sample, neighbor) in enumerate(pairs):
+        text, spans = token_text(neighbor)
+        if spans is None:
+            unplaced += 1
+            continue
+        first, end = found["strongest"][at].tolist()
+        marked = mark_text(text, spans, found["contributions"][at].tolist(), (first, end), excerpt_length)
+        rows.append(
+            {
+                "sample": sample,
+                "neighbor": neighbor,
+                "similarity": float(found["similarities"][at]),
+                "text": marked.text.encode("utf-8", "replace").decode(),
+                "passage_start": marked.passage[0],
+                "passage_end": marked.passage[1],
+                "starts": marked.starts,
+                "ends": marked.ends,
+                "contributions": marked.contributions,
+                "unshown": marked.unshown,
+            }
+        )
+    whole, places = pyarrow.int64(), pyarrow.list_(pyarrow.int32())
+    types = {
+        "sample": whole,
+        "neighbor": whole,
+        "similarity": pyarrow.float64(),
+        "text": pyarrow.string(),
+        "passage_start": pyarrow.int32(),
+        "passage_end": pyarrow.int32(),
+        "starts": places,
+        "ends": places,
+        "contributions": pyarrow.list_(pyarrow.float64()),
+        "unshown": pyarrow.float64(),
+    }
+    columns = {name: pyarrow.array([row[name] for row in rows], kind) for name, kind in types.items()}
+    return columns, unplaced
+
+
+def describe_passages(found: Arrays, table: dict[str, Any], unplaced: int) -> dict[str, Any]:
+    """Return what the manifest says of the table: how many texts and pairs, and why there are not more."""
+    problem = bytes(found["problem"].tolist()).decode("utf-8", "replace") if "problem" in found else ""
+    if unplaced:
+        problem = (
+            f"of {unplaced:,} texts it is not known where tokens lie in them: the tokenizer tells no places, and "
+            "decoding its tokens does not give the text back"
+        )
+    pairs = len(table["sample"])
+    samples = len(set(table["sample"].to_pylist()))
+    asked = found["pairs"][:, 0] if "pairs" in found else np.zeros(0)
+    neighbors = len(asked) // max(1, len(np.unique(asked)))
+    return {"samples": samples, "neighbors": neighbors, "pairs": pairs, "problem": problem}
+
+
+def _pad(found: MatchedPassages, length: int) -> Tensor:
+    contributions = found.contributions
+    return torch.nn.functional.pad(contributions, (0, length - contributions.shape[2]))
