@@ -4,7 +4,8 @@ Places count characters (code points) from 0, ends excluded. A token that stands
 one that begins every text, has an empty span.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from likewise.thumbnails import EXCERPT, escape_controls
@@ -19,6 +20,15 @@ class TokenText(NamedTuple):
 
     text: str
     spans: Sequence[Span] | None  # of each token that the model reads, in order; None where that is not known
+
+
+class Segment(NamedTuple):
+    """A piece of an excerpt."""
+
+    text: str
+    contribution: float  # 0 between marks
+    strength: float  # of the largest contribution in the excerpt, 0 to 1
+    strongest: bool  # whether it is in the strongest passage
 
 
 class MarkedText(NamedTuple):
@@ -45,6 +55,20 @@ class MarkedText(NamedTuple):
         first, end = self.passage
         inside = sum(c for s, c in zip(self.starts, self.contributions, strict=True) if first <= s < end)
         return inside / self.total if self.total > 0 else float("nan")
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The excerpt piece by piece, marked and not; pieces begin and end with the strongest passage too."""
+        first, end = self.passage
+        marks = list(zip(self.starts, self.ends, self.contributions, strict=True))
+        places = sorted({0, len(self.text), first, end, *self.starts, *self.ends})
+        most = max([c for _, _, c in marks if c > 0], default=1.0)
+        found = []
+        for start, stop in pairwise(places):
+            value = next((c for s, e, c in marks if s <= start < e), 0.0)
+            inside = first <= start < end
+            found.append(Segment(self.text[start:stop], value, max(0.0, value / most), inside))
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for JSON."""
@@ -124,13 +148,6 @@ def mark_text(
         passage=(window.place(low), window.place(high)),
         unshown=placeless + sum(c for s, e, c in shown if s >= e),
     )
-
-
-def marked_text(values: Mapping[str, Any]) -> MarkedText:
-    """Return a marked text from the columns of a table."""
-    lists = {name: tuple(values[name]) for name in ("starts", "ends", "contributions")}
-    passage = (int(values["passage_start"]), int(values["passage_end"]))
-    return MarkedText(text=values["text"], passage=passage, unshown=float(values["unshown"]), **lists)
 
 
 def _join_overlapping(

@@ -15,6 +15,7 @@ from likewise.cli.options import (
     Quiet,
     Request,
     load_network,
+    open_data,
     open_inputs,
     read_batches,
     read_part,
@@ -23,6 +24,7 @@ from likewise.cli.options import (
     tokenization,
 )
 from likewise.cli.output import (
+    EXCERPT,
     Format,
     be_quiet,
     excerpt,
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
     from likewise.index import Index
     from likewise.index.page import Answer
     from likewise.loading import Read
+    from likewise.marked_text import MarkedText
 
+PASSAGES = 3  # neighbors whose passages are shown
 SHOWN = ("show", "show_columns", "excerpt_length", "classes")
 
 
@@ -144,6 +148,14 @@ def ask(
             "--approximate", help="Search neighbors by faiss, for very many rows; tells its recall."
         ),
     ] = False,
+    passages: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of a causal language model: of how many neighbors to show the passage that the similarity rests on. "
+            "Reads the data set, and takes about seven training steps a neighbor. [default: 3, where the data are]",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
     weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set, if it is not where it was.")] = None,
@@ -161,7 +173,9 @@ def ask(
     """
     be_quiet(quiet)
     found, settings = open_index(folder, model, weights, data, device, exact)
-    answers = _answer(found, settings, new, k, exact, approximate)
+    read = _read_new(found, settings, new)
+    answers = _answer(found, read, new, k, exact, approximate)
+    answers = _add_passages(found, folder, settings, read, answers, passages)
     if opened:
         from likewise.index.page import write_page
 
@@ -363,17 +377,80 @@ def _folder_of_index(folder: Path) -> Path:
 
 
 def _answer(
-    index: "Index", settings: Settings, words: list[str], k: int, exact: bool, approximate: bool
+    index: "Index", read: "Read", words: list[str], k: int, exact: bool, approximate: bool
 ) -> "list[Answer]":
     from likewise.index.page import Answer
     from likewise.thumbnails import picture
 
-    read = _read_new(index, settings, words)
     asked = True if approximate else None
     told = index.explain(read_batches(read), k, exact, approximate=asked)
     called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
     seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
     return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]
+
+
+def _add_passages(
+    index: "Index", folder: Path, settings: Settings, read: "Read", answers: "list[Answer]", count: int | None
+) -> "list[Answer]":
+    """Return answers with the passages that similarities to the first neighbors rest on.
+
+    Where no number was asked for, and passages cannot be had, a note says why; nothing is said where similarities are
+    no sums over tokens.
+    """
+    from likewise.gram import has_passages
+
+    new = read_batches(read)
+    if count == 0 or (count is None and (read.token_text is None or not has_passages(index.network, new))):
+        return answers
+    try:
+        texts = _open_texts(index, folder, settings)
+        return _mark_answers(index, new, answers, PASSAGES if count is None else count, texts, settings)
+    except (FileNotFoundError, ValueError) as error:
+        if count is not None:
+            raise
+        print_message(
+            f"note: passages are not shown: {error} --data names the texts; --passages 0 asks for none."
+        )
+        return answers
+
+
+def _open_texts(index: "Index", folder: Path, settings: Settings) -> "Read":
+    """Return the texts of an index, tokenized as they are asked for, and attach them."""
+    settings = locate_paths(settings, _folder_of_index(folder), ["data"])
+    read = open_data(settings, on_demand=True)
+    if read.token_text is None:
+        raise ValueError(
+            "Passages are shown in texts that the tokenizer of the model's folder reads (likewise index --text): this "
+            "index is of something else."
+        )
+    index.attach(read_batches(read))
+    return read
+
+
+def _mark_answers(
+    index: "Index", new: Any, answers: "list[Answer]", count: int, read: "Read", settings: Settings
+) -> "list[Answer]":
+    from likewise.marked_text import mark_text
+
+    rows = [[near.sample.row for near in one.explanation.neighbors[:count]] for one in answers]
+    found = index.passages(new, rows)
+    strongest = found.strongest()
+    marked, unplaced = [], 0
+    for i, answer in enumerate(answers):
+        texts = []
+        for j, row in enumerate(rows[i]):
+            text, spans = read.token_text(row)  # type: ignore[misc]
+            unplaced += spans is None
+            values, (first, end) = found.contributions[i, j].tolist(), strongest[i, j].tolist()
+            length = settings.excerpt_length
+            texts.append(None if spans is None else mark_text(text, spans, values, (first, end), length))
+        marked.append(answer._replace(explanation=answer.explanation.with_passages(texts)))
+    if unplaced:
+        print_message(
+            f"note: of {unplaced} neighbors no passage is shown: the tokenizer does not tell where tokens lie in a "
+            "text, and decoding them does not give it back."
+        )
+    return marked
 
 
 def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
@@ -421,6 +498,7 @@ def _tell_answer(answer: "Answer") -> list[str]:
             "label": near.sample.label_name,
             "similarity": near.similarity,
             "±": near.error,
+            "rests on": _tell_passage(near.passage),
             "shown": excerpt(near.sample.picture),
         }
         for near in told.neighbors
@@ -429,9 +507,20 @@ def _tell_answer(answer: "Answer") -> list[str]:
     return [
         f"{answer.name}: {told.headline}",
         told.evidence,
-        table(rows),
+        table(rows, optional=("name", "rests on", "shown")),
         *change,
     ]
+
+
+def _tell_passage(marked: "MarkedText | None") -> str:
+    """Return the strongest passage, and how much of the similarity is its own."""
+    if marked is None:
+        return ""
+    first, end = marked.passage
+    if first == end or not marked.total > 0:
+        return "no token speaks for it"
+    text = " ".join(marked.text[first:end].split())
+    return f"{marked.share:.0%} “{text if len(text) <= EXCERPT else text[: EXCERPT - 1] + '…'}”"
 
 
 def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -101,8 +102,14 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
     return net, read
 
 
-def open_data(settings: Settings) -> Any:
-    """Return the data that settings name."""
+def open_data(settings: Settings, on_demand: bool = False) -> Any:
+    """Return the data that settings name.
+
+    Args:
+        settings: Of a command.
+        on_demand: Tokenize texts as they are asked for: for a few of many.
+
+    """
     from likewise import loading
     from likewise.progress import announce
 
@@ -116,7 +123,7 @@ def open_data(settings: Settings) -> Any:
         image_size=settings.image_size,
         gray=settings.gray,
         prepare=settings.prepare,
-        tokenization=tokenization(settings),
+        tokenization=tokenization(settings, on_demand),
         limit=settings.limit,
         show_columns=settings.show_columns,
         follow_links=settings.follow_links,
@@ -151,12 +158,13 @@ def pretrained_folder(settings: Settings) -> "PretrainedFolder | None":
     return loading.PretrainedFolder(settings.model, task=settings.task, base_model=settings.base_model)
 
 
-def tokenization(settings: Settings) -> "Tokenization | None":
+def tokenization(settings: Settings, on_demand: bool = False) -> "Tokenization | None":
     """Return how texts become inputs, by the tokenizer in the model's folder; None where there are none."""
     if settings.text_column is None or settings.prepare is not None:
         return None
     folder = pretrained_folder(settings)
-    return None if folder is None else folder.tokenization(settings.max_length)
+    found = None if folder is None else folder.tokenization(settings.max_length)
+    return replace(found, on_demand=True) if found is not None and on_demand else found
 
 
 def _classes_of_model(named: tuple[str, ...] | None, read: Any) -> tuple[str, ...] | None:

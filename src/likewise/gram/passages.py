@@ -21,6 +21,7 @@ from likewise.model import Network, to_network
 from likewise.readouts import Readout, readout_name, token_terms
 
 PASSAGE = 8  # tokens of a passage
+IDLE = 0.01  # of a passage: a token at one of its ends that contributes no more is left out
 MEMORY_OF_TWICE = 4  # times the memory of a batch that is differentiated once
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}  # of sums; of half precision less can be asked for
 HALF_TOLERANCE = 0.1
@@ -46,8 +47,8 @@ class MatchedPassages(NamedTuple):
         """Return the passage of each text that contributes most, (n, m, 2): its first token, and the one after.
 
         Args:
-            length: Tokens of a passage at most; tokens at its ends that contribute nothing are left out. First and
-                end are equal where no token contributes.
+            length: Tokens of a passage at most; tokens at its ends that contribute less than a hundredth of it are
+                left out. First and end are equal where no token contributes.
 
         """
         length = check_integer("length", length, 1, advice="tokens")
@@ -201,9 +202,10 @@ def _check_sums(net: Network, texts: Batches, found: MatchedPassages) -> None:
 
 
 def _strongest(values: list[float], length: int) -> tuple[int, int]:
-    """Return the window of at most `length` values with the largest sum, without ends that are not positive."""
+    """Return the window of at most `length` values with the largest sum, without ends that are next to nothing."""
     size = min(length, len(values))
     sums = [sum(values[i : i + size]) for i in range(len(values) - size + 1)]
     start = max(range(len(sums)), key=sums.__getitem__)
-    positive = [i for i in range(start, start + size) if values[i] > 0]
-    return (positive[0], positive[-1] + 1) if positive else (start, start)
+    least = max(0.0, IDLE * sums[start])
+    telling = [i for i in range(start, start + size) if values[i] > least]
+    return (telling[0], telling[-1] + 1) if telling else (start, start)

@@ -2,10 +2,12 @@
 
 import base64
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from likewise.index.counterfactual import Counterfactual
+from likewise.marked_text import MarkedText
 from likewise.thumbnails import Picture
 
 SHOWN = 5  # neighbors that are printed
@@ -45,6 +47,14 @@ class Neighbor(NamedTuple):
     sample: Sample
     similarity: float
     error: float  # standard error of the similarity, 0 where it is exact
+    passage: MarkedText | None = (
+        None  # of a language model: what its tokens contribute to the plain similarity
+    )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values; `passage` only where it is known."""
+        known = {} if self.passage is None else {"passage": self.passage.as_dict()}
+        return {**self.sample.as_dict(), "similarity": self.similarity, "error": self.error, **known}
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +86,11 @@ class Explanation:
     ) -> "Explanation":
         """Return that of an index that has no labels: neighbors and novelty."""
         return cls(None, "", None, neighbors, None, None, novelty, percentile, error, exact=exact)
+
+    def with_passages(self, passages: Sequence[MarkedText | None]) -> "Explanation":
+        """Return the same with the marked texts of the first neighbors."""
+        marked = [near._replace(passage=one) for near, one in zip(self.neighbors, passages, strict=False)]
+        return replace(self, neighbors=(*marked, *self.neighbors[len(marked) :]))
 
     @property
     def sketched(self) -> tuple[str, ...]:
@@ -186,9 +201,7 @@ class Explanation:
             "novelty_error": None if math.isnan(self.novelty_error) else self.novelty_error,
             "counterfactual": None if self.counterfactual is None else self.counterfactual.as_dict(),
             "sketched": list(self.sketched),
-            "neighbors": [
-                {**n.sample.as_dict(), "similarity": n.similarity, "error": n.error} for n in self.neighbors
-            ],
+            "neighbors": [neighbor.as_dict() for neighbor in self.neighbors],
         }
 
 

@@ -30,7 +30,11 @@ def write_page(path: Path, index: str, answers: Sequence[Answer]) -> None:
         lstrip_blocks=True,
     )
     template = environment.get_template("page.html")
-    files.write_text(path, template.render(index=index, answers=answers, picture=picture_text, row=_row))
+    marked = any(near.passage is not None for one in answers for near in one.explanation.neighbors)
+    text = template.render(
+        index=index, answers=answers, picture=picture_text, row=_row, marks_passages=marked
+    )
+    files.write_text(path, text)
 
 
 def _row(picture: Picture) -> dict[str, Any]:

@@ -48,8 +48,9 @@ def compute_passages(gram: GramMatrix, samples: np.ndarray, indices: np.ndarray)
         GradientMismatchError,
         RuntimeError,
     ) as error:  # torch has no second derivative of some operations
-        announce(f"passages are not marked: {error}")
-        return {"problem": torch.tensor(list(str(error).encode("utf-8", "replace")), dtype=torch.uint8)}
+        problem = f"the model cannot be differentiated twice ({str(error).rstrip('.')})"
+        announce(f"passages are not marked: {problem}")
+        return {"problem": torch.tensor(list(problem.encode("utf-8", "replace")), dtype=torch.uint8)}
     longest = max(one.contributions.shape[2] for one in found)
     padded = [_pad(one, longest) for one in found]
     whole = MatchedPassages(torch.cat(padded), torch.cat([one.similarities for one in found]))

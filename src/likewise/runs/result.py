@@ -131,6 +131,16 @@ class Analysis:
         """
         return self._read("duplicates.parquet")
 
+    @cached_property
+    def passages(self) -> "pandas.DataFrame | None":
+        """Of a language model: excerpts of neighbors, and what their tokens contribute to the plain similarity.
+
+        A row for each pair that it was computed of; None where similarities are no sums over tokens. `starts`, `ends`
+        and `contributions` are lists, places in `text`; `unshown` is of tokens outside of it. See
+        `likewise.matched_passages`.
+        """
+        return self._read("passages.parquet") if "passages.parquet" in self.manifest["files"] else None
+
     def place(self, sample: int | str) -> int:
         """Return the number of a sample, given by number or by name."""
         names = self.table.get("name")
