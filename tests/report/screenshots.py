@@ -1,4 +1,7 @@
-"""Pictures of a report for the README and the documentation: `make screenshots`."""
+"""Pictures of a report for the README and the documentation: `make screenshots`.
+
+python tests/report/screenshots.py --passages RUN/report.html docs/images     of a causal language model
+"""
 
 import io
 import sys
@@ -40,5 +43,24 @@ def main(report: str, folder: str) -> None:
             page.context.close()
 
 
+def passages(report: str, folder: str) -> None:
+    """Draw the most novel texts with marked passages, light and dark beside each other."""
+    shots = []
+    with chromium() as browser:
+        for scheme in ("light", "dark"):
+            page, _ = opened(browser, report, color_scheme=scheme, viewport={"width": 760, "height": 1200})
+            page.evaluate(
+                "document.querySelectorAll('.worst-sample:nth-of-type(n + 3)').forEach((e) => e.remove())"
+            )
+            shot = page.locator("#worst-part").screenshot()
+            shots.append(Image.open(io.BytesIO(shot)).convert("RGB"))
+            page.context.close()
+    both = Image.new("RGB", (sum(shot.width for shot in shots), shots[0].height))
+    both.paste(shots[0], (0, 0))
+    both.paste(shots[1], (shots[0].width, 0))
+    small = both.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    small.save(Path(folder) / "report-passages.png", optimize=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    passages(*sys.argv[2:]) if sys.argv[1] == "--passages" else main(*sys.argv[1:])

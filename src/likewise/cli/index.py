@@ -153,7 +153,7 @@ def ask(
         typer.Option(
             min=0,
             help="Of a causal language model: of how many neighbors to show the passage that the similarity rests on. "
-            "Reads the data set, and takes about seven training steps a neighbor. [default: 3, where the data are]",
+            "Reads the data set, and takes about eight training steps a neighbor. [default: 3, where the data are]",
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,

@@ -270,7 +270,7 @@ class Index:
 
         For language models that are compared by the log-likelihood of a text. Contributions of a row sum to its plain
         similarity k^C, which is computed exactly; centering subtracts what belongs to no token. The rows are read
-        from the data set, and take about seven training steps each.
+        from the data set, and take about eight training steps each.
 
         Args:
             x: New inputs, as `nearest` takes them.

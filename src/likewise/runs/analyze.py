@@ -116,8 +116,8 @@ def analyze(
         token_text: Of a language model: a function of i that returns text i and the (start, end) of each of its tokens
             in it, as the offset_mapping of a fast tokenizer. The report then marks on which passages of its neighbors
             the similarity of a text rests.
-        passages: For how many texts, the most novel, and three neighbors each; a pair takes about seven training
-            steps. None: one in a hundred, 8 to 32.
+        passages: For how many texts, the most novel, and three neighbors each; a pair takes about eight training
+            steps. None: one in 200, 8 to 32.
         watch: The record of the training run, or its file, with which `label_suspicion` becomes a mean of ranks.
         index: Where gradients are compared by sketches, keep these as an index in the folder `index`, for
             `likewise ask` and `likewise.Index`: about 2.3 KB a sample and a thumbnail.

@@ -17,8 +17,9 @@ from likewise.progress import announce
 from likewise.runs.store import Arrays
 
 NEIGHBORS = 3  # of each text
-# A pair takes about seven training steps, and a run four of each text: a text in a hundred is a twentieth of its cost.
-LEAST, MOST, ONE_IN = 8, 32, 100
+# A pair takes about eight training steps (benchmarks/passages.py, 2026-11-18), and a run about five of each text: one
+# text in 200 with three neighbors is a fortieth of its cost, more for tiny models, whose calls take longer than sums.
+LEAST, MOST, ONE_IN = 8, 32, 200
 TokenTexts = Callable[[int], tuple[str, Sequence[tuple[int, int]] | None]]
 
 

@@ -118,8 +118,8 @@ class Settings(BaseModel):
         default=None,
         ge=0,
         description="Of a causal language model: for how many texts, the most novel first, the report marks on which "
-        "passages of three neighbors their similarity rests, at about seven training steps a neighbor; else one in a "
-        "hundred, 8 to 32. 0 for none.",
+        "passages of three neighbors their similarity rests, at about eight training steps a neighbor; else one in "
+        "200, 8 to 32. 0 for none.",
     )
     follow_links: bool = Field(
         default=False, description="Also read what links in a folder of images lead to outside of it."
