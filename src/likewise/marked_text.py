@@ -12,6 +12,7 @@ from likewise.thumbnails import EXCERPT, escape_controls
 
 Span = tuple[int, int]
 CUT = "…"
+AGAINST = 0.02  # of the largest contribution: less is nothing to look at; dom.js of the report has it too
 WORD = 16  # characters that an excerpt may begin later, to begin with a word
 
 
@@ -28,6 +29,7 @@ class Segment(NamedTuple):
     text: str
     contribution: float  # 0 between marks
     strength: float  # of the largest contribution in the excerpt, 0 to 1
+    against: bool  # whether it speaks against the sum, by more than a fiftieth of the largest contribution
     strongest: bool  # whether it is in the strongest passage
 
 
@@ -67,7 +69,8 @@ class MarkedText(NamedTuple):
         for start, stop in pairwise(places):
             value = next((c for s, e, c in marks if s <= start < e), 0.0)
             inside = first <= start < end
-            found.append(Segment(self.text[start:stop], value, max(0.0, value / most), inside))
+            against = value < -AGAINST * most
+            found.append(Segment(self.text[start:stop], value, max(0.0, value / most), against, inside))
         return found
 
     def as_dict(self) -> dict[str, Any]:

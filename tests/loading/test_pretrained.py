@@ -1,5 +1,6 @@
 """Models, tokenizers and adapters from folders that save_pretrained wrote, by words and by Python."""
 
+import dataclasses
 import json
 import socket
 
@@ -112,6 +113,37 @@ def test_only_the_completion_of_a_prompt_counts(folders, offline):
     pairs = list(zip(*(single_rows(folders, "causal", [c]) for c in ("text", "second")), strict=True))[:6]
     found = lw.similarity(lw.Network(model, lw.sequence_log_likelihood()), lw.batches(read.dataset))
     assert (found - cosines_of(model, pairs, completion)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("max_length", [None, 5])
+@pytest.mark.parametrize("column", ["text", "text,second"])
+def test_tokens_lie_in_the_text_that_counts_and_those_of_a_prompt_nowhere(
+    folders, offline, column, max_length
+):
+    folder = loading.PretrainedFolder(str(folders / "causal"))
+    tokenization = folder.tokenization(max_length)
+    options = {"text_column": column, "limit": 8}
+    read = loading.data(str(folders / "data.jsonl"), tokenization=tokenization, **options)
+    rows = [json.loads(line) for line in (folders / "data.jsonl").read_text().splitlines()][:8]
+    for i, row in enumerate(rows):
+        text, spans = read.token_text(i)
+        tokens = read.dataset[i]["input_ids"].tolist()
+        assert text == row["second" if "," in column else "text"] and len(spans) == len(tokens)
+        counted = [token for token, (start, end) in zip(tokens, spans, strict=True) if start < end]
+        words = text.split()[:max_length]
+        assert [text[a:b] for a, b in spans if a < b] == words
+        assert tokenization.tokenizer.convert_ids_to_tokens(counted) == words
+        assert counted == tokens[len(tokens) - len(counted) :]  # the prompt comes first, and has no place
+    late = loading.data(
+        str(folders / "data.jsonl"), tokenization=dataclasses.replace(tokenization, on_demand=True), **options
+    )
+    for i in (5, 0, 5):
+        one, other = late.dataset[i], read.dataset[i]
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        assert late.token_text(i) == read.token_text(i)
+    assert len(late.dataset) == 8
+    with pytest.raises(IndexError):
+        late.dataset[8]
 
 
 def test_commands_read_a_folder_its_tokenizer_and_its_order_of_classes(folders, offline, tmp_path, capsys):
