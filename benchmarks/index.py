@@ -61,6 +61,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bergson import draw_maps, project_gradients
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -464,24 +465,17 @@ def _by_dattri(p: int, width: int) -> Any:
 
 
 def _by_bergson(model: nn.Module, p: int, width: int) -> Any:
-    """Return the projection that bergson 2.5 makes, in plain torch: B G Aᵀ of each layer, with random signs.
-
-    Of the matrices of linear and convolutional layers alone: it leaves out biases and normalization.
-    """
+    """Return the projection that bergson makes of the matrices of linear and convolutional layers."""
     del p
     shapes = {name: value.shape for name, value in model.named_parameters()}
-    layers = [name for name, shape in shapes.items() if len(shape) > 1]
-    side, chance = round((width / len(layers)) ** 0.5), torch.Generator().manual_seed(0)
-
-    def signs(size: int) -> torch.Tensor:
-        return torch.randint(0, 2, (side, size), generator=chance) * 2.0 - 1
-
-    maps = {name: (signs(shapes[name][0]), signs(shapes[name][1:].numel())) for name in layers}
+    maps = draw_maps({name: shape for name, shape in shapes.items() if len(shape) > 1}, width)
 
     def project(flat: torch.Tensor) -> torch.Tensor:
-        parts = dict(zip(shapes, flat.split([shape.numel() for shape in shapes.values()], 1), strict=True))
-        found = [b @ parts[name].unflatten(1, (b.shape[1], -1)) @ a.T for name, (b, a) in maps.items()]
-        return torch.cat([part.flatten(1) for part in found], 1) / side
+        parts = flat.split([shape.numel() for shape in shapes.values()], 1)
+        named = zip(shapes.items(), parts, strict=True)
+        return project_gradients(
+            {name: part.unflatten(1, shape) for (name, shape), part in named if name in maps}, maps
+        )
 
     return project
 

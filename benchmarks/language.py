@@ -6,7 +6,8 @@
     python benchmarks/language.py copies [--device cuda]
 
 speed: shapes of Pythia with random weights, in one process with a plain training step (forward and backward, no
-optimizer) of the same batches. Tracing and checking the model come first and are told apart.
+optimizer) and with the recipe of bergson in plain torch (`bergson.py`), all of the same batches; on a CPU in seconds
+of the process. Tracing and checking the model come first and are told apart.
 
 prepare: docstrings and sources of Python packages, documentation of Debian packages and licenses, as bytes.
 
@@ -33,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bergson import TextProjector
 from records import FOLDER, add, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,6 +51,7 @@ PAD = 0
 # ---- speed
 
 SHAPES = {
+    "70m": dict(hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048),
     "160m": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072),
     "1b": dict(hidden_size=2048, num_hidden_layers=16, num_attention_heads=8, intermediate_size=8192),
 }
@@ -81,13 +84,21 @@ def add_low_rank(model: nn.Module, rank: int) -> None:
 
 def speed(given: argparse.Namespace) -> None:
     device = torch.device(given.device)
-    dtype = torch.float32 if given.tiny else torch.bfloat16
-    for shape, adapted in (("160m", False), ("1b", False), ("1b", True)):
+    dtype = torch.float32 if given.tiny or device.type == "cpu" else torch.bfloat16
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    for shape, adapted in (("70m", False), ("160m", False), ("1b", False), ("1b", True)):
         name = f"{shape}{' lora' if adapted else ''}"
         if given.only in name:
             add(
                 given.out,
-                {"what": "speed", "shape": name, "tokens": given.length, "tiny": given.tiny},
+                {
+                    "what": "speed",
+                    "shape": name,
+                    "tokens": given.length,
+                    "tiny": given.tiny,
+                    **({"device": "cpu"} if device.type == "cpu" else {}),
+                },
                 **measure_speed(TINY if given.tiny else SHAPES[shape], adapted, device, dtype, given),
             )
 
@@ -150,7 +161,33 @@ def measure_speed(
             "width": projector.width,
         }
         print(name_of(model), projection, found[projection], file=sys.stderr, flush=True)
+    found["bergson's recipe"] = time_bergson(model, tokens, statistics.median(plain), device, given)
+    print(name_of(model), "bergson's recipe", found["bergson's recipe"], file=sys.stderr, flush=True)
     return found
+
+
+def time_bergson(
+    model: nn.Module, tokens: Tensor, plain: float, device: torch.device, given: argparse.Namespace
+) -> dict[str, Any]:
+    """Return how fast the recipe of bergson projects each batch but the first, to the same number of numbers."""
+    reset_peak(device)
+    projector, size, seconds = TextProjector(model, given.width), given.plain_batch or given.batch, []
+    with projector.hooks():
+        for part in tokens.split(given.batch):
+            begun = now(device)
+            for some in part.split(size):
+                projector.project(some.to(device)).half().cpu()
+            seconds.append(now(device) - begun)
+    mine = seconds[1:]
+    return {
+        "tokens/s": given.batch * given.length / statistics.median(mine),
+        "of plain": plain / statistics.median(mine),
+        "spread": max(mine) / min(mine) - 1,
+        "samples of a pass": size,
+        "peak MB": peak(device) / 1e6,
+        "bytes a sample": 2 * projector.width,
+        "width": projector.width,
+    }
 
 
 def profile(function: Callable[[], Any], device: torch.device) -> None:
