@@ -3,6 +3,7 @@
     python benchmarks/language.py speed [--device cuda] [--only 160m]       # --tiny: small shapes, for a CPU
     python benchmarks/language.py prepare [--texts out/language-texts.npz]  # collects texts of this machine
     python benchmarks/language.py quality [--device cuda] [--seeds 0 1 2 3 4]
+    python benchmarks/language.py units [--seeds 200 201 202 203]           # small enough for a CPU
     python benchmarks/language.py copies [--device cuda]
 
 speed: shapes of Pythia with random weights, in one process with a plain training step (forward and backward, no
@@ -13,6 +14,10 @@ prepare: docstrings and sources of Python packages, documentation of Debian pack
 
 quality: a GPT on bytes is pretrained on a mixture of domains; 5 % of a pool are selected for targets of one domain, and
 copies of the GPT are trained on them. Loss on held-out texts of that domain, in nats a byte.
+
+units: what should be of length 1, a text's gradient, that of each layer, or of each hidden matrix? As quality, but
+small: one GPT a seed is pretrained for all target domains, and rows are chosen as `likewise select` does at its
+defaults, by the best target. Neither domains nor seeds are those that the choice was made on.
 
 copies: texts with words dropped, shuffled or trimmed are planted in a pool; how many of them are among the ten nearest
 of what they were made from.
@@ -30,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -584,6 +589,111 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     }
 
 
+# ---- units
+
+SMALL = dict(width=96, layers=2, length=64)
+
+
+class Pretrained(NamedTuple):
+    """A small network with what it was not trained on: targets and held-out texts of some domains, and a pool."""
+
+    checkpoints: list[tuple[nn.Module, Any, float]]
+    targets: dict[str, np.ndarray]
+    held_out: dict[str, np.ndarray]
+    pool: np.ndarray
+
+
+def units(given: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    vars(given).update(SMALL)
+    texts, domain, names = load_texts(given.texts)
+    done = [line["setting"] for line in lines(given.out)]
+    wanted = given.targets or ["licenses", "readmes", "web", "manuals"]
+    for seed in given.seeds:
+        settings = {name: {"what": "units", "target": name, "seed": seed, "pool": 1500} for name in wanted}
+        if all(setting in done for setting in settings.values()):
+            continue
+        start = pretrain(domain, names, as_tokens(texts, given.length), wanted, seed, given)
+        for name, found in compare_units(texts, domain, names, start, seed, given).items():
+            add(given.out, settings[name], **found)
+
+
+def pretrain(
+    domain: np.ndarray,
+    names: list[str],
+    data: dict[str, Tensor],
+    wanted: list[str],
+    seed: int,
+    given: argparse.Namespace,
+) -> Pretrained:
+    """Return two checkpoints of a network that was trained on 8,000 texts for 1,600 steps."""
+    draw = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    places = {name: draw.permutation(np.flatnonzero(domain == i)) for i, name in enumerate(names)}
+    targets = {name: places[name][:32] for name in names if name in wanted}
+    held_out = {name: places[name][32:232] for name in targets}
+    rest = draw.permutation(np.concatenate([places[n][232 if n in targets else 0 :] for n in names]))
+    model, checkpoints = gpt(given.width, given.layers, given.length), []
+    for part, rate in enumerate((2e-3, 1e-3)):
+        optimizer = train(model, rows_of(data, rest[1500:9500]), 800, rate, seed + part)
+        checkpoints.append(
+            (_copy(model, torch.device("cpu"), given), optimizer_state(model, optimizer), rate)
+        )
+    return Pretrained(checkpoints, targets, held_out, rest[:1500])
+
+
+def compare_units(
+    texts: list[bytes],
+    domain: np.ndarray,
+    names: list[str],
+    start: Pretrained,
+    seed: int,
+    given: argparse.Namespace,
+) -> dict[str, dict[str, Any]]:
+    """Return, for each target domain, how well each way chooses."""
+    data, draw = as_tokens(texts, given.length), np.random.default_rng(seed + 1000)
+    queries, pool, last = np.concatenate(list(start.targets.values())), start.pool, start.checkpoints[-1:]
+    asked, pooled = rows_of(data, queries), rows_of(data, pool)
+    similarity = {
+        unit: gradient_similarity(last, asked, pooled, width=1024, unit=unit)
+        for unit in ("sample", "layer", "matrix")
+    }
+    similarity["less"] = gradient_similarity(
+        start.checkpoints, asked, pooled, width=1024, adam=True, centered=False, unit="sample"
+    )
+    similarity["rds+"] = hidden_similarity(last[0][0], asked, pooled)
+    states = [lw.pooled_states(last[0][0], part) for part in (asked, pooled)]
+    one, other = (F.normalize(part - states[1].mean(0), dim=1) for part in states)
+    similarity["rds+, centered"] = (one @ other.T).double()
+    similarity["bm25"] = bm25([texts[i] for i in queries], [texts[i] for i in pool]).double()
+    similarity["matrix and rds+"] = sum(
+        similarity[name].argsort(1).argsort(1).double() for name in ("matrix", "rds+")
+    )
+    wanted, results = len(pool) // 20, {}
+    for place, target in enumerate(start.targets):
+        own = domain[pool] == names.index(target)
+        some = {name: one[32 * place : 32 * (place + 1)] for name, one in similarity.items()}
+        rows = {name: one.amax(0).argsort(descending=True)[:wanted] for name, one in some.items()}
+        rows["random"] = torch.from_numpy(draw.permutation(len(pool))[:wanted])
+        rows["same domain"] = torch.from_numpy(np.flatnonzero(own)[:wanted])
+        test = rows_of(data, start.held_out[target])
+        found: dict[str, Any] = {"before": float(losses(last[0][0], test).mean()), "chosen": wanted}
+        for name, chosen in rows.items():
+            tuned = _copy(last[0][0], torch.device("cpu"), given)
+            train(tuned, rows_of(pooled, chosen), 25, 5e-4, seed)
+            found[name] = {
+                "loss": float(losses(tuned, test).mean()),
+                "of the domain": float(own[chosen].mean()),
+            }
+            if name in some:
+                found[name]["in turn"] = float(own[choose(some[name], wanted)].mean())
+                found[name]["by mean"] = float(
+                    own[some[name].mean(0).argsort(descending=True)[:wanted]].mean()
+                )
+        results[target] = found
+    return results
+
+
 # ---- copies
 
 
@@ -610,6 +720,9 @@ def find_copies(texts: list[bytes], seed: int, given: argparse.Namespace) -> dic
     train(model, rows_of(everything, slice(0, len(pool))), given.steps, 1e-3, seed)
     rankers: dict[str, Ranker] = {
         "ours": lambda: gradient_similarity([(model, None, 1.0)], queries, everything),
+        "ours by matrix": lambda: gradient_similarity(
+            [(model, None, 1.0)], queries, everything, unit="matrix"
+        ),
         "rds+": lambda: hidden_similarity(model, queries, everything),
         "bm25": lambda: bm25(asked, every),
     }
@@ -653,7 +766,7 @@ def summary(given: argparse.Namespace) -> None:
     for line in lines(given.out):
         if line["setting"]["what"] == "speed":
             print(json.dumps(line, indent=1))
-    for what in ("quality", "copies"):
+    for what in ("quality", "units", "copies"):
         for group, rows in grouped(what, lines(given.out)):
             print(what, group, f"{len(rows)} seeds")
             for name in rows[0]:
@@ -687,7 +800,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("what", choices=["speed", "prepare", "quality", "copies", "summary"])
+    arguments.add_argument("what", choices=["speed", "prepare", "quality", "units", "copies", "summary"])
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--out", type=Path, default=FOLDER / "language.jsonl")
     arguments.add_argument("--only", default="", help="speed: shapes that contain this")
@@ -721,9 +834,8 @@ def main() -> None:
     is_speed = given.what == "speed"
     given.length = given.length or (1024 if is_speed and not given.tiny else 128)
     given.width = given.width or (1024 if is_speed else 192)
-    {"speed": speed, "prepare": prepare, "quality": quality, "copies": copies, "summary": summary}[
-        given.what
-    ](given)
+    commands = {"speed": speed, "prepare": prepare, "quality": quality, "units": units, "copies": copies}
+    {**commands, "summary": summary}[given.what](given)
 
 
 if __name__ == "__main__":

@@ -442,6 +442,11 @@ class _SequenceLogLikelihood:
         return likelihoods if self.reduce == "sum" else likelihoods / _count(counted)
 
 
+def is_log_likelihood(readout: Readout) -> bool:
+    """Whether a readout is the log-likelihood of a text as a whole."""
+    return isinstance(readout, _SequenceLogLikelihood)
+
+
 def sequence_log_likelihood(reduce: Literal["mean", "sum"] = "mean", shift: bool | None = None) -> Readout:
     """Return the readout of a language model's log-likelihood of a text; d = 1.
 

@@ -51,6 +51,11 @@ def loss_gradients(model, data):
     return rows
 
 
+def unit_length(gradient):
+    """Return a gradient of length 1, flat; one that is zero stays: a text of two tokens has nothing to attend to."""
+    return nn.functional.normalize(gradient.flatten(), dim=0)
+
+
 def flat(rows):
     return torch.stack([torch.cat([g.flatten() for g in row.values()]) for row in rows])
 
@@ -86,8 +91,12 @@ def project(one, data, rows=True):
         return one.project(given.samples(range(given.n)), range(given.n)).sketches
 
 
+# Of each model, what is left of its parameters without embeddings, output layer, norms and biases.
+HIDDEN = {"gpt2": ("c_attn.weight", "c_proj.weight", "c_fc.weight"), "llama": ("_proj.weight",)}
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("unit", ["sample", "layer"])
+@pytest.mark.parametrize("unit", ["sample", "layer", "matrix"])
 def test_two_sided_projections_are_those_of_gradients_of_single_texts(name, unit):
     """GPT-2 ties its embedding to its head, and its matrices are (inputs, outputs)."""
     model, data = causal_model(name), texts()
@@ -97,9 +106,12 @@ def test_two_sided_projections_are_those_of_gradients_of_single_texts(name, unit
     for row in loss_gradients(model, data):
         total = torch.zeros(1024 // SIDE**2, SIDE, SIDE, dtype=torch.float64)
         for parameter, gradient in row.items():
+            if unit == "matrix" and not parameter.endswith(HIDDEN[name]):
+                assert parameter not in one._maps
+                continue
             left, right = one._maps[parameter]
             matrix = -gradient.reshape(len(gradient), -1)
-            scale = 1 / matrix.norm().clamp(min=1e-12) if unit == "layer" else 1
+            scale = 1 if unit == "sample" else 1 / matrix.norm().clamp(min=1e-12)
             total += left.mT @ matrix @ right * scale
         expected.append(nn.functional.normalize(total.flatten(), dim=0))
     assert (found - torch.stack(expected)).abs().max() < 1e-9
@@ -117,6 +129,59 @@ def test_similarities_by_layers_are_means_of_their_cosines(projection):
     total = torch.stack([c @ c.T for c in cosines]).sum(0)
     expected = total / total.diagonal().sqrt() / total.diagonal().sqrt()[:, None]
     assert (sketches @ sketches.T - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_sign_sketches_of_matrices_are_those_of_gradients_of_single_texts(name):
+    model, data = causal_model(name), texts()
+    one = projector(model, data, LayerSettings("signs", "matrix"))
+    for row, sketch in zip(loss_gradients(model, data), project(one, data), strict=True):
+        unit = [-unit_length(g) for k, g in row.items() if k.endswith(HIDDEN[name])]
+        assert (sketch - sign_sketch(one, torch.cat(unit))).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_texts_are_chosen_by_matrices_unless_told_otherwise(name, tmp_path):
+    """Scores at the defaults against a loop: centered cosines of the concatenated unit gradients of matrices."""
+    model, pool, targets = causal_model(name), texts(0, (5, 7, 3, 6, 4, 7, 5, 6)), texts(1, (6, 4, 7))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    index = lw.build_index(
+        model, pool, tmp_path / "index", readout=lw.sequence_log_likelihood(), width=2**16, dtype="float32"
+    )
+    assert index.manifest["projection"]["unit"] == "matrix" and "unit matrix" in repr(index)
+
+    def units(data):
+        kept = [
+            {k: g for k, g in row.items() if k.endswith(HIDDEN[name])} for row in loss_gradients(model, data)
+        ]
+        rows = torch.stack([torch.cat([unit_length(g) for g in row.values()]) for row in kept])
+        return nn.functional.normalize(rows, dim=1)
+
+    mean = units(pool).mean(0)
+    one, other = (nn.functional.normalize(units(data) - mean, dim=1) for data in (targets, pool))
+    expected = one @ other.T
+    for by, scores in (("max", expected.amax(0)), ("mean", expected.mean(0))):
+        assert (lw.score_targets(index, targets, by=by).scores - scores).abs().max() < 0.05
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_who_gets_units_of_matrices(tmp_path):
+    model, data, readout = causal_model(), texts(), lw.sequence_log_likelihood()
+
+    def unit(name, *args, **options):
+        return lw.build_index(*args, tmp_path / name, **options).manifest["projection"].get("unit", "sample")
+
+    with pytest.warns(lw.ReadoutNotice):
+        assert unit("automatic", model, data) == "matrix"
+    assert unit("told", model, data, readout=readout, unit="sample") == "sample"
+    assert unit("told", model, data, readout=readout) == "sample"  # an index that is there keeps what it has
+    optimizer = train(causal_model())
+    assert unit("adam", model, data, readout=readout, optimizer_state=optimizer.state_dict()) == "sample"
+    assert unit("vectors", nn.Linear(3, 1), torch.randn(9, 3)) == "sample"
+    tables = ["transformer.wte.weight", "transformer.wpe.weight"]
+    assert unit("tables", model, data, readout=readout, parameters=tables) == "sample"
+    with pytest.raises(ValueError, match="none of the 2 selected parameters is one"):
+        unit("none", model, data, readout=readout, parameters=tables, unit="matrix")
 
 
 def test_rows_are_the_steps_that_adam_makes_on_single_texts():

@@ -63,9 +63,12 @@ def index(
         typer.Option(help="two-sided: no gradient is formed; faster for large models, with a larger error."),
     ] = "signs",
     unit: Annotated[
-        Literal["sample", "layer"],
-        typer.Option(help="What is scaled to length 1: the gradient, or that of each layer."),
-    ] = "sample",
+        Literal["auto", "sample", "layer", "matrix"],
+        typer.Option(
+            help="What is scaled to length 1: the gradient, that of each layer, or of each hidden matrix. "
+            "auto: matrix for language models without an optimizer's state, else sample."
+        ),
+    ] = "auto",
     optimizer_state: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +115,7 @@ def index(
             pictures=not no_pictures,
             excerpt_length=settings.excerpt_length,
             projection=projection,
-            unit=unit,
+            unit=None if unit == "auto" else unit,
             optimizer_state=optimizer_state,
             learning_rate=learning_rate,
             part=parts,
@@ -120,6 +123,11 @@ def index(
             settings=settings.naming_columns(read.columns).text("index"),
         )
     if own_rank() == 0:
+        if unit == "auto" and found.manifest["projection"].get("unit") == "matrix":
+            print_message(
+                "note: gradients of hidden matrices are compared, each of length 1 (--unit matrix), by which texts are "
+                "chosen better; --unit sample for plain gradients, which --exact compares."
+            )
         _tell_index(form, found, width)
 
 
@@ -246,6 +254,11 @@ def select(
     indexes = [index for index, _ in several]
     read = _read_new(found, settings, target)
     targets = read_batches(read)
+    if any(_is_plain_of_texts(index) for index in indexes):
+        print_message(
+            "note: this index has plain gradients of a language model, by which fewer texts of the targets' kind are "
+            "chosen: likewise index ... --unit matrix."
+        )
     chosen = select_rows(
         indexes,
         targets,
@@ -273,6 +286,12 @@ def select(
         facts |= {"baseline": rows.tolist(), "baseline_out": str(beside), "shared": shared}
         told.append(f"by hidden states (RDS+): {beside}; {shared:,} rows are chosen by both")
     print_result(form, facts, *told)
+
+
+def _is_plain_of_texts(index: "Index") -> bool:
+    """Whether an index has gradients of a text's log-likelihood as a whole, none of them scaled by layers or Adam."""
+    readout, facts = index.manifest["readout"]["name"], index.manifest["projection"]
+    return readout.startswith("sequence_log_likelihood") and not {"unit", "optimizer"} & facts.keys()
 
 
 def _select_by_states(index: "Index", settings: Settings, targets: Any, count: int, by: Any) -> Any:

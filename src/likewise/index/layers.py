@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from likewise.checks import check_choice, check_number
@@ -25,10 +25,12 @@ from likewise.gram import GramMatrix, whiten_sketches
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.index.optimizer import AdamMoments, read_moments
 from likewise.index.projection import Projected, Projector, fit_buckets
+from likewise.model import Network
+from likewise.readouts import is_log_likelihood
 
 SIDE = 8  # rows and columns of a block of a two-sided projection
 Projection = Literal["signs", "two-sided"]
-Unit = Literal["sample", "layer"]
+Unit = Literal["sample", "layer", "matrix"]
 
 
 class LayerSettings(NamedTuple):
@@ -61,16 +63,42 @@ def read_settings(
 
     """
     check_choice("projection", projection, ("signs", "two-sided"))
-    check_choice("unit", unit, ("sample", "layer"))
+    if unit is None:
+        unit = default_unit(gram.net) if optimizer_state is None else "sample"
+    check_choice("unit", unit, ("sample", "layer", "matrix"))
     rate = None if learning_rate is None else check_number("learning_rate", learning_rate, 0)
     moments = None if optimizer_state is None else read_moments(optimizer_state, gram.net)
     settings = LayerSettings(projection, unit, moments, rate)
     if settings.facts() and gram.d != 1:
         raise ValueError(
-            f"projection='two-sided', unit='layer' and optimizer_state are for readouts of one output, such as "
-            f"likewise.sequence_log_likelihood(), and this one has {gram.d}."
+            f"projection='two-sided', unit='layer' or 'matrix' and optimizer_state are for readouts of one output, "
+            f"such as likewise.sequence_log_likelihood(), and this one has {gram.d}."
         )
     return settings
+
+
+def default_unit(net: Network) -> Unit:
+    """Return what is scaled to length 1 if nobody says: the hidden matrices of a language model, else the gradient.
+
+    Texts that are chosen by gradients as a whole are chosen by those of embeddings, which are most of their length.
+    """
+    return "matrix" if is_log_likelihood(net.readout) and hidden_matrices(net) else "sample"
+
+
+def hidden_matrices(net: Network) -> tuple[str, ...]:
+    """Return the selected parameters of two dimensions or more that are no embedding and not the output layer.
+
+    Tables are those of `nn.Embedding`; the output layer is the one that models of transformers name, if it is not a
+    table as well.
+    """
+    tables: set[int] = set()
+    for module in net.model.modules():
+        find_head = getattr(module, "get_output_embeddings", None)
+        for one in (module, find_head() if callable(find_head) else None):
+            if isinstance(one, nn.Embedding) or (isinstance(one, nn.Module) and one is not module):
+                tables |= {id(p) for p in one.parameters()}
+    every = dict(net.model.named_parameters())
+    return tuple(name for name in net.names if every[name].ndim > 1 and id(every[name]) not in tables)
 
 
 def make_projector(gram: GramMatrix, width: int, seed: int, settings: LayerSettings) -> Projector:
@@ -114,7 +142,8 @@ def refuse_exact(facts: Mapping[str, Any], what: str = "exact=True") -> None:
     """Raise if the similarities of an index are not those of plain gradients."""
     if not are_plain(facts):
         raise ValueError(
-            f"{what} compares plain gradients, and this index has scaled layers or steps of Adam: leave it out."
+            f"{what} compares plain gradients, and this index has scaled layers or steps of Adam: leave it out, or "
+            "build the index with unit='sample' (--unit sample) and without the state of an optimizer."
         )
 
 
@@ -143,6 +172,14 @@ class LayerProjector(Projector):
         self._settings, self._optimizer = settings, optimizer
         self._numels = gram.net.numels
         self._shapes = {name: tuple(value.shape) for name, value in gram.net.parameters.items()}
+        if settings.unit == "matrix":
+            kept = hidden_matrices(gram.net)
+            if not kept:
+                raise ValueError(
+                    f"unit='matrix' compares gradients of hidden matrices, and none of the {len(self._shapes)} "
+                    "selected parameters is one: choose other parameters, or unit='layer'."
+                )
+            self._shapes = {name: self._shapes[name] for name in kept}
         self._maps: dict[str, tuple[Tensor, Tensor]] = {}
 
     def compared(self, n: int) -> int:
@@ -205,19 +242,19 @@ class LayerProjector(Projector):
         if self._settings.projection == "two-sided":
             return self._sum_two_sided(layers)
         square = torch.zeros(1, 1, 1, device=self.gram.device)
-        parts = GradientParts(square, sum(self._numels.values()), self._explicit(layers), ())
+        parts = GradientParts(square, self._size, self._explicit(layers), ())
         return whiten_sketches(self._sketch.project(parts))
 
     def _layers(
         self, gradients: Mapping[str, ParameterGradient], moments: AdamMoments | None
     ) -> Iterator[tuple[str, ParameterGradient, Tensor | None]]:
-        """Yield name, gradient and factor of each parameter: 1 over its length, where layers are of unit length.
+        """Yield name, gradient and factor of each parameter: 1 over its length, where each is of unit length.
 
         A layer whose gradient is rounding beside the longest one, such as that of a bias of attention's keys, which
         moves nothing, gets a factor of 0: it would be noise of unit length.
         """
         factors: dict[str, Tensor] = {}
-        if self._settings.unit == "layer":
+        if self._settings.unit != "sample":
             layers = self._unscaled(gradients, moments)
             # Of a copy, or each would keep a dense gradient.
             squares = {name: one.part(slice(None)).self_gram()[:, 0, 0] for name, one in layers}
@@ -231,13 +268,18 @@ class LayerProjector(Projector):
     def _unscaled(
         self, gradients: Mapping[str, ParameterGradient], moments: AdamMoments | None
     ) -> Iterator[tuple[str, ParameterGradient]]:
-        for name in self._numels:
+        for name in self._shapes:
             gradient = gradients.get(name)
             if moments is not None:
                 rows = self._rows(name, gradient, gradients)
                 yield name, DenseGradient(moments.update(name, rows)[:, None])
             elif gradient is not None:
                 yield name, gradient
+
+    @property
+    def _size(self) -> int:
+        """How many entries the gradients of all layers have."""
+        return sum(self._numels[name] for name in self._shapes)
 
     def _rows(
         self, name: str, gradient: ParameterGradient | None, others: Mapping[str, ParameterGradient]
@@ -253,8 +295,8 @@ class LayerProjector(Projector):
         self, layers: Iterator[tuple[str, ParameterGradient, Tensor | None]]
     ) -> Iterator[tuple[int, list[RowBlock]]]:
         starts, start = {}, 0
-        for name, numel in self._numels.items():
-            starts[name], start = start, start + numel
+        for name in self._shapes:
+            starts[name], start = start, start + self._numels[name]
         for name, gradient, factor in layers:
             rows = gradient.part(slice(None)).rows()  # of a copy, which is dropped
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))

@@ -153,6 +153,8 @@ class Index:
     def __repr__(self) -> str:
         state, rows = self.manifest, sum(shard.stop - shard.start for shard in self._folder.shards)
         of = f"{state['model_name']}, {state['readout']['name']}"
+        if "unit" in state["projection"]:
+            of += f", unit {state['projection']['unit']}"
         if state["part"] is not None:
             i, n = state["part"]
             return (
