@@ -130,13 +130,15 @@ def measure_speed(
         "plain spread": max(plain) / min(plain) - 1,
         "plain peak MB": plain_peak / 1e6,
     }
-    for projection in given.projections:
+    ways = [(projection, unit) for projection in given.projections for unit in given.units]
+    for projection, unit in ways:
+        way = projection if unit == "sample" else f"{projection}, unit {unit}"
         reset_peak(device)
         net = lw.Network(model, lw.sequence_log_likelihood())
         data = batches(tokens, given.batch)
         begun = now(device)
         gram = GramMatrix(net, data, max_memory=int(given.memory * 2**30))
-        projector = make_projector(gram, given.width, 0, LayerSettings(projection))
+        projector = make_projector(gram, given.width, 0, LayerSettings(projection, unit))
         seconds = []
         with net.evaluation_mode():
             sizes = {len(where) for where in projector.batches(data, range(given.batch))}
@@ -154,7 +156,7 @@ def measure_speed(
             gram.engine.finish_checks()  # once a shard
             checks = now(device) - first
         mine = seconds[1:]
-        found[projection] = {
+        found[way] = {
             "tokens/s": given.batch * given.length / statistics.median(mine),
             "of plain": statistics.median(plain) / statistics.median(mine),
             "spread": max(mine) / min(mine) - 1,
@@ -165,7 +167,7 @@ def measure_speed(
             "bytes a sample": 2 * projector.width,
             "width": projector.width,
         }
-        print(name_of(model), projection, found[projection], file=sys.stderr, flush=True)
+        print(name_of(model), way, found[way], file=sys.stderr, flush=True)
     found["bergson's recipe"] = time_bergson(model, tokens, statistics.median(plain), device, given)
     print(name_of(model), "bergson's recipe", found["bergson's recipe"], file=sys.stderr, flush=True)
     return found
@@ -814,6 +816,9 @@ def main() -> None:
     arguments.add_argument("--memory", type=float, default=64, help="speed: max_memory in GiB")
     arguments.add_argument("--profile", action="store_true", help="speed: what one pass consists of")
     arguments.add_argument("--projections", nargs="+", default=["two-sided", "signs"])
+    arguments.add_argument(
+        "--units", nargs="+", default=["sample", "matrix"], help="speed: what is of length 1"
+    )
     arguments.add_argument(
         "--width", type=int, default=None, help="of a sketch (speed), of the GPT (quality)"
     )

@@ -122,7 +122,7 @@ def test_an_index_of_texts_with_token_labels_in_batches_of_several_lengths(tmp_p
     readout = lw.sequence_log_likelihood()
     found = lw.similarity(model, loader, readout=readout)
     assert (found - cosines).abs().max() < 1e-5
-    index = lw.build_index(model, loader, tmp_path / "index", readout=readout, width=2048)
+    index = lw.build_index(model, loader, tmp_path / "index", readout=readout, width=2048, unit="sample")
     sketches = index.sketches(index.rows)
     assert (sketches @ sketches.T - cosines).square().mean().sqrt() < 0.05
     assert index.nearest(loader, k=1).indices[:, 0].tolist() == list(range(30))

@@ -288,6 +288,28 @@ def test_texts_are_selected_by_several_checkpoints(folders, offline, tmp_path, c
     assert rows[1]["score"] == pytest.approx(float(expected[rows[1]["row"]]), abs=1e-5)
 
 
+def test_commands_tell_which_gradients_of_texts_are_compared(folders, offline, tmp_path, capsys):
+    words = ["index", str(folders / "causal"), str(folders / "data.jsonl"), "--text", "text", "--width", "64"]
+    line = (folders / "data.jsonl").read_text().splitlines()[7]
+    (tmp_path / "target.jsonl").write_text(line + "\n")
+
+    def stderr(*given):
+        assert exit_code(list(given)) == 0
+        return capsys.readouterr().err
+
+    def select(name):
+        target = ["--target", str(tmp_path / "target.jsonl"), "--out", str(tmp_path / f"{name}.jsonl")]
+        return stderr("select", str(tmp_path / name), *target)
+
+    assert "(--unit matrix)" in stderr(*words, "--out", str(tmp_path / "matrix"))
+    assert "--unit matrix" not in select("matrix")
+    assert "--unit" not in stderr(*words, "--out", str(tmp_path / "plain"), "--unit", "sample")
+    assert "--unit" not in stderr(*words, "--out", str(tmp_path / "plain"))  # it keeps what it has
+    assert "plain gradients of a language model" in select("plain")
+    assert exit_code(["ask", str(tmp_path / "matrix"), "the cat", "--exact"]) != 0
+    assert "--unit sample" in capsys.readouterr().err
+
+
 def test_a_column_of_text_that_is_not_named_is_asked_for(folders, tmp_path, capsys, monkeypatch):
     (tmp_path / "data.jsonl").write_text('{"words": "a text", "origin": "here"}\n')
     monkeypatch.setattr("likewise.cli.options._load_model", None)  # before the model is loaded
