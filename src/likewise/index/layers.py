@@ -80,7 +80,7 @@ def read_settings(
 def default_unit(net: Network) -> Unit:
     """Return what is scaled to length 1 if nobody says: the hidden matrices of a language model, else the gradient.
 
-    Texts that are chosen by gradients as a whole are chosen by those of embeddings, which are most of their length.
+    Gradients as a whole, of which embeddings are more than half, choose fewer texts of the kind that is asked for.
     """
     return "matrix" if is_log_likelihood(net.readout) and hidden_matrices(net) else "sample"
 
