@@ -141,12 +141,13 @@ def test_sign_sketches_of_matrices_are_those_of_gradients_of_single_texts(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_texts_are_chosen_by_matrices_unless_told_otherwise(name, tmp_path):
-    """Scores at the defaults against a loop: centered cosines of the concatenated unit gradients of matrices."""
+def test_texts_are_chosen_by_matrices_where_asked_for(name, tmp_path):
+    """Scores against a loop: centered cosines of the concatenated unit gradients of matrices."""
     model, pool, targets = causal_model(name), texts(0, (5, 7, 3, 6, 4, 7, 5, 6)), texts(1, (6, 4, 7))
     before = {k: v.clone() for k, v in model.state_dict().items()}
+    readout = lw.sequence_log_likelihood()
     index = lw.build_index(
-        model, pool, tmp_path / "index", readout=lw.sequence_log_likelihood(), width=2**16, dtype="float32"
+        model, pool, tmp_path / "index", readout=readout, width=2**16, dtype="float32", unit="matrix"
     )
     assert index.manifest["projection"]["unit"] == "matrix" and "unit matrix" in repr(index)
 
@@ -165,23 +166,27 @@ def test_texts_are_chosen_by_matrices_unless_told_otherwise(name, tmp_path):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_who_gets_units_of_matrices(tmp_path):
-    model, data, readout = causal_model(), texts(), lw.sequence_log_likelihood()
-
-    def unit(name, *args, **options):
-        return lw.build_index(*args, tmp_path / name, **options).manifest["projection"].get("unit", "sample")
-
+def test_a_default_index_of_texts_has_plain_gradients_and_exact_similarities(tmp_path):
+    model, data = causal_model(), texts()
     with pytest.warns(lw.ReadoutNotice):
-        assert unit("automatic", model, data) == "matrix"
-    assert unit("told", model, data, readout=readout, unit="sample") == "sample"
-    assert unit("told", model, data, readout=readout) == "sample"  # an index that is there keeps what it has
-    optimizer = train(causal_model())
-    assert unit("adam", model, data, readout=readout, optimizer_state=optimizer.state_dict()) == "sample"
-    assert unit("vectors", nn.Linear(3, 1), torch.randn(9, 3)) == "sample"
+        index = lw.build_index(model, data, tmp_path / "plain")
+    assert "unit" not in index.manifest["projection"]
+    exact = index.nearest(data, k=3, exact=True)
+    gram = lw.GramMatrix(lw.Network(model, lw.sequence_log_likelihood()), data, centered=True).dense()
+    assert (exact.similarities - gram.gather(1, exact.indices)).abs().max() < 1e-6
+
+
+def test_units_of_matrices_need_a_hidden_matrix(tmp_path):
     tables = ["transformer.wte.weight", "transformer.wpe.weight"]
-    assert unit("tables", model, data, readout=readout, parameters=tables) == "sample"
     with pytest.raises(ValueError, match="none of the 2 selected parameters is one"):
-        unit("none", model, data, readout=readout, parameters=tables, unit="matrix")
+        lw.build_index(
+            causal_model(),
+            texts(),
+            tmp_path / "none",
+            readout=lw.sequence_log_likelihood(),
+            parameters=tables,
+            unit="matrix",
+        )
 
 
 def test_rows_are_the_steps_that_adam_makes_on_single_texts():

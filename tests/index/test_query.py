@@ -301,7 +301,7 @@ def test_what_is_asked_wrongly_is_told_and_nothing_is_lost(build, net, data, new
     with pytest.raises(TypeError, match="Data were expected"):
         index.nearest("new.png")
     with pytest.raises(ValueError, match="open the index with it"):
-        index.nearest(new, exact=True)
+        lw.Index(index.path, model=net).nearest(new, exact=True)
     with pytest.raises(ValueError, match="model=model"):
         lw.Index(index.path).nearest(new)
     with pytest.raises(ValueError, match="not the one that the index was built from"):
@@ -359,3 +359,11 @@ def test_novelty_is_compared_in_words(build, net, data, new):
     )
     alone = lw.Index(build("alone", data=(data[0][:1], data[1][:1])).path, model=net)
     assert "too few" in alone.explain(new)[0].novelty_comparison
+
+
+def test_an_index_that_was_just_built_and_added_to_answers_exactly(build, net, data, new):
+    index = build()
+    index.add(data)
+    exact = index.nearest(new, k=2, exact=True, centered=False)
+    expected = lw.GramMatrix(net, new, data).dense().amax(1)
+    assert (exact.similarities - expected[:, None]).abs().max() < 1e-6  # each sample is there twice

@@ -63,12 +63,12 @@ def index(
         typer.Option(help="two-sided: no gradient is formed; faster for large models, with a larger error."),
     ] = "signs",
     unit: Annotated[
-        Literal["auto", "sample", "layer", "matrix"],
+        Literal["sample", "layer", "matrix"],
         typer.Option(
-            help="What is scaled to length 1: the gradient, that of each layer, or of each hidden matrix. "
-            "auto: matrix for language models without an optimizer's state, else sample."
+            help="What is scaled to length 1: the gradient, that of each layer, or of each hidden matrix, by which "
+            "likewise select chooses texts best."
         ),
-    ] = "auto",
+    ] = "sample",
     optimizer_state: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +115,7 @@ def index(
             pictures=not no_pictures,
             excerpt_length=settings.excerpt_length,
             projection=projection,
-            unit=None if unit == "auto" else unit,
+            unit=unit,
             optimizer_state=optimizer_state,
             learning_rate=learning_rate,
             part=parts,
@@ -123,11 +123,6 @@ def index(
             settings=settings.naming_columns(read.columns).text("index"),
         )
     if own_rank() == 0:
-        if unit == "auto" and found.manifest["projection"].get("unit") == "matrix":
-            print_message(
-                "note: gradients of hidden matrices are compared, each of length 1 (--unit matrix), by which texts are "
-                "chosen better; --unit sample for plain gradients, which --exact compares."
-            )
         _tell_index(form, found, width)
 
 

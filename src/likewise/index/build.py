@@ -28,7 +28,7 @@ from likewise.index.shards import BUILD, Task, describe_data, fill, hold_folder,
 from likewise.index.store import DTYPES, INDEX, IndexFolder, refuse_other_classes
 from likewise.manifest import DamagedIndexError, read_manifest
 from likewise.model import Network, to_network
-from likewise.readouts import Readout, is_log_likelihood
+from likewise.readouts import Readout
 from likewise.thumbnails import EXCERPT
 
 
@@ -49,7 +49,7 @@ def build_index(
     excerpt_length: int = EXCERPT,
     seed: int = 0,
     projection: Projection = "signs",
-    unit: Unit | None = None,
+    unit: Unit = "sample",
     optimizer_state: Any = None,
     learning_rate: float | None = None,
     part: tuple[int, int] | None = None,
@@ -83,8 +83,7 @@ def build_index(
             output gradients of layers, and no gradient is formed. Cheaper for large models, with a larger error.
         unit: What is scaled to length 1: "sample" the gradient as a whole, "layer" that of each parameter, so that a
             similarity is the mean of theirs, "matrix" that of each hidden matrix, without embeddings, output layer,
-            norms and biases (both for readouts of one output). If None, "matrix" for the log-likelihood of texts
-            without an optimizer's state, and "sample" for all else.
+            norms and biases: to choose texts by. The last two are for readouts of one output, and have no exact twin.
         optimizer_state: Of Adam or AdamW: the optimizer, its state dict, or a checkpoint folder of the Trainer of
             transformers. Rows are then the step that Adam would make on that sample alone, queries plain gradients, as
             in LESS; minus the readout must be the training loss, such as sequence_log_likelihood().
@@ -96,7 +95,7 @@ def build_index(
         settings: What a command was told, as TOML, kept for `likewise ask`.
 
     Returns:
-        The index, opened.
+        The index, opened, with its data set attached: `exact=True` works at once.
 
     Raises:
         ValueError: The folder holds another index, or something else.
@@ -120,8 +119,6 @@ def build_index(
     net.choose_readout(first.inputs, first.labels, first.ids)
     gram = GramMatrix(net, source, max_memory=max_memory)
     path = _check_out(out)
-    if unit is None and is_log_likelihood(net.readout):
-        unit = _unit_of(path)
     layers = read_settings(gram, projection, unit, optimizer_state, learning_rate)
     projector = make_projector(gram, width, seed, layers)
     state = {
@@ -137,7 +134,8 @@ def build_index(
         folder = _begin(path, state, settings)
         task = Task(folder, projector, source, maker, source_number=0, first_row=0)
         fill(task, _shards_of_part(source.spans(rows), chosen))
-    return Index(path, model=net, verify=False, max_memory=max_memory)
+    attached = source if chosen is None else None  # a part answers nothing
+    return Index(path, model=net, data=attached, verify=False, max_memory=max_memory)
 
 
 def keep_sketches(
@@ -258,16 +256,6 @@ def check_part(part: Any) -> tuple[int, int]:
         raise TypeError(f"part must be (i, n), such as (2, 8), found {describe(part)}.")
     n = check_integer("the number of parts", part[1], 1)
     return check_integer("part", part[0], 1, n), n
-
-
-def _unit_of(path: Path) -> Unit | None:
-    """Return what the index in a folder scales to length 1, so that a call without `unit` goes on with it."""
-    try:
-        there = read_manifest(path, INDEX)
-    except (FileNotFoundError, DamagedIndexError):
-        return None
-    unit: Unit = there["projection"].get("unit", "sample")
-    return unit
 
 
 def _begin(path: Path, state: dict[str, Any], settings: str | None) -> IndexFolder:

@@ -26,7 +26,6 @@ from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.index.optimizer import AdamMoments, read_moments
 from likewise.index.projection import Projected, Projector, fit_buckets
 from likewise.model import Network
-from likewise.readouts import is_log_likelihood
 
 SIDE = 8  # rows and columns of a block of a two-sided projection
 Projection = Literal["signs", "two-sided"]
@@ -63,8 +62,6 @@ def read_settings(
 
     """
     check_choice("projection", projection, ("signs", "two-sided"))
-    if unit is None:
-        unit = default_unit(gram.net) if optimizer_state is None else "sample"
     check_choice("unit", unit, ("sample", "layer", "matrix"))
     rate = None if learning_rate is None else check_number("learning_rate", learning_rate, 0)
     moments = None if optimizer_state is None else read_moments(optimizer_state, gram.net)
@@ -75,14 +72,6 @@ def read_settings(
             f"such as likewise.sequence_log_likelihood(), and this one has {gram.d}."
         )
     return settings
-
-
-def default_unit(net: Network) -> Unit:
-    """Return what is scaled to length 1 if nobody says: the hidden matrices of a language model, else the gradient.
-
-    Gradients as a whole, of which embeddings are more than half, choose fewer texts of the kind that is asked for.
-    """
-    return "matrix" if is_log_likelihood(net.readout) and hidden_matrices(net) else "sample"
 
 
 def hidden_matrices(net: Network) -> tuple[str, ...]:

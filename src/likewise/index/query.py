@@ -614,6 +614,8 @@ class Index:
             task = Task(folder, self.projector(more), more, maker, source_number=number, first_row=first)
             folder.state["data"] = [*folder.state["data"], describe_data(more)]
             fill(task, more.spans(rows_per_shard(more.n)))
+        if len(self._data) == number:  # all data sets before are attached
+            self._data = [*self._data, more]
         self._reload()
 
     def remove(self, rows: Sequence[int] | Tensor, *, wait: float = math.inf) -> None:
