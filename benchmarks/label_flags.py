@@ -1,21 +1,26 @@
 """How many of the labels that are flagged are wrong, and is the number of errors told right? On a CPU.
 
     python benchmarks/label_flags.py --data DIR      results are added to benchmarks/results/label_flags.jsonl
+    ... --keep FOLDER --out FILE                     votes are kept there, and used if they are there
 
 3,000 images each of MNIST, Fashion-MNIST and CIFAR-10, a small convolutional net with batch normalization
 after 6 epochs and after 30 (with 10 % uniform noise also before any), when it has learned all labels; no
 label made wrong on purpose, or a share of them.
 """
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from images import data_folder, images
 from labels import flags
 from records import Clock, measured, options, ranked
-from torch import nn
+from torch import Tensor, nn
 
 import likewise as lw
+from likewise.statistics.label_issues import combined_suspicion
+from likewise.votes import class_votes
 from nets import evaluated, spoiled, trained
 
 COUNT, WIDTH = 3000, 16
@@ -40,7 +45,8 @@ def settings(seeds: list[int]) -> list[dict[str, Any]]:
     ]
 
 
-def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+def votes_of(setting: dict[str, Any], given: Any, clock: Clock) -> dict[str, Tensor]:
+    """Return the votes on labels and the outputs of a network trained with them, beside the labels and the truth."""
     seed = setting["seed"]
     x, y = images(setting["data"], given.data, first=COUNT * seed, count=COUNT)
     chances, labels = None, y
@@ -50,12 +56,32 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     if setting["noise"] != "none":
         labels = spoiled(y, setting["noise"], setting["share"], seed, chances)
     torch.manual_seed(seed)
-    clock, fresh, wrong = Clock(), net(x.shape[1]), labels != y
+    fresh = net(x.shape[1])
     model = clock("training", lambda: trained(fresh, x, labels, setting["epochs"], seed, batch=64).model)
     gram = lw.GramMatrix(model, (x, labels))
-    found = clock("likewise", lambda: lw.label_suspicion(gram, sketch=1024))
+    votes = clock("likewise", lambda: class_votes(gram, labels, sketch=1024))
+    return {"votes": votes, "outputs": evaluated(model, x), "labels": labels, "truth": y}
+
+
+def kept_votes(setting: dict[str, Any], given: Any, clock: Clock) -> dict[str, Tensor]:
+    """Return what `votes_of` does, from the folder `--keep` where it is there, and write it there where not."""
+    if given.keep is None:
+        return votes_of(setting, given, clock)
+    file = given.keep / f"{'-'.join(str(v) for v in setting.values())}.npz"
+    if not file.exists():
+        given.keep.mkdir(parents=True, exist_ok=True)
+        found = votes_of(setting, given, clock)
+        np.savez_compressed(file, **{k: v.numpy() for k, v in found.items()})
+    with np.load(file) as arrays:
+        return {name: torch.tensor(arrays[name]) for name in arrays.files}
+
+
+def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
+    clock = Clock()
+    votes, outputs, labels, truth = kept_votes(setting, given, clock).values()
+    found, wrong = combined_suspicion(votes, labels, outputs.softmax(1)), labels != truth
     return {
-        "learned": float((evaluated(model, x).argmax(1) == labels).float().mean()),
+        "learned": float((outputs.argmax(1) == labels).float().mean()),
         "flags": flags(found.flagged, wrong),
         "expected": list(found.precision),
         "errors": [int(wrong.sum()), *found.errors],
@@ -68,6 +94,7 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
 def main() -> None:
     arguments = options(__doc__, "label_flags")
     data_folder(arguments)
+    arguments.add_argument("--keep", type=Path, default=None, help="folder for the votes of each setting")
     given = arguments.parse_args()
     measured(settings(given.seeds), measure, given)
 

@@ -1,5 +1,9 @@
 """Votes whose truth is known: how many labels are wrong, and which?"""
 
+from itertools import pairwise
+from math import log
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +13,12 @@ from torch import nn
 
 import likewise as lw
 from likewise.statistics.label_issues import suspicion_from_votes
-from likewise.statistics.noise_rate import calibrate_shares, estimate_noise, wrong_chance
+from likewise.statistics.noise_rate import (
+    calibrate_shares,
+    estimate_noise,
+    narrow_loss_chance,
+    wrong_chance,
+)
 
 
 def voted(share, n=4000, classes=5, sharp=6.0, seed=0, kind="uniform"):
@@ -95,21 +104,35 @@ def test_bayes_rule_is_written_out(seed):
         assert abs(float(found[i]) - (1 - joint[y] / sum(joint))) < 0.02
 
 
-def test_hidden_errors_are_found_in_a_group_of_their_own():
-    """Memorized labels: every label wins its vote, the wrong ones by less."""
+def hidden_errors(own):
+    """Memorized labels: right ones win their vote clearly, wrong ones get about as many votes as one other class."""
     chance = torch.Generator().manual_seed(0)
     n, wrong = 2000, torch.arange(2000) < 200
     labels = torch.randint(0, 4, (n,), generator=chance)
     other = (labels + torch.randint(1, 4, (n,), generator=chance)) % 4
     votes = 0.02 + 0.02 * torch.rand(n, 4, generator=chance, dtype=torch.float64)
-    votes[torch.arange(n), labels] += torch.where(wrong, 0.40, 0.8) + 0.05 * torch.randn(n, generator=chance)
-    votes[torch.arange(n), other] += torch.where(wrong, 0.45, 0.0)
+    votes[torch.arange(n), labels] += torch.where(wrong, own, 0.8) + 0.05 * torch.randn(n, generator=chance)
+    votes[torch.arange(n), other] += torch.where(wrong, 0.6, 0.0)
+    return votes, labels, wrong
+
+
+def test_hidden_errors_are_found_in_a_group_of_their_own():
+    votes, labels, wrong = hidden_errors(0.2)
     found = estimate_noise(votes / votes.sum(1, keepdim=True), labels)
     assert found.distinct and found.errors.low <= 200 <= found.errors.high
     whole = suspicion_from_votes(votes, labels)
     assert whole.precision.low <= whole.errors.low / int(whole.flagged.sum())  # if so few labels are wrong
     assert f"flagged; about {whole.errors.likely:.0f} wrong" in repr(whole)
     assert found.chance[wrong].mean() > 0.4 and found.chance[~wrong].mean() < 0.1
+
+
+def test_labels_that_tie_may_be_wrong_or_ambiguous():
+    """Half of them win: right labels of ambiguous samples would look the same."""
+    votes, labels, wrong = hidden_errors(0.6)
+    found = suspicion_from_votes(votes, labels)
+    assert not found.distinct and found.chance_wrong.isnan().all()
+    assert found.errors.low <= 200 <= found.errors.high
+    assert wrong[found.suspicion.argsort(descending=True)[:200]].all(), "the order still is right"
 
 
 @pytest.mark.parametrize("ring", [False, True])
@@ -197,3 +220,80 @@ def test_overlapping_classes_are_no_group_of_wrong_labels():
     known = not np.isnan(found.precision.likely)
     assert not known or abs(found.precision.likely - float(wrong[found.flagged].double().mean())) < 0.1
     assert found.errors.low <= int(wrong.sum()) <= found.errors.high
+
+
+def close_votes(n=4000, classes=5, k=0.7, share=0.1, seed=0, clearest=2.5):
+    """Votes of overlapping classes: right labels lose by r at a chance of Φ(-k r), wrong ones mostly lose clearly."""
+    chance = torch.Generator().manual_seed(seed)
+    clear = clearest * torch.rand(n, generator=chance, dtype=torch.float64).sqrt()
+    lose = torch.rand(n, generator=chance, dtype=torch.float64) < torch.special.ndtr(-k * clear)
+    wrong = torch.rand(n, generator=chance) < share
+    clearly = 2 + 0.5 * torch.randn(n, generator=chance, dtype=torch.float64)
+    against = torch.where(wrong, clearly, torch.where(lose, clear, -clear))
+    labels = torch.randint(classes, (n,), generator=chance)
+    votes = torch.full((n, classes), 0.02, dtype=torch.float64)
+    votes[torch.arange(n), labels] = 1.0
+    votes[torch.arange(n), (labels + 1) % classes] = against.exp()
+    return votes / votes.sum(1, keepdim=True), labels, wrong, against
+
+
+@pytest.mark.parametrize("k", [0.6, 1.0, 1.6])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_right_labels_that_lose_narrowly_are_told_by_those_that_win_narrowly(k, share):
+    _, _, wrong, against = close_votes(k=k, share=share)
+    narrow = narrow_loss_chance(against)
+    lost = against > 0
+    assert (narrow[~lost] == 0).all() and ((narrow >= 0) & (narrow <= 1)).all()
+    right = int((lost & ~wrong).sum())
+    assert abs(float(narrow.sum()) - right) < 0.25 * right + 0.1 * int(
+        wrong.sum()
+    )  # some wrong ones are close
+    order = against[lost].argsort()
+    assert (narrow[lost][order].diff() <= 1e-12).all(), (
+        "the clearer the loss, the less likely it is a narrow one"
+    )
+
+
+def test_narrow_losses_are_counted_as_written_out():
+    _, _, _, against = close_votes(n=1000)
+    values = against.tolist()
+    chance = NormalDist().cdf
+    close = [v for v in values if abs(v) <= 1]
+    posterior = lambda k: sum(log(chance(-k * v)) for v in close) - (k - 1) ** 2 / (2 * 0.2**2)  # noqa: E731
+    k = max(np.linspace(0, 3, 1501), key=posterior)
+    lost = sorted(v for v in values if v > 0)
+    bins = max(1, min(20, len(lost) // 25))
+    edges = np.quantile(lost, np.linspace(0, 1, bins + 1))
+    edges[0] = -np.inf
+    pools = []  # [losers, sum of right ones], pooled where chances would rise
+    for low, high in pairwise(edges):
+        here = sum(low < v <= high for v in lost)
+        won = [-v for v in values if v <= 0 and low < -v <= high]
+        pools.append([here, sum(chance(-k * r) / chance(k * r) for r in won)])
+        while len(pools) > 1 and pools[-1][1] / pools[-1][0] > pools[-2][1] / pools[-2][0]:
+            last = pools.pop()
+            pools[-1] = [a + b for a, b in zip(pools[-1], last, strict=True)]
+    expected = [min(1, right / losers) for losers, right in pools for _ in range(losers)]
+    found = narrow_loss_chance(against)
+    assert bins > 3 and (found[against <= 0] == 0).all()
+    np.testing.assert_allclose(found[against > 0][against[against > 0].argsort()], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_are_right_or_absent_where_right_labels_lose_narrowly(seed):
+    votes, labels, wrong, _ = close_votes(seed=seed)
+    found = suspicion_from_votes(votes, labels)
+    assert not found.distinct and np.isnan(found.precision.likely) and found.chance_wrong.isnan().all()
+    assert found.errors.low <= int(wrong.sum()) <= found.errors.high
+    votes, labels, wrong, _ = close_votes(k=1.6, seed=seed, clearest=4.0)  # classes hardly overlap
+    found = suspicion_from_votes(votes, labels)
+    assert found.distinct and abs(found.precision.likely - float(wrong[found.flagged].double().mean())) < 0.1
+    assert found.errors.low <= int(wrong.sum()) <= found.errors.high
+    chance = found.chance_wrong.double()
+    assert abs(float(chance.sum()) - int(wrong.sum())) < 0.15 * int(wrong.sum())
+
+
+def test_without_close_votes_every_loss_counts():
+    against = torch.cat([-5 - torch.rand(300), 4 + torch.rand(40)]).double()
+    assert narrow_loss_chance(against).sum() < 0.01
+    assert narrow_loss_chance(-against.abs()).sum() == 0

@@ -1,6 +1,6 @@
 """How many labels are wrong, and how likely is each? From votes of the similar, with no true label at hand.
 
-Two estimates that err in opposite directions are averaged.
+Estimates that err in different directions are put together.
 
 Counted: votes are turned into chances q(c) that class c is the label at hand, by how often it is where c
 gets such a share of the votes (isotonic). A matrix T(c, y), how often class c is labeled y, is read off the
@@ -15,10 +15,16 @@ data hardly better than one, or the labels of one group do not lose their votes,
 do, no group of labels stands out: then the smaller of both chances is taken, and the lower ends are 0. The same holds
 where many more labels lose their votes than the group has, or the groups are not well apart: classes overlap.
 
+Mirrored: where classes overlap, right labels lose their votes too, but narrowly, and how many do is told by those that
+win as narrowly. A label that wins by r, the logarithm of its share over the best other's, could as well have lost by r,
+the less likely the larger r is; how much less is read off close votes. What loses beyond that is wrong, which finds too
+few. If overlap explains most of the group, no group stands out; else the chance is the mean of grouped and mirrored.
+
 Neighbors are no judge where no group stands out and the network has memorized its labels (wrong ones then win the
 vote) or supports few of them (right ones lose it): then nothing can be told from one network, and `reason` says so.
 """
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -32,7 +38,12 @@ BINS = 401  # of vote shares, so that many classes cost little
 STEPS = 10  # of taking q apart
 FEWEST = 100  # samples to look for groups in
 DISTINCT = 0.1  # gain of the Bayesian information criterion per sample at which there are two groups
-OVERLAP = 0.08  # of the labels: so many more may lose the vote than are in the group of wrong ones
+OVERLAP = 0.12  # of the labels: so many more may lose the vote than are in the group of wrong ones
+EXPLAINED = (
+    0.5  # of the group lose narrowly, as right labels of overlapping classes do: beyond, it is no group
+)
+CLOSE = 1.0  # votes within a factor of e: how often these are lost tells how often right labels lose
+USUAL, USUAL_DEVIATION = 1.0, 0.2  # of k where there are few of them: 0.6 to 1.7 on networks with many
 SEPARATION = 2.2  # of the groups' means, in standard deviations: below, hard samples are in both
 MEMORIZED = 0.9  # of the labels are reproduced: wrong ones may be among them
 WEAK = 0.6  # of the labels are supported by neighbors: below, these are no judge
@@ -54,7 +65,7 @@ class NoiseEstimate(NamedTuple):
     chance: Tensor  # (n,) that the label is wrong
     errors: Interval  # how many labels are wrong
     distinct: bool  # whether wrong labels stand out as a group
-    both: tuple[Tensor, Tensor]  # the chances counted and grouped
+    both: tuple[Tensor, Tensor]  # the chances mirrored and grouped; if not distinct, counted and grouped
     reason: str  # why nothing can be told from one network; empty where something can
 
 
@@ -75,19 +86,35 @@ def estimate_noise(shares: Tensor, given: Tensor, learned: float | None = None) 
         return NoiseEstimate(none, errors, False, (none, none), _why_unknown(won, learned))
     joint = _count_confident(shares, given)
     counted = wrong_chance(calibrate_shares(shares, given), _smooth_rates(joint), given)
-    grouped, distinct = _fit_two_groups(shares, given)
+    against = _votes_against(shares, given)
+    narrow = narrow_loss_chance(against)
+    mirrored = torch.where(against > 0, 1 - narrow, 0)
+    grouped, apart = _fit_two_groups(against)
+    group = (grouped >= 0.5) & (against > 0)
+    distinct = apart and not (group.any() and float(narrow[group].mean()) > EXPLAINED)
+    chances = (mirrored, grouped) if distinct else (counted, grouped)
+    low, high = _count_ends(shares, given)
+    high = max(high, float(grouped.sum())) if apart else high
+    if distinct:
+        beyond, lost = float(mirrored.sum()), float((against > 0).sum())
+        low = min(
+            low, max(0.0, beyond - 1.96 * (2 * lost - beyond) ** 0.5)
+        )  # of those lost, less the narrow ones
+        likely, chance = (beyond + float(grouped.sum())) / 2, (mirrored + grouped) / 2
+    else:
+        low, likely = 0.0, float(joint.sum() - joint.diagonal().sum())
+        chance = torch.minimum(counted, grouped)
+    high = min(high, float(len(given)))
+    errors = Interval(low, min(max(likely, low), high), high)
+    return NoiseEstimate(chance, errors, distinct, chances, "" if distinct else _why_unknown(won, learned))
+
+
+def _count_ends(shares: Tensor, given: Tensor) -> tuple[float, float]:
+    """Return how many labels are wrong by the clearest quarter of the votes and by all of them, with 95 % intervals."""
     winners = torch.bincount(shares.argmax(1), minlength=shares.shape[1]).double()
     rates = (_rates(_count_winners(shares, given, share)) for share in (0.75, 0.0))
     low, high = sorted(float((winners * (1 - rate.diagonal())).sum()) for rate in rates)
-    low = max(0.0, low - 1.96 * (4 * low) ** 0.5) if distinct else 0.0  # seen in a quarter
-    likely, high = float(joint.sum() - joint.diagonal().sum()), high + 1.96 * high**0.5
-    if distinct:
-        likely, high = (likely + float(grouped.sum())) / 2, max(high, float(grouped.sum()))
-    high = min(high, float(len(given)))
-    chance = (counted + grouped) / 2 if distinct else torch.minimum(counted, grouped)
-    errors = Interval(low, min(max(likely, low), high), high)
-    reason = "" if distinct else _why_unknown(won, learned)
-    return NoiseEstimate(chance, errors, distinct, (counted, grouped), reason)
+    return max(0.0, low - 1.96 * (4 * low) ** 0.5), high + 1.96 * high**0.5  # the former is seen in a quarter
 
 
 def _why_unknown(won: float, learned: float | None) -> str:
@@ -136,16 +163,67 @@ def wrong_chance(q: Tensor, transition: Tensor, given: Tensor) -> Tensor:
     return (1 - right / joint.sum(1).clamp(min=1e-300)).clamp(0, 1)
 
 
-def _fit_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
+def narrow_loss_chance(against: Tensor) -> Tensor:
+    """Return the chance that a label is right and lost its vote narrowly, since classes overlap; (n,), 0 where it won.
+
+    Log-ratios of votes are taken to be off by a normal error, so that right labels lose by r at Φ(-k r) / Φ(k r) times
+    the rate at which they win by r. Of the labels that lose by about r, so many of those that win by it are right.
+
+    Args:
+        against: (n,) logarithm of the best other class's share over the label's own; above 0 the vote is lost.
+
+    """
+    with warnings.catch_warnings():
+        from sklearn.isotonic import IsotonicRegression
+
+    values = against.double().cpu()
+    lost, right = values > 0, torch.zeros_like(values)
+    if not lost.any():
+        return right.to(against.device)
+    lost_by, k = values[lost], _sharpness(values)
+    won_by = -values[~lost & (-values <= lost_by.max())]
+    bins = max(1, min(20, len(lost_by) // 25))
+    edges = torch.tensor(np.quantile(lost_by.numpy(), np.linspace(0, 1, bins + 1)[1:-1]))
+    odds = torch.exp(torch.special.log_ndtr(-k * won_by) - torch.special.log_ndtr(k * won_by))
+    expected = torch.bincount(torch.bucketize(won_by, edges), odds, minlength=bins)
+    losers = torch.bincount(torch.bucketize(lost_by, edges), minlength=bins).clamp(min=1)
+    falling = IsotonicRegression(increasing=False)
+    chance = falling.fit_transform(np.arange(bins), expected / losers, sample_weight=losers)
+    right[lost] = torch.tensor(chance).double().clamp(max=1)[torch.bucketize(lost_by, edges)]
+    return right.to(against.device)
+
+
+def _sharpness(against: Tensor) -> float:
+    """Return the most likely k, if close votes are lost by r at a chance of Φ(-k r), near 1 if few are close."""
+    close = against[against.abs() <= CLOSE]
+    low, high = 0.0, 10.0
+    for _ in range(40):
+        k = (low + high) / 2
+        density = torch.exp(-((k * close) ** 2) / 2 - torch.special.log_ndtr(-k * close))
+        slope = (
+            -float((close * density).sum()) / (2 * math.pi) ** 0.5 - (k - USUAL) / USUAL_DEVIATION**2
+        )  # of the log-posterior
+        low, high = (k, high) if slope > 0 else (low, k)
+    return (low + high) / 2
+
+
+def _votes_against(shares: Tensor, given: Tensor) -> Tensor:
+    """Return the logarithm of the best other class's share over the label's own, (n,); 0 if there is one class."""
+    logs = (shares + 1e-3).log()
+    if shares.shape[1] < 2:
+        return torch.zeros_like(logs[:, 0])
+    others = logs.scatter(1, given[:, None], -torch.inf).max(1).values
+    return others - logs.gather(1, given[:, None])[:, 0]
+
+
+def _fit_two_groups(values: Tensor) -> tuple[Tensor, bool]:
     """Return the chance of each label to be of the group with more votes against it, and if there are two."""
     with warnings.catch_warnings():
         from sklearn.mixture import GaussianMixture
 
-    logs = (shares + 1e-3).log()
-    others = logs.scatter(1, given[:, None], -torch.inf).max(1).values
-    against = (others - logs.gather(1, given[:, None])[:, 0]).cpu().numpy()[:, None]
-    if shares.shape[1] < 2 or len(against) < FEWEST or against.std() < 1e-9:
-        return torch.zeros(len(shares), dtype=torch.float64), False
+    against = values.cpu().numpy()[:, None]
+    if len(against) < FEWEST or against.std() < 1e-9:
+        return torch.zeros(len(against), dtype=torch.float64), False
     one = GaussianMixture(1).fit(against)
     two = GaussianMixture(2, random_state=0, n_init=3).fit(against)
     wrong = int(two.means_[:, 0].argmax())
@@ -155,10 +233,9 @@ def _fit_two_groups(shares: Tensor, given: Tensor) -> tuple[Tensor, bool]:
     voted_down = (
         two.means_[wrong, 0] > 0 and two.weights_[wrong] < 0.5
     )  # else right labels fall in two groups
-    won = float((shares.argmax(1) == given).double().mean())  # where neighbors are no judge, nothing is known
+    lost = float((values > 0).double().mean())  # where neighbors are no judge, nothing is known
     apart = (two.means_[wrong, 0] - two.means_[1 - wrong, 0]) / two.covariances_.mean() ** 0.5
-    overlap = 1 - won - two.weights_[wrong]
-    few_hard = bool(won > 0.5 and overlap <= OVERLAP and apart >= SEPARATION)
+    few_hard = bool(lost < 0.5 and lost - two.weights_[wrong] <= OVERLAP and apart >= SEPARATION)
     return torch.tensor(chance), bool(gain > DISTINCT and voted_down) and few_hard
 
 
