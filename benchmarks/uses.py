@@ -126,34 +126,35 @@ def areas_of_labels(rows: Rows) -> str:
 
 def flags(rows: Rows) -> str:
     body = []
+    noises, names = ("none", "uniform", "pair", "instance"), tuple(SHORT)
     groups = grouped(
         rows,
         lambda r: (
-            r["setting"]["noise"],
+            noises.index(r["setting"]["noise"]),
             r["setting"]["share"],
-            r["setting"]["data"],
+            names.index(r["setting"]["data"]),
             r["setting"]["epochs"],
         ),
     )
-    for (noise, share, data, epochs), found in groups.items():
+    for (noise, share, data, epochs), found in sorted(groups.items()):
         mean = lambda pick, found=found: statistics.mean(pick(r) for r in found)  # noqa: E731
-        sure = [r["expected"][1] for r in found if r["distinct"]]
-        expected = f"{statistics.mean(sure):.2f}" if sure else ""
-        estimated = "{:.0f} ({:.0f} to {:.0f})"
-        inside = sum(r["errors"][1] <= r["errors"][0] <= r["errors"][3] for r in found)
+        sure = [r["expected"][1] for r in found if not math.isnan(r["expected"][1])]
+        told = [r["errors"] for r in found if not math.isnan(r["errors"][2])]
+        ends = [statistics.mean(e[i] for e in told) for i in (2, 1, 3)] if told else []
+        inside = sum(low <= truth <= high for truth, low, _, high in told)
         body.append(
             [
-                f"{noise} {share:.0%}" if share else "none",
-                SHORT[data],
+                f"{noises[noise]} {share:.0%}" if share else "none",
+                SHORT[names[data]],
                 str(epochs),
                 f"{sum(r['distinct'] for r in found)} of {len(found)}",
                 f"{mean(lambda r: r['flags'][0]):.0f}",
                 f"{mean(lambda r: r['flags'][1]):.2f}" if share else "",
-                expected,
+                f"{statistics.mean(sure):.2f}" if sure else "",
                 f"{mean(lambda r: r['flags'][2]):.2f}" if share else "",
                 f"{mean(lambda r: r['errors'][0]):.0f}",
-                estimated.format(*(mean(lambda r, i=i: r["errors"][i]) for i in (2, 1, 3))),
-                f"{inside} of {len(found)}",
+                "{:.0f} ({:.0f} to {:.0f})".format(*ends) if told else "",
+                f"{inside} of {len(told)}" if told else "cannot tell",
             ]
         )
     head = [

@@ -31,8 +31,8 @@ from likewise.watch import Watch
 
 ADVICE = (
     "Judge by a checkpoint of early training, record margins while training (likewise.Watch), cross-validate "
-    "(likewise.crossval, likewise crossval), or, if 95 % of the labels are reproduced, reheat the network "
-    "(likewise.reheat). Or look at 30 labels that likewise.spot_check draws."
+    "(likewise.crossval, likewise crossval), or, if the network reproduces 95 % of the labels and is not reheated yet, "
+    "reheat it (likewise.reheat). Or look at 30 labels that likewise.spot_check draws."
 )
 DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
 SAME_ORDER = (
@@ -248,7 +248,8 @@ def combined_suspicion(
     if validated is not None:
         found = suspicion_from_votes(validated.probabilities, given, **options)
     elif after is not None:
-        found = suspicion_from_votes(after.votes, given, after.chances, **options)
+        judge = "The mean of the reheated copies"
+        found = suspicion_from_votes(after.votes, given, after.chances, judge=judge, **options)
         if (
             not found.distinct
         ):  # heat made them forget right labels too: flag what the network contests as well
@@ -353,11 +354,12 @@ def suspicion_from_votes(
     *,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
+    judge: str = "The network",
 ) -> LabelSuspicion:
     """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels.
 
     Margins of training, (n,), NaN where unknown, and more scores with their weights turn suspicion into a mean of
-    ranks: see `label_suspicion`.
+    ranks: see `label_suspicion`. `judge` is whose votes and chances these are, for `reason`.
     """
     votes = votes.double()
     cast = votes.sum(1)
@@ -379,7 +381,7 @@ def suspicion_from_votes(
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     learned = None if chances is None else float((chances.argmax(1) == given).double().mean())
-    found = estimate_noise(shares, given, learned)
+    found = estimate_noise(shares, given, learned, judge)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
     least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that

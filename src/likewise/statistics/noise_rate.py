@@ -70,20 +70,23 @@ class NoiseEstimate(NamedTuple):
 
 
 @preserve_generators()  # importing scikit-learn and fitting draw from Python's and NumPy's
-def estimate_noise(shares: Tensor, given: Tensor, learned: float | None = None) -> NoiseEstimate:
+def estimate_noise(
+    shares: Tensor, given: Tensor, learned: float | None = None, judge: str = "The network"
+) -> NoiseEstimate:
     """Return chances and number of wrong labels.
 
     Args:
         shares: (n, c) each class's share of the votes, in float64.
         given: (n,) the labels.
         learned: Share of the labels that the network reproduces, None if it tells no classes.
+        judge: What `reason` calls the network.
 
     """
     won = float((shares.argmax(1) == given).double().mean())
     if shares.shape[1] > MOST_CLASSES:  # tables of classes × classes would not fit
         none = torch.zeros(len(given), dtype=torch.float64)
         errors = Interval(0.0, 0.0, float((shares.argmax(1) != given).sum()))
-        return NoiseEstimate(none, errors, False, (none, none), _why_unknown(won, learned))
+        return NoiseEstimate(none, errors, False, (none, none), _why_unknown(won, learned, judge))
     joint = _count_confident(shares, given)
     counted = wrong_chance(calibrate_shares(shares, given), _smooth_rates(joint), given)
     against = _votes_against(shares, given)
@@ -106,7 +109,9 @@ def estimate_noise(shares: Tensor, given: Tensor, learned: float | None = None) 
         chance = torch.minimum(counted, grouped)
     high = min(high, float(len(given)))
     errors = Interval(low, min(max(likely, low), high), high)
-    return NoiseEstimate(chance, errors, distinct, chances, "" if distinct else _why_unknown(won, learned))
+    return NoiseEstimate(
+        chance, errors, distinct, chances, "" if distinct else _why_unknown(won, learned, judge)
+    )
 
 
 def _count_ends(shares: Tensor, given: Tensor) -> tuple[float, float]:
@@ -117,19 +122,19 @@ def _count_ends(shares: Tensor, given: Tensor) -> tuple[float, float]:
     return max(0.0, low - 1.96 * (4 * low) ** 0.5), high + 1.96 * high**0.5  # the former is seen in a quarter
 
 
-def _why_unknown(won: float, learned: float | None) -> str:
+def _why_unknown(won: float, learned: float | None, judge: str) -> str:
     """Return why neighbors are no judge of labels that do not stand out as a group; empty if they may be."""
     if learned is None:
         return ""
     if learned >= MEMORIZED:
         return (
-            f"The network reproduces {learned:.0%} of the labels, the votes of similar samples {won:.0%}, and no group "
+            f"{judge} reproduces {learned:.0%} of the labels, the votes of similar samples {won:.0%}, and no group "
             "of labels stands out: wrong ones may be memorized, and look right then."
         )
     if won < WEAK:
         return (
-            f"The votes of similar samples are for only {won:.0%} of the labels: this network does not separate "
-            "the classes well enough to know wrong labels from hard samples."
+            f"The votes of similar samples are for only {won:.0%} of the labels: {judge[0].lower()}{judge[1:]} does "
+            "not separate the classes well enough to know wrong labels from hard samples."
         )
     return ""
 
