@@ -2,10 +2,10 @@
 
     python benchmarks/label_overlap.py --data DIR --keep FOLDER --seeds 11     rules were chosen on these
     python benchmarks/label_overlap.py --data DIR --keep FOLDER --seeds 0 1    and checked on these, tables only:
-        --only-data digits "breast cancer" wine overlapping "digit pairs"      and on benchmarks/label_flags.py
+        --only-data digits "breast cancer" wine overlapping docstrings         and on benchmarks/label_flags.py
     python benchmarks/label_overlap.py --table                                 what was found
 
-Tables (scikit-learn's, made-up ones whose classes overlap more and less, pairs of digits), 2,000 images each of MNIST,
+Tables (scikit-learn's, made-up ones whose classes overlap more and less, pairs of digits), docstrings, 2,000 images each of MNIST,
 Fashion-MNIST and CIFAR-10 from number 30,000 on; networks early and memorized, these also reheated (two copies).
 `--keep FOLDER` keeps votes, and uses them if they are there: another rule then costs seconds.
 """
@@ -30,7 +30,7 @@ from nets import evaluated
 
 IMAGES = ("mnist", "fashion-mnist", "cifar10")
 SEPARATION = {"overlapping": 1.0, "separate": 1.5}  # of the made-up classes
-DATA = ("digits", "breast cancer", "wine", *SEPARATION, "digit pairs", *IMAGES)
+DATA = ("digits", "breast cancer", "wine", *SEPARATION, "digit pairs", "docstrings", *IMAGES)
 NOISE = (
     ("uniform", 0.1),
     ("none", 0.0),

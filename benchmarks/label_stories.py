@@ -88,10 +88,13 @@ def story(
 def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     clock = Clock()
     model, x, labels, wrong, accuracy = story(setting, given, clock)
+    outputs = by_parts(model, x)
+    loss = F.cross_entropy(outputs, labels, reduction="none")
     found: dict[str, Any] = {
         "wrong": int(wrong.sum()),
-        "learned": float((by_parts(model, x).argmax(1) == labels).float().mean()),
+        "learned": float((outputs.argmax(1) == labels).float().mean()),
         "new images": accuracy,
+        "loss": ranked({"loss": loss}, wrong)["loss"] if wrong.any() else None,
     }
     for name, reheat in (("default", False), ("reheated", True)):
         with tempfile.TemporaryDirectory() as folder:

@@ -121,7 +121,7 @@ def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
         headline = f"None of {run.n:,} {labels} stands out as wrong."
     if reason:
         start = "How many are wrong cannot be told from one network. " if count else ""
-        detail = f"{start}Review the most suspicious: that few are flagged does not mean that few are wrong."
+        detail = f"{start}Review the most suspicious: how many are flagged does not say how many are wrong."
         return headline, f"{detail} {standing_group(run)}".strip(), [reason]
     return headline, f"{_expected(told, count)} {standing_group(run)}".strip(), []
 
