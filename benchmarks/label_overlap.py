@@ -5,8 +5,9 @@
         --only-data digits "breast cancer" wine overlapping docstrings         and on benchmarks/label_flags.py
     python benchmarks/label_overlap.py --table                                 what was found
 
-Tables (scikit-learn's, made-up ones whose classes overlap more and less, pairs of digits), docstrings, 2,000 images each of MNIST,
-Fashion-MNIST and CIFAR-10 from number 30,000 on; networks early and memorized, these also reheated (two copies).
+Tables (scikit-learn's, made-up ones whose classes overlap more and less, pairs of digits), docstrings, 2,000 images
+each of MNIST, Fashion-MNIST and CIFAR-10 from number 30,000 on; networks early and memorized, these also reheated (two
+copies).
 `--keep FOLDER` keeps votes, and uses them if they are there: another rule then costs seconds.
 """
 

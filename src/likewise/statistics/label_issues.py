@@ -134,8 +134,8 @@ def label_suspicion(
     neighbors are no judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then
     still the best guess. Where no group stands out, there is no `chance_wrong` either.
 
-    Where classes overlap, right labels lose their votes too, but narrowly, about as often as they win narrowly. If these
-    explain most of the labels that lose, no group stands out.
+    Where classes overlap, right labels lose their votes too, but narrowly, about as often as they win narrowly. If
+    these explain most of the labels that lose, no group stands out.
 
     Args:
         gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
