@@ -100,9 +100,8 @@ def estimate_noise(
     high = max(high, float(grouped.sum())) if apart else high
     if distinct:
         beyond, lost = float(mirrored.sum()), float((against > 0).sum())
-        low = min(
-            low, max(0.0, beyond - 1.96 * (2 * lost - beyond) ** 0.5)
-        )  # of those lost, less the narrow ones
+        spread = 1.96 * (2 * lost - beyond) ** 0.5  # of all that lose, less those that do so narrowly
+        low = min(low, max(0.0, beyond - spread))
         likely, chance = (beyond + float(grouped.sum())) / 2, (mirrored + grouped) / 2
     else:
         low, likely = 0.0, float(joint.sum() - joint.diagonal().sum())
