@@ -143,18 +143,19 @@ def _image(image: np.ndarray, values: Range | None) -> Any:
     from PIL import Image
 
     if image.dtype != np.uint8:
-        image = image.astype(np.float64)
+        image = image.astype(np.float32 if image.dtype in (np.float16, np.float32) else np.float64)
         if not np.isfinite(image).all():
             image = np.nan_to_num(image)
         low, high = (image.min(), image.max()) if values is None else (values.low, values.high)
-        span = np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
-        image = (np.clip((image - low) / span, 0, 1) * 255).round().astype(np.uint8)
+        scale = 255 / np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
+        scaled = (image - np.asarray(low, dtype=image.dtype)) * scale.astype(image.dtype)
+        image = scaled.clip(0, 255).round().astype(np.uint8)
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3])
 
 
 def _webp(image: Any) -> bytes:
     """Return the pixels of an image as WebP, tiny ones without loss, and nothing beside them."""
-    image = image.convert("RGB")
+    image = image if image.mode == "RGB" else image.convert("RGB")
     small = max(image.size) <= 16
     image.thumbnail((SIDE, SIDE))
     into = io.BytesIO()

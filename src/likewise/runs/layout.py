@@ -39,8 +39,9 @@ def neighbor_layout(
     if n < 4 or k < 1:
         return start
     graph = neighbor_graph(indices, similarities)
-    head, tail, weight = graph.row, graph.col, graph.data.astype(np.float32)
-    degree = np.bincount(head, weight, minlength=n).astype(np.float32)
+    degree = np.bincount(graph.row, graph.data, minlength=n).astype(np.float32)
+    once = graph.row < graph.col  # each pair of neighbors
+    head, tail, weight = graph.row[once], graph.col[once], graph.data[once].astype(np.float32)
     generator = np.random.default_rng(seed)
     centered = start - start.mean(0)
     centered *= START / max(float(np.abs(centered).max()), 1e-12)
@@ -110,10 +111,11 @@ def _attraction(places: np.ndarray, head: np.ndarray, tail: np.ndarray, weight: 
     square = (difference * difference).sum(1)
     power = np.power(np.maximum(square, 1e-6), STEEPNESS)
     pull = weight * (-2 * SPREAD * STEEPNESS) * power / np.maximum(square, 1e-6) / (1 + SPREAD * power)
-    n = len(places)
-    return np.stack(
-        [np.bincount(head, pull * difference[:, axis], minlength=n) for axis in (0, 1)], 1
-    ).astype(np.float32)
+    n, force = len(places), np.empty_like(places)
+    for axis in (0, 1):
+        pulled = pull * difference[:, axis]
+        force[:, axis] = np.bincount(head, pulled, minlength=n) - np.bincount(tail, pulled, minlength=n)
+    return force
 
 
 def _repulsion(places: np.ndarray, degree: np.ndarray, generator: np.random.Generator) -> np.ndarray:
