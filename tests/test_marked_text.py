@@ -88,6 +88,24 @@ def test_a_text_that_nothing_speaks_for_has_no_passage():
     assert found.as_dict()["share"] is None and found.as_dict()["passage"] == ""
 
 
+def test_an_empty_text_is_an_empty_excerpt():
+    found = mark_text("", [(0, 0)], [0.25], (0, 1))
+    assert found.text == "" and found.segments == [] and found.total == found.unshown == 0.25
+
+
+def test_the_passage_is_in_the_excerpt_also_beside_characters_that_are_written_out():
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choice("ab \0\t") for _ in range(draw.randint(1, 60)))
+        low = draw.randrange(len(text))
+        high = min(len(text), low + draw.randint(1, 8))
+        passage = escape_controls(text[low:high])
+        length = len(passage) + draw.randint(2, 30)  # room for what shows that the text goes on
+        found = mark_text(text, [(0, low), (low, high), (high, len(text))], [0.1, 1.0, 0.1], (1, 2), length)
+        first, end = found.passage
+        assert found.text[first:end] == passage and len(found.text) <= length
+
+
 def test_marks_as_plain_values():
     found = MarkedText("a b", (0, 2), (1, 3), (0.1, 0.3), (2, 3), 0.1)
     told = found.as_dict()

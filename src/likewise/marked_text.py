@@ -174,8 +174,8 @@ class _Window:
 
     def __init__(self, text: str, low: int, high: int, length: int) -> None:
         self._widths = _written_widths(text)
-        fits = len(text) <= length or sum(self._widths[:high]) < length or length <= 2 * len(CUT)
-        start = 0 if fits else _begin(text, low, high, length)
+        fits = sum(self._widths) <= length or sum(self._widths[:high]) < length or length <= 2 * len(CUT)
+        start = 0 if fits else _begin(text, self._widths, low, high, length)
         lead = CUT if start else ""
         room, stop = length - len(lead), start
         while stop < len(text) and self._widths[stop] <= room:
@@ -200,14 +200,22 @@ class _Window:
 
 def _written_widths(text: str) -> list[int]:
     """Return how many characters each one is written as; the first of a line end of Windows as none."""
-    pairs = zip(text, text[1:] + " ", strict=True)
+    following = [*text[1:], ""]
+    pairs = zip(text, following, strict=False)  # of an empty text there are none
     return [0 if a == "\r" and b == "\n" else len(escape_controls(a)) for a, b in pairs]
 
 
-def _begin(text: str, low: int, high: int, length: int) -> int:
+def _begin(text: str, widths: Sequence[int], low: int, high: int, length: int) -> int:
     """Return where an excerpt begins that has a passage in its middle: at a word, where one begins nearby."""
-    start = max(0, min(low, low - (length - (high - low)) // 2))
-    start = min(start, max(0, len(text) - length + len(CUT)))
+    passage, after = sum(widths[low:high]), sum(widths[high:])
+    middle = min((length - passage) // 2, length - 2 * len(CUT) - passage)
+    room, start = (
+        max(0, middle, length - len(CUT) - passage - after),
+        low,
+    )  # all of the room where the text ends soon
+    while start > 0 and widths[start - 1] <= room:
+        start -= 1
+        room -= widths[start]
     if text[start - 1 : start] == "\r" and text[start : start + 1] == "\n":
         start += 1
     blank = next((i for i in range(start, min(start + WORD, low)) if text[i].isspace()), None)
