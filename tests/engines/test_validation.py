@@ -494,3 +494,31 @@ def test_a_large_network_is_called_on_few_samples_before_the_first_number(monkey
     assert gram.d == 2
     # two together, each alone; the trace on two and three; what is measured and checked; autograd
     assert called == [2, 1, 1, 2, 3, 2, 2]
+
+
+@pytest.mark.parametrize("how", ["products", "similarity"])
+def test_columns_of_a_large_network_are_checked_though_their_ids_are_those_of_rows_verified_before(
+    monkeypatch, how
+):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    rows, columns = (torch.randn(2, 4, dtype=torch.float64).clamp(-3, 3) for _ in range(2))
+    columns[:, 1] = 11
+    model = LateDependence().double().eval()
+    with pytest.raises((lw.DependentSampleError, lw.GradientMismatchError)):
+        if how == "similarity":
+            lw.similarity(model, rows, columns)
+        else:
+            lw.GramMatrix(model, rows, columns=columns) @ torch.ones(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_samples_verified_before_the_first_pass_are_checked_again_only_with_autocast(monkeypatch, autocast):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    checked = []
+    monkeypatch.setattr(validation.SpotCheck, "_check", lambda self, candidate: checked.append(candidate))
+    net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), autocast=autocast)
+    gram = lw.GramMatrix(net, torch.randn(2, 4))
+    gram.diagonal()
+    assert len(checked) == (0 if autocast is None else 1)
+    gram.diagonal()  # every later pass is checked
+    assert len(checked) == (1 if autocast is None else 2)

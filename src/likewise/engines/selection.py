@@ -83,7 +83,8 @@ def select_engine(
                 )
                 if fault is None:
                     shapes = None if trial is None else trial.gradients
-                    spot_check = SpotCheck(net, n, verified=samples.ids if large else None)
+                    is_verified = large and net.autocast is None  # the check is without autocast
+                    spot_check = SpotCheck(net, n, verified=samples if is_verified else None)
                     return TracedEngine(
                         net, trace, fit.size, fit.memory, spot_check, shapes, fit.gradient_size
                     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from likewise.data import Samples
@@ -254,18 +254,17 @@ class SpotCheck:
     generator decides.
     """
 
-    def __init__(self, net: Network, n: int, seed: int = 0, verified: Tensor | None = None) -> None:
+    def __init__(self, net: Network, n: int, seed: int = 0, verified: Samples | None = None) -> None:
         """Check passes over about n samples.
 
         Args:
             net: The network.
             n: The number of samples of a pass, as far as it is known.
             seed: Of the samples that are checked.
-            verified: Ids of samples whose gradients were compared just now: the first pass does not repeat it.
+            verified: Samples whose gradients were compared just now: the first pass does not repeat it.
 
         """
-        self._net, self._n = net, n
-        self._verified = frozenset[int]() if verified is None else frozenset(verified.tolist())
+        self._net, self._n, self._verified = net, n, verified
         self._generator = torch.Generator().manual_seed(seed)
         self._cost = float("inf")  # seconds of the last check
         self._begin()
@@ -304,7 +303,7 @@ class SpotCheck:
 
         """
         n = len(samples) if count is None else count
-        if self._verified.issuperset(samples.ids[:n].tolist()):
+        if self._verified is not None and _holds_all(self._verified, samples[:n]):
             return
 
         def candidate(place: int) -> _Candidate:
@@ -330,7 +329,7 @@ class SpotCheck:
     def finish_checks(self) -> None:
         """Check the selected sample; call it at the end of a pass."""
         pending, self._n = self._pending, self._seen or self._n
-        self._verified = frozenset()
+        self._verified = None
         self._begin()
         if pending is not None:
             self._check(pending)
@@ -344,6 +343,23 @@ class SpotCheck:
 
     def _below(self, bound: int) -> int:
         return int(torch.randint(max(1, bound), (), generator=self._generator))
+
+
+def _holds_all(known: Samples, samples: Samples) -> bool:
+    """Whether all samples are among those known: in value, since another data set has samples of the same ids."""
+    places = {number: place for place, number in enumerate(known.ids.tolist())}
+    numbers = samples.ids.tolist()
+    if not places.keys() >= set(numbers):
+        return False
+    same = known[torch.tensor([places[number] for number in numbers])]
+    pairs = zip(*(tree_leaves((some.inputs, some.labels)) for some in (same, samples)), strict=False)
+    return all(_are_equal(one, other) for one, other in pairs)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return one is other  # no labels
+    return one.dtype == other.dtype and torch.equal(one.to(other.device), other)
 
 
 class _Candidate(NamedTuple):
