@@ -77,3 +77,38 @@ def test_elementwise_operations_have_a_rule_and_exact_gradients(operation, reado
         lw.soft_neighbors(by_rules.with_kernel(lw.CORRELATION)),
         lw.soft_neighbors(by_autograd.with_kernel(lw.CORRELATION)),
     )
+
+
+SPECTRA: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "a real factor": lambda x, real, _: x * real,
+    "a real term": lambda x, real, _: real - (x + real),
+    "a complex term": lambda x, _, pair: torch.add(x, torch.view_as_complex(pair), alpha=1 + 2j),
+    "a complex factor": lambda x, _, pair: x * torch.view_as_complex(pair),
+    "an expanded factor": lambda x, _, pair: torch.view_as_complex(pair).expand(len(x), -1) * x,
+}
+
+
+class Spectrum(nn.Module):
+    """An operation on a Fourier transform, which is complex, with parameters."""
+
+    def __init__(self, operation: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation, self.last = operation, nn.Linear(8, 2)
+        self.real, self.pair = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.operation(torch.fft.fft(x), self.real, self.pair)
+        return self.last(torch.view_as_real(found).flatten(1).tanh())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("operation", SPECTRA)
+def test_complex_values_beside_real_and_complex_parameters(operation):
+    torch.manual_seed(0)
+    model, x = Spectrum(SPECTRA[operation]).double(), torch.randn(5, 4, dtype=torch.float64)
+    net = lw.Network(model, lw.all_outputs)
+    by_rules, by_autograd = (
+        lw.GramMatrix(net, x, kernel=lw.INNER_PRODUCT, engine=engine) for engine in ("layers", "autograd")
+    )
+    assert by_rules.engine.name == "layers"
+    torch.testing.assert_close(by_rules.dense(), by_autograd.dense(), rtol=1e-10, atol=1e-12)

@@ -52,7 +52,7 @@ class Call:
         parameters = [operation.leaves[place].dtype for place in operation.sources]
         dtype = reduce(torch.promote_types, parameters)  # not a lower one that autocast chose
         self.deltas = {  # (d, *shape) -> (n, d, ...), with what a sample has in the batch's place
-            place: partition.split(delta.to(dtype), layout.outputs[place] + 1, fill=True)
+            place: partition.split(_convert(delta, dtype), layout.outputs[place] + 1, fill=True)
             for place, delta in deltas.items()
         }
         self.dtype = dtype
@@ -79,6 +79,11 @@ class Call:
         """Return an argument in the parameters' precision."""
         value = value if self.live else value.detach()
         return value.to(self.dtype) if value.is_floating_point() else value
+
+
+def _convert(delta: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an output gradient in a precision; complex ones stay complex, also of a real parameter."""
+    return delta.to(torch.promote_types(dtype, torch.complex32) if delta.is_complex() else dtype)
 
 
 def parameter_gradients(call: Call) -> ParameterGradients:
@@ -406,7 +411,9 @@ def _sum_or_difference(sign: int) -> Rule:
                 if dims is None:
                     return None
                 total = _as_rows(_sum(call.deltas[0], dims))
-                gradients[place] = DenseGradient(total if factor == 1 else total * factor)
+                total = total if factor == 1 else total * factor.conjugate()
+                is_real_part = total.is_complex() and not a[name].is_complex()
+                gradients[place] = DenseGradient(total.real if is_real_part else total)
         return gradients
 
     return rule
