@@ -162,3 +162,9 @@ def test_public_names_are_sorted_and_there():
 
     assert likewise.__all__ == sorted(likewise.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
     assert all(hasattr(likewise, name) for name in likewise.__all__)
+
+
+def test_no_two_test_modules_have_one_name():
+    """pytest imports them by name alone: of two that are equal it collects neither, nor anything else."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
