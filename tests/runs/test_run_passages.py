@@ -255,6 +255,42 @@ def test_a_run_of_a_model_that_cannot_be_differentiated_twice_is_finished_and_sa
     assert "Not marked" in (run.folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_run_whose_passages_take_too_much_memory_is_finished_and_says_so(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("likewise.gram.passages._derivatives", refuse)
+    torch.manual_seed(0)
+    run = lw.analyze(
+        torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7)),
+        torch.randint(0, 7, (20, 5)),
+        out=tmp_path / "run",
+        readout=lw.sequence_log_likelihood(),
+        token_text=lambda i: ("abcde", [(j, j + 1) for j in range(5)]),
+    )
+    problem = run.manifest["passages"]["problem"]
+    assert "memory ran out" in problem and "twice" not in problem
+
+
+def test_an_answer_by_a_model_that_cannot_be_differentiated_twice_comes_without_passages(
+    project, capsys, monkeypatch
+):
+    root, *_ = project
+
+    def refuse(*_):
+        raise RuntimeError(
+            "trying to differentiate twice a function that was marked with @once_differentiable"
+        )
+
+    monkeypatch.setattr("likewise.gram.passages._derivatives", refuse)
+    capsys.readouterr()
+    assert exit_code(["ask", str(root / "index"), QUESTION]) == 0
+    told = capsys.readouterr()
+    assert "passages are not shown: The model cannot be differentiated twice" in told.err
+    assert "similarity" in told.out and "rests on" not in told.out
+    assert exit_code(["ask", str(root / "index"), QUESTION, "--passages", "2"]) != 0
+
+
 @pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
 def test_texts_without_known_places_are_left_out_and_counted(tmp_path):
     torch.manual_seed(0)
@@ -269,6 +305,6 @@ def test_texts_without_known_places_are_left_out_and_counted(tmp_path):
         passages=20,
     )
     assert (run.passages["neighbor"] % 2 == 1).all() and 0 < len(run.passages) < 60
-    assert f"of {60 - len(run.passages)} texts" in run.manifest["passages"]["problem"]
+    assert f"of {60 - len(run.passages)} neighbors" in run.manifest["passages"]["problem"]
     with pytest.raises(ValueError, match="token_text"):
         lw.analyze(model, tokens, out=tmp_path / "other", passages=3)

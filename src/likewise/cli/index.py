@@ -413,6 +413,7 @@ def _add_passages(
     Where no number was asked for, and passages cannot be had, a note says why; nothing is said where similarities are
     no sums over tokens.
     """
+    from likewise.engines import GradientMismatchError
     from likewise.gram import has_passages
 
     new = read_batches(read)
@@ -424,10 +425,13 @@ def _add_passages(
     except (FileNotFoundError, ValueError) as error:
         if count is not None:
             raise
-        print_message(
-            f"note: passages are not shown: {error} --data names the texts; --passages 0 asks for none."
-        )
-        return answers
+        advice = f"{error} --data names the texts; --passages 0 asks for none."
+    except GradientMismatchError as error:
+        if count is not None:
+            raise
+        advice = f"{error} --passages 0 does not try."
+    print_message(f"note: passages are not shown: {advice}")
+    return answers
 
 
 def _open_texts(index: "Index", folder: Path, settings: Settings) -> "Read":

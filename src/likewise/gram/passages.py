@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from likewise.checks import check_integer
 from likewise.data import Batches, Samples, batches
 from likewise.engines import EngineName, GradientMismatchError
+from likewise.engines.memory import is_out_of_memory
 from likewise.gram.matrix import GramMatrix
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.linalg import accumulation_dtype
@@ -85,7 +86,7 @@ def matched_passages(
 
     Raises:
         ValueError: The readout is not a log-likelihood of a text, such as that of a classifier of texts.
-        GradientMismatchError: Contributions do not sum to the similarity: the model cannot be differentiated twice.
+        GradientMismatchError: The model cannot be differentiated twice, or contributions do not sum to the similarity.
 
     Example:
         >>> import torch, likewise as lw
@@ -166,9 +167,23 @@ def _token_derivatives(net: Network, data: Batches, direction: Tensor, size: int
     parts = list[Tensor]()
     with net.evaluation_mode():
         for where in data.spans() if data.given else data.spans(size):
-            parts += [_derivatives(net, some, direction) for some in data.samples(where).split(size)]
+            parts += [_differentiate_twice(net, some, direction) for some in data.samples(where).split(size)]
     longest = max(part.shape[1] for part in parts)
     return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1])) for part in parts])
+
+
+def _differentiate_twice(net: Network, samples: Samples, direction: Tensor) -> Tensor:
+    """Return J(x) u, (n, d), or say that PyTorch has no second derivative of the model."""
+    try:
+        return _derivatives(net, samples, direction)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise GradientMismatchError(
+            f"The model cannot be differentiated twice ({reason}), so that its similarities cannot be split by tokens.",
+            int(samples.ids[0]),
+        ) from error
 
 
 def _derivatives(net: Network, samples: Samples, direction: Tensor) -> Tensor:

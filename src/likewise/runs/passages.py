@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from likewise.engines import GradientMismatchError
+from likewise.engines.memory import is_out_of_memory
 from likewise.gram import GramMatrix, MatchedPassages, passages_by
 from likewise.marked_text import mark_text
 from likewise.progress import announce
@@ -38,18 +39,18 @@ def compute_passages(gram: GramMatrix, samples: np.ndarray, indices: np.ndarray)
 
     Returns:
         pairs (p, 2), similarities (p,), contributions (p, T), strongest (p, 2); or `problem`, the bytes of a sentence,
-        where the model cannot be differentiated twice.
+        where the model cannot be differentiated twice, or not in the memory that there is.
 
     """
     announce(f"finding the passages that similarities of {len(samples):,} texts rest on")
     near = indices[:, :NEIGHBORS]
     try:
         found = [passages_by(gram, gram.data.take([i]), gram.data.take(near[i].tolist())) for i in samples]
-    except (
-        GradientMismatchError,
-        RuntimeError,
-    ) as error:  # torch has no second derivative of some operations
-        problem = f"the model cannot be differentiated twice ({str(error).rstrip('.')})"
+    except (GradientMismatchError, MemoryError, RuntimeError) as error:  # all else of the run is there
+        if not isinstance(error, GradientMismatchError) and not is_out_of_memory(error):
+            raise
+        reason = str(error).strip().rstrip(".")
+        problem = f"memory ran out ({reason})" if is_out_of_memory(error) else reason
         announce(f"passages are not marked: {problem}")
         return {"problem": torch.tensor(list(problem.encode("utf-8", "replace")), dtype=torch.uint8)}
     longest = max(one.contributions.shape[2] for one in found)
@@ -120,8 +121,8 @@ def describe_passages(found: Arrays, table: dict[str, Any], unplaced: int) -> di
     problem = bytes(found["problem"].tolist()).decode("utf-8", "replace") if "problem" in found else ""
     if unplaced:
         problem = (
-            f"of {unplaced:,} texts it is not known where tokens lie in them: the tokenizer tells no places, and "
-            "decoding its tokens does not give the text back"
+            f"of {unplaced:,} neighbors it is not known where tokens lie in the text: the tokenizer tells no places, "
+            "and decoding its tokens does not give the text back"
         )
     pairs = len(table["sample"])
     samples = len(set(table["sample"].to_pylist()))
