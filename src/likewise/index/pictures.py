@@ -65,7 +65,7 @@ class PictureMaker:
         """Return what is drawn as black and white, from a few samples; None where they come as they are drawn."""
         places = np.linspace(0, self._data.n - 1, min(self._data.n, COMPARED)).astype(int).tolist()
         first = self._raw(places[0])
-        if hasattr(first, "shape") and first.dtype != np.uint8:
+        if hasattr(first, "shape") and getattr(first, "dtype", None) != np.uint8:  # a table has no dtype
             self._known = {place: self._raw(place) for place in places[1:]}
         self._known[places[0]] = first
         return values_of(self._known.values()) if len(self._known) == len(places) else None

@@ -86,7 +86,7 @@ function markedText({ marks, slice, length, start, end, similarity: whole }) {
     upTo(mark.start);
     const against = mark.contribution < -AGAINST * most;
     const inside = mark.start >= start && mark.start < end;
-    (inside ? passage : made).append(element("mark", { class: against ? "against" : null, title: `${percentPoints(mark.contribution / whole)} of the similarity`, style: `--strength: ${(Math.max(0, mark.contribution) / most).toFixed(3)}` }, slice(mark.start, mark.end)));
+    (inside ? passage : made).append(element("mark", { class: against ? "against" : null, title: whole > 0 ? `${percentPoints(mark.contribution / whole)} of the similarity` : null, style: `--strength: ${(Math.max(0, mark.contribution) / most).toFixed(3)}` }, slice(mark.start, mark.end)));
     at = mark.end;
   }
   upTo(length);
