@@ -1,5 +1,6 @@
 """Passages from the command to the file and to an answer: against a backward pass for each token, in float64."""
 
+import gzip
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import likewise as lw
 from likewise.cli.app import exit_code
+from likewise.report.payload import pack_payload, read_run
 from likewise.runs.passages import passage_count
 from texts import byte_tokenizer, contributions_one_by_one, facts, gpt2_config, save_language_model
 
@@ -253,6 +255,9 @@ def test_a_run_of_a_model_that_cannot_be_differentiated_twice_is_finished_and_sa
     assert len(run.passages) == 0 and run.manifest["passages"]["pairs"] == 0
     assert problem in run.manifest["passages"]["problem"]
     assert "Not marked" in (run.folder / "report.html").read_text(encoding="utf-8")
+    whole = gzip.decompress(pack_payload(read_run(run.folder)))
+    header = json.loads(whole[4 : 4 + int.from_bytes(whole[:4], "little")])
+    assert header["passages"] is None  # no legend of marks on 0 texts
 
 
 def test_a_run_whose_passages_take_too_much_memory_is_finished_and_says_so(tmp_path, monkeypatch):

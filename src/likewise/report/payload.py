@@ -166,7 +166,7 @@ def _read_passages(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def _passages(run: Run, blob: "_Blob") -> dict[str, Any] | None:
-    if run.passages is None:
+    if not run.passages:  # why there are none is said where the run is described
         return None
     rows, about = run.passages, run.manifest["passages"]
     ends = np.cumsum([len(row["starts"]) for row in rows], dtype="u4")
