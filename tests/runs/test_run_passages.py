@@ -313,3 +313,16 @@ def test_texts_without_known_places_are_left_out_and_counted(tmp_path):
     assert f"of {60 - len(run.passages)} neighbors" in run.manifest["passages"]["problem"]
     with pytest.raises(ValueError, match="token_text"):
         lw.analyze(model, tokens, out=tmp_path / "other", passages=3)
+
+
+def test_a_run_with_another_number_of_passages_is_refused_by_that_name(tmp_path):
+    """An option that only one of the two runs has was left out of the message."""
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7)).double()
+    given = {"out": tmp_path / "run", "readout": lw.sequence_log_likelihood()}
+    given["token_text"] = lambda i: ("abcde", [(j, j + 1) for j in range(5)])
+    tokens = torch.arange(100).view(20, 5) % 7
+    lw.analyze(model, tokens, passages=2, **given)
+    with pytest.raises(ValueError, match=r"other options \(passages: there 2, here None\)"):
+        lw.analyze(model, tokens, passages=0, **given)
+    with pytest.raises(ValueError, match=r"other options \(passages: there 2, here 3\)"):
+        lw.analyze(model, tokens, passages=3, **given)

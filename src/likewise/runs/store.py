@@ -377,5 +377,5 @@ def _difference(there: Any, here: Any) -> str:
     """Return what differs, where that can be told in words."""
     if not isinstance(there, dict) or not isinstance(here, dict):
         return ""
-    apart = [name for name in here if there.get(name) != here[name]]
-    return " (" + ", ".join(f"{n}: there {there.get(n)!r:.60}, here {here[n]!r:.60}" for n in apart) + ")"
+    apart = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    return " (" + ", ".join(f"{n}: there {there.get(n)!r:.60}, here {here.get(n)!r:.60}" for n in apart) + ")"
