@@ -326,3 +326,13 @@ def test_a_run_with_another_number_of_passages_is_refused_by_that_name(tmp_path)
         lw.analyze(model, tokens, passages=0, **given)
     with pytest.raises(ValueError, match=r"other options \(passages: there 2, here 3\)"):
         lw.analyze(model, tokens, passages=3, **given)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1], [2]], [[0.5], [1.0]], torch.zeros(2, 0).long(), [[0]]], ids=str)
+def test_rows_that_are_not_numbers_of_each_input_are_refused(rows, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+    tokens = torch.arange(100).view(20, 5) % 7
+    index = lw.build_index(model, tokens, tmp_path / "index", readout=lw.sequence_log_likelihood())
+    index.attach(tokens)
+    with pytest.raises(ValueError, match=r"rows must be whole numbers of shape \(2, k\), .* found"):
+        index.passages(tokens[:2], rows)

@@ -296,11 +296,7 @@ class Index:
 
         """
         new = self._read(x)
-        numbers = torch.as_tensor(rows.indices if isinstance(rows, IndexNeighbors) else rows).long().cpu()
-        if numbers.dim() != 2 or len(numbers) != new.n:
-            raise ValueError(
-                f"rows must be numbers of shape ({new.n}, k), those of each input, found {tuple(numbers.shape)}."
-            )
+        numbers = _row_numbers(rows.indices if isinstance(rows, IndexNeighbors) else rows, new.n)
         if not self._data:
             raise ValueError(
                 "Passages are those of texts of the data set: open the index with it, likewise.Index(folder, "
@@ -910,3 +906,14 @@ class Index:
                 f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: "
                 f"its exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
             )
+
+
+def _row_numbers(rows: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
+    """Return the numbers of rows for each of n inputs, (n, k), or say what is wrong with them."""
+    expected = f"rows must be whole numbers of shape ({n}, k), k of each input, at least one"
+    if not isinstance(rows, Tensor) and len({len(some) for some in rows}) > 1:
+        raise ValueError(f"{expected}, found {sorted({len(some) for some in rows})} numbers of an input.")
+    numbers = torch.as_tensor(rows).cpu()
+    if numbers.dim() != 2 or len(numbers) != n or not numbers.numel() or numbers.is_floating_point():
+        raise ValueError(f"{expected}, found {tuple(numbers.shape)} of {numbers.dtype}.")
+    return numbers.long()
