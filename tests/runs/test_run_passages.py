@@ -328,7 +328,9 @@ def test_a_run_with_another_number_of_passages_is_refused_by_that_name(tmp_path)
         lw.analyze(model, tokens, passages=3, **given)
 
 
-@pytest.mark.parametrize("rows", [[[0, 1], [2]], [[0.5], [1.0]], torch.zeros(2, 0).long(), [[0]]], ids=str)
+@pytest.mark.parametrize(
+    "rows", [[[0, 1], [2]], [[0.5], [1.0]], torch.zeros(2, 0).long(), [[0]], [0, 1]], ids=str
+)
 def test_rows_that_are_not_numbers_of_each_input_are_refused(rows, tmp_path):
     model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
     tokens = torch.arange(100).view(20, 5) % 7
@@ -336,3 +338,15 @@ def test_rows_that_are_not_numbers_of_each_input_are_refused(rows, tmp_path):
     index.attach(tokens)
     with pytest.raises(ValueError, match=r"rows must be whole numbers of shape \(2, k\), .* found"):
         index.passages(tokens[:2], rows)
+
+
+def test_places_of_other_tokens_than_the_model_reads_are_refused_with_the_text(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7)).double()
+    with pytest.raises(ValueError, match=r"token_text\(\d+\) does not fit: 6 tokens .* contributions of 5"):
+        lw.analyze(
+            model,
+            torch.arange(100).view(20, 5) % 7,
+            out=tmp_path / "run",
+            readout=lw.sequence_log_likelihood(),
+            token_text=lambda i: ("abcdef", [(j, j + 1) for j in range(6)]),
+        )

@@ -911,8 +911,9 @@ class Index:
 def _row_numbers(rows: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
     """Return the numbers of rows for each of n inputs, (n, k), or say what is wrong with them."""
     expected = f"rows must be whole numbers of shape ({n}, k), k of each input, at least one"
-    if not isinstance(rows, Tensor) and len({len(some) for some in rows}) > 1:
-        raise ValueError(f"{expected}, found {sorted({len(some) for some in rows})} numbers of an input.")
+    lengths = {len(some) for some in rows if isinstance(some, Sequence)}
+    if len(lengths) > 1:
+        raise ValueError(f"{expected}, found {' and '.join(map(str, sorted(lengths)))} of an input.")
     numbers = torch.as_tensor(rows).cpu()
     if numbers.dim() != 2 or len(numbers) != n or not numbers.numel() or numbers.is_floating_point():
         raise ValueError(f"{expected}, found {tuple(numbers.shape)} of {numbers.dtype}.")

@@ -84,7 +84,10 @@ def passage_table(found: Arrays, token_text: TokenTexts, excerpt_length: int) ->
             unplaced += 1
             continue
         first, end = found["strongest"][at].tolist()
-        marked = mark_text(text, spans, found["contributions"][at].tolist(), (first, end), excerpt_length)
+        try:
+            marked = mark_text(text, spans, found["contributions"][at].tolist(), (first, end), excerpt_length)
+        except ValueError as error:
+            raise ValueError(f"token_text({neighbor}) does not fit: {error}") from error
         rows.append(
             {
                 "sample": sample,
