@@ -14,7 +14,13 @@ cost        what a statistic will take, from a dry run
 
 from likewise.gram.cost import Plan
 from likewise.gram.matrix import GramMatrix
-from likewise.gram.passages import MatchedPassages, has_passages, matched_passages, passages_by
+from likewise.gram.passages import (
+    MatchedPassages,
+    has_passages,
+    join_passages,
+    matched_passages,
+    passages_by,
+)
 from likewise.gram.products import RowSums
 from likewise.gram.similarity import perceptual, similarity
 from likewise.gram.sketches import (
@@ -46,6 +52,7 @@ __all__ = [
     "bucket_count",
     "error_factors",
     "has_passages",
+    "join_passages",
     "matched_passages",
     "measure_error",
     "pair_source",

@@ -5,6 +5,7 @@ k^C(a, b) = Σ_j ∇a·∇b_j / (‖∇a‖ ‖∇b‖), exactly. All ∇a·∇b
 log-likelihoods along ∇a, which one forward pass differentiated twice gives: no gradient of a token is formed.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -137,6 +138,15 @@ def passages_by(gram: GramMatrix, asked: Batches, among: Batches) -> MatchedPass
     found = MatchedPassages(torch.stack(rows), torch.cat(similarities).to(rows[0]))
     _check_sums(net, among, found)
     return found
+
+
+def join_passages(parts: Sequence[MatchedPassages], dim: int) -> MatchedPassages:
+    """Return the contributions of several queries (dim 0) or texts (dim 1) as one, padded to the longest text."""
+    longest = max(part.contributions.shape[2] for part in parts)
+    padded = [
+        nn.functional.pad(part.contributions, (0, longest - part.contributions.shape[2])) for part in parts
+    ]
+    return MatchedPassages(torch.cat(padded, dim), torch.cat([part.similarities for part in parts], dim))
 
 
 def _terms_of(net: Network, data: Batches) -> Readout:

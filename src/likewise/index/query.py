@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from likewise.checks import check_flag, check_integer, check_type
 from likewise.data import Batches, batches
-from likewise.gram import GramMatrix, MatchedPassages, passages_by, similarity_errors
+from likewise.gram import GramMatrix, MatchedPassages, join_passages, passages_by, similarity_errors
 from likewise.gram.last_layer import Features
 from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
 from likewise.index.counterfactual import (
@@ -302,13 +302,11 @@ class Index:
                 "Passages are those of texts of the data set: open the index with it, likewise.Index(folder, "
                 "model=model, data=data), or index.attach(data)."
             )
-        refuse_exact(self.manifest["projection"], "passages")
+        refuse_exact(self.manifest["projection"], "index.passages")
         sketches = self._project(new)
         places = self._places(numbers.flatten()).view_as(numbers)
         parts = [self._passages_of(new.take([i]), row) for i, row in enumerate(numbers)]
-        longest = max(part.contributions.shape[2] for part in parts)
-        padded = [pad(part.contributions, (0, longest - part.contributions.shape[2])) for part in parts]
-        found = MatchedPassages(torch.cat(padded), torch.cat([part.similarities for part in parts]))
+        found = join_passages(parts, 0)
         self._refuse_other_samples(numbers, self._deviations(sketches, places, found.similarities.cpu()))
         return found
 
@@ -321,12 +319,9 @@ class Index:
             if len(mine):
                 found = passages_by(gram, new, data.take((rows[mine] - first).tolist()))
                 for i, place in enumerate(mine.tolist()):
-                    parts[place] = MatchedPassages(found.contributions[:, i], found.similarities[:, i])
+                    parts[place] = MatchedPassages(*(part[:, i : i + 1] for part in found))
             first += data.n
-        each = [parts[place] for place in range(len(rows))]
-        longest = max(part.contributions.shape[1] for part in each)
-        padded = [pad(part.contributions, (0, longest - part.contributions.shape[1])) for part in each]
-        return MatchedPassages(torch.stack(padded, 1), torch.stack([part.similarities for part in each], 1))
+        return join_passages([parts[place] for place in range(len(rows))], 1)
 
     def _deviations(self, sketches: Tensor, places: Tensor, exact: Tensor) -> Tensor:
         """Return how far exact plain similarities (n, k) are from those of sketches, in standard errors."""

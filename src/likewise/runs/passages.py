@@ -12,7 +12,7 @@ from torch import Tensor
 
 from likewise.engines import GradientMismatchError
 from likewise.engines.memory import is_out_of_memory
-from likewise.gram import GramMatrix, MatchedPassages, passages_by
+from likewise.gram import GramMatrix, join_passages, passages_by
 from likewise.marked_text import mark_text
 from likewise.progress import announce
 from likewise.runs.store import Arrays
@@ -53,9 +53,7 @@ def compute_passages(gram: GramMatrix, samples: np.ndarray, indices: np.ndarray)
         problem = f"memory ran out ({reason})" if is_out_of_memory(error) else reason
         announce(f"passages are not marked: {problem}")
         return {"problem": torch.tensor(list(problem.encode("utf-8", "replace")), dtype=torch.uint8)}
-    longest = max(one.contributions.shape[2] for one in found)
-    padded = [_pad(one, longest) for one in found]
-    whole = MatchedPassages(torch.cat(padded), torch.cat([one.similarities for one in found]))
+    whole = join_passages(found, 0)
     pairs = np.stack([np.repeat(samples, near.shape[1]), near[samples].ravel()], 1)
     return {
         "pairs": torch.tensor(pairs),
@@ -132,8 +130,3 @@ def describe_passages(found: Arrays, table: dict[str, Any], unplaced: int) -> di
     asked = found["pairs"][:, 0] if "pairs" in found else np.zeros(0)
     neighbors = len(asked) // max(1, len(np.unique(asked)))
     return {"samples": samples, "neighbors": neighbors, "pairs": pairs, "problem": problem}
-
-
-def _pad(found: MatchedPassages, length: int) -> Tensor:
-    contributions = found.contributions
-    return torch.nn.functional.pad(contributions, (0, length - contributions.shape[2]))
