@@ -168,6 +168,7 @@ def test_passages_of_an_index_in_python_equal_those_of_pairs_alone(project, tmp_
     first, second = data.take(range(25)), data.take(range(25, N))
     index = lw.build_index(model, first, tmp_path / "index", readout=readout)
     index.add(second)
+    index = lw.Index(tmp_path / "index", model=model, readout=readout)  # as another process opens it
     with pytest.raises(ValueError, match=r"attach\(data\)"):
         index.passages(data.take([0]), [[1]])
     index.attach([first, second])
