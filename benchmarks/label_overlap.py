@@ -19,13 +19,12 @@ import label_texts
 import numpy as np
 import torch
 from images import data_folder, images
-from label_flags import flags
 from records import Clock, lines, measured, options
 from sklearn import datasets
 from torch import Tensor, nn
 
 import likewise as lw
-from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion, opinion_after
+from likewise.statistics.label_issues import OpinionAfter, combined_suspicion, opinion_after
 from likewise.votes import class_votes
 from nets import evaluated
 
@@ -120,17 +119,8 @@ def measure(setting: dict[str, Any], given: Any) -> dict[str, Any]:
     if "after_votes" in of:
         after = OpinionAfter(*(of[f"after_{name}"] for name in OpinionAfter._fields))
         found["after"] = combined_suspicion(of["votes"], of["labels"], chances, None, after)
-    said = {stage: numbers(one, wrong) for stage, one in found.items()}
+    said = {stage: label_numbers.numbers(one, wrong) for stage, one in found.items()}
     return {"wrong": int(wrong.sum()), **said, "seconds": clock.seconds}
-
-
-def numbers(found: LabelSuspicion, wrong: Tensor) -> dict[str, Any]:
-    return {
-        "flags": flags(found.flagged, wrong),
-        "expected": list(found.precision),
-        "errors": list(found.errors),
-        "distinct": found.distinct,
-    }
 
 
 def settings(given: Any) -> list[dict[str, Any]]:

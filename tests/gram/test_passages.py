@@ -13,6 +13,7 @@ from likewise.gram.passages import MatchedPassages
 
 transformers = pytest.importorskip("transformers")
 from test_readouts import LENGTHS, gradients, language_model, texts, token_likelihoods  # noqa: E402
+from texts import WrongSecondDerivative  # noqa: E402
 
 
 def test_examples_in_docstrings_run():
@@ -135,25 +136,13 @@ def test_a_classifier_of_texts_is_told_what_to_do_instead():
         lw.matched_passages(model, torch.zeros(1, 5).long(), torch.zeros(2, 5).long())
 
 
-class WrongSecond(torch.autograd.Function):
-    """The identity, whose gradient is right and whose second derivative is not."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.detach() + 0 * gradient
-
-
 class Wrong(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7)
 
     def forward(self, input_ids):
-        return self.out(WrongSecond.apply(self.embed(input_ids)))
+        return self.out(WrongSecondDerivative.apply(self.embed(input_ids)))
 
 
 def test_a_model_that_is_wrong_twice_differentiated_is_refused():

@@ -12,7 +12,14 @@ import likewise as lw
 from likewise.cli.app import exit_code
 from likewise.report.payload import pack_payload, read_run
 from likewise.runs.passages import passage_count
-from texts import byte_tokenizer, contributions_one_by_one, facts, gpt2_config, save_language_model
+from texts import (
+    WrongSecondDerivative,
+    byte_tokenizer,
+    contributions_one_by_one,
+    facts,
+    gpt2_config,
+    save_language_model,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -202,18 +209,6 @@ def test_a_classifier_of_texts_has_no_passages(project, tmp_path, capsys):
     assert "no sum over tokens" in capsys.readouterr().err
 
 
-class Wrong(torch.autograd.Function):
-    """The identity, whose gradient is right and whose second derivative is not."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.detach() + 0 * gradient
-
-
 class Missing(torch.autograd.Function):
     """The identity, which torch is told not to differentiate twice."""
 
@@ -237,7 +232,8 @@ class Once(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("identity", "problem"), [(Wrong, "sum to something else"), (Missing, "cannot be differentiated twice")]
+    ("identity", "problem"),
+    [(WrongSecondDerivative, "sum to something else"), (Missing, "cannot be differentiated twice")],
 )
 def test_a_run_of_a_model_that_cannot_be_differentiated_twice_is_finished_and_says_so(
     identity, problem, tmp_path
