@@ -185,3 +185,25 @@ def test_with_more_rankings_as_many_are_flagged_and_the_most_suspicious(digits):
     assert 0 < int(both.flagged.sum()) <= int(alone.flagged.sum())
     doubted = (both.suggested != labels) & ~both.isolated
     assert both.suspicion[both.flagged].min() >= both.suspicion[doubted & ~both.flagged].max()
+
+
+def test_suspicion_is_the_margin_and_a_tenth_of_the_surprise_from_0_to_1():
+    """Written out for each sample; in a network that confuses classes the label with the smaller share comes first."""
+    import math
+
+    from likewise.statistics.label_issues import suspicion_from_votes
+
+    generator = torch.Generator().manual_seed(0)
+    votes, given = torch.rand(60, 4, generator=generator).double(), torch.arange(60) % 4
+    chances = torch.softmax(torch.randn(60, 4, generator=generator).double() * 3, 1)
+    found = suspicion_from_votes(votes, given, chances, dtype=torch.float64).suspicion
+    for i, label in enumerate(given.tolist()):
+        b = [(float(votes[i, c] / votes[i].sum()) + float(chances[i, c])) / 2 for c in range(4)]
+        margin = (1 - b[label] + max(b[c] for c in range(4) if c != label)) / 2
+        surprise = math.log(1.01 / (b[label] + 0.01))
+        assert float(found[i]) == pytest.approx(
+            (margin + 0.1 * surprise) / (1 + 0.1 * math.log(101)), abs=1e-12
+        )
+    certain = torch.eye(4).double()[torch.tensor([0, 1])]
+    ends = suspicion_from_votes(certain, torch.tensor([0, 3]), certain, dtype=torch.float64).suspicion
+    torch.testing.assert_close(ends, torch.tensor([0.0, 1.0]).double())

@@ -33,6 +33,7 @@ from likewise.model_state import preserve_generators
 from likewise.progress import announce
 from likewise.readouts import all_outputs
 from likewise.statistics.targets import MOST_CLASSES, class_chances
+from likewise.votes import contradiction
 
 Train = Callable[[Dataset[Any]], nn.Module]
 SCHEMA = 1
@@ -68,10 +69,10 @@ class CrossValidated:
 
     @property
     def suspicion(self) -> Tensor:
-        """(1 − p(label) + p(most likely other class)) / 2, (n,) in [0, 1]."""
+        """How much the probabilities contradict each label, (n,) in [0, 1]: see `label_suspicion`."""
         mine = self.probabilities.gather(1, self.labels[:, None])[:, 0]
         others = self.probabilities.scatter(1, self.labels[:, None], 0)
-        return (1 - mine + others.max(1).values) / 2
+        return contradiction(mine, others.max(1).values)
 
     @classmethod
     def load(cls, folder: str | Path) -> "CrossValidated":

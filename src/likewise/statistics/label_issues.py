@@ -26,7 +26,7 @@ from likewise.statistics.targets import (
     refuse_other,
     refuse_unbounded,
 )
-from likewise.votes import EXPONENT, class_votes
+from likewise.votes import EXPONENT, class_votes, contradiction
 from likewise.watch import Watch
 
 ADVICE = (
@@ -114,8 +114,10 @@ def label_suspicion(
     Every other sample votes for its own label with max(centered similarity, 0)^exponent. The opinion on a sample is
     the mean of the shares of votes and of the network's own probabilities, where its outputs are those of the
     classes: votes still know of labels that the network has memorized, the network is the better judge before.
-    With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2. No cross-validation. Isolated is
-    who gets fewer votes than `isolated_below` of the median; with no vote at all there is no suspicion.
+    With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2 + 0.1 log(1.01 / (b(y) + 0.01)),
+    scaled to [0, 1]: the margin, and how surprising the label is, which tells more where a network confuses classes. No
+    cross-validation. Isolated is who gets fewer votes than `isolated_below` of the median; with no vote at all there is
+    no suspicion.
 
     With the record of the training run (`watch`) suspicion is the mean of two ranks instead, that of the suspicion
     above and that of −`watch.early_margins`: each from 0 (least suspicious) to 1 (most), ties share their mean rank. It
@@ -376,7 +378,7 @@ def suspicion_from_votes(
     mine = opinion.gather(1, given[:, None])[:, 0]
     others = opinion.scatter(1, given[:, None], -1)
     best, other = others.max(1) if others.shape[1] > 1 else (torch.zeros_like(mine), given)
-    suspicion = torch.where(cast > 0, (1 - mine + best) / 2, 0).clamp(0, 1)
+    suspicion = torch.where(cast > 0, contradiction(mine, best), 0).clamp(0, 1)
     recorded = [] if margins is None else [(VOTES_WEIGHT, -margins)]
     if recorded or more:
         known = torch.where(cast > 0, suspicion, torch.nan)
