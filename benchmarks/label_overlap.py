@@ -4,6 +4,8 @@
     python benchmarks/label_overlap.py --data DIR --keep FOLDER --seeds 0 1    and checked on these, tables only:
         --only-data digits "breast cancer" wine overlapping docstrings         and on benchmarks/label_flags.py
     python benchmarks/label_overlap.py --table                                 what was found
+    python benchmarks/label_overlap.py --scores FOLDER                         average precision of rankings, by votes
+                                                                               kept here or by label_flags.py
 
 Tables (scikit-learn's, made-up ones whose classes overlap more and less, pairs of digits), docstrings, 2,000 images
 each of MNIST, Fashion-MNIST and CIFAR-10 from number 30,000 on; networks early and memorized, these also reheated (two
@@ -19,13 +21,13 @@ import label_texts
 import numpy as np
 import torch
 from images import data_folder, images
-from records import Clock, lines, measured, options
+from records import Clock, lines, measured, options, ranked
 from sklearn import datasets
 from torch import Tensor, nn
 
 import likewise as lw
 from likewise.statistics.label_issues import OpinionAfter, combined_suspicion, opinion_after
-from likewise.votes import class_votes
+from likewise.votes import class_votes, contradiction
 from nets import evaluated
 
 IMAGES = ("mnist", "fashion-mnist", "cifar10")
@@ -160,6 +162,37 @@ def table(rows: list[dict[str, Any]], choosing: bool) -> str:
     )
 
 
+def scores(folder: Path) -> str:
+    """Return the mean average precision of suspicion, of its margin alone and of the loss, by stage and noise."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file) as arrays:
+            of = {name: torch.tensor(arrays[name]) for name in arrays.files}
+        labels, wrong, chances = of["labels"], of["labels"] != of["truth"], of["outputs"].double().softmax(1)
+        if not wrong.any():
+            continue
+        votes = torch.nn.functional.pad(of["votes"].double(), (0, chances.shape[1] - of["votes"].shape[1]))
+        opinion = (votes / votes.sum(1, keepdim=True).clamp(min=1e-300) + chances) / 2
+        own, other = opinion.gather(1, labels[:, None])[:, 0], opinion.scatter(1, labels[:, None], -1).amax(1)
+        rankings = {
+            "suspicion": contradiction(own, other),
+            "margin": other - own,
+            "loss": -chances.gather(1, labels[:, None])[:, 0],
+        }
+        values = [value[0] for value in ranked(rankings, wrong).values()]
+        words = file.stem.split("-")
+        stage = {"0": "untrained", "6": "early", "30": "memorized"}.get(words[-2], words[-2])
+        for key in ((stage, words[-4]), (stage, "all"), ("all", "all")):
+            found.setdefault(key, []).append(values)
+    rows = [
+        f"| {stage}, {noise} | {len(v)} | " + " | ".join(f"{m:.3f}" for m in np.mean(v, 0)) + " |"
+        for (stage, noise), v in sorted(found.items())
+    ]
+    return "\n".join(
+        ["| networks | runs | suspicion | margin alone | loss |", "|---|---|---|---|---|", *rows]
+    )
+
+
 def main() -> None:
     arguments = options(__doc__, "label_overlap")
     data_folder(arguments)
@@ -169,7 +202,11 @@ def main() -> None:
     arguments.add_argument("--only-data", nargs="+", default=DATA, choices=DATA)
     arguments.add_argument("--texts", type=Path, default=Path("out/label-texts.npz"))
     arguments.add_argument("--table", action="store_true", help="say what was found, and end")
+    arguments.add_argument("--scores", type=Path, default=None, help="folder with votes that were kept")
     given = arguments.parse_args()
+    if given.scores is not None:
+        print(scores(given.scores))
+        return
     if not given.table:
         measured(settings(given), measure, given)
     for choosing in (True, False):

@@ -263,7 +263,7 @@ def test_narrow_losses_are_counted_as_written_out():
     k = max(np.linspace(0, 3, 1501), key=posterior)
     lost = sorted(v for v in values if v > 0)
     bins = max(1, min(20, len(lost) // 25))
-    edges = np.quantile(lost, np.linspace(0, 1, bins + 1))
+    edges = np.unique([*np.quantile(lost, np.linspace(0, 1, bins + 1)), 1.5])
     edges[0] = -np.inf
     pools = []  # [losers, sum of right ones], pooled where chances would rise
     for low, high in pairwise(edges):
@@ -297,3 +297,11 @@ def test_without_close_votes_every_loss_counts():
     against = torch.cat([-5 - torch.rand(300), 4 + torch.rand(40)]).double()
     assert narrow_loss_chance(against).sum() < 0.01
     assert narrow_loss_chance(-against.abs()).sum() == 0
+
+
+def test_a_few_labels_that_lose_clearly_are_not_taken_for_narrow_losers():
+    """12 of 400 labels lose by 3 to 6, 6 right ones narrowly: all 18 are too few for bins of their own."""
+    clear, narrow = torch.linspace(3, 6, 12), torch.linspace(0.05, 0.7, 6)
+    won = torch.cat([-torch.linspace(0.05, 0.9, 30), -torch.linspace(1, 9, 352)])
+    chance = narrow_loss_chance(torch.cat([clear, narrow, won]).double())
+    assert (chance[:12] < 0.1).all() and (chance[12:18] > 0.9).all()

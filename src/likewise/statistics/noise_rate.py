@@ -42,6 +42,7 @@ OVERLAP = 0.12  # of the labels: so many more may lose the vote than are in the 
 EXPLAINED = (
     0.5  # of the group lose narrowly, as right labels of overlapping classes do: beyond, it is no group
 )
+CLEAR = 1.5  # a label that loses by more is not pooled with those that lose narrowly, however few lose
 CLOSE = 1.0  # votes within a factor of e: how often these are lost tells how often right labels lose
 USUAL, USUAL_DEVIATION = 1.0, 0.2  # of k where there are few of them: 0.6 to 1.7 on networks with many
 SEPARATION = 2.2  # of the groups' means, in standard deviations: below, hard samples are in both
@@ -186,8 +187,9 @@ def narrow_loss_chance(against: Tensor) -> Tensor:
         return right.to(against.device)
     lost_by, k = values[lost], _sharpness(values)
     won_by = -values[~lost & (-values <= lost_by.max())]
-    bins = max(1, min(20, len(lost_by) // 25))
-    edges = torch.tensor(np.quantile(lost_by.numpy(), np.linspace(0, 1, bins + 1)[1:-1]))
+    quantiles = np.quantile(lost_by.numpy(), np.linspace(0, 1, max(1, min(20, len(lost_by) // 25)) + 1)[1:-1])
+    edges = torch.tensor(np.unique(np.concatenate([quantiles, [CLEAR]])))
+    bins = len(edges) + 1
     odds = torch.exp(torch.special.log_ndtr(-k * won_by) - torch.special.log_ndtr(k * won_by))
     expected = torch.bincount(torch.bucketize(won_by, edges), odds, minlength=bins)
     losers = torch.bincount(torch.bucketize(lost_by, edges), minlength=bins).clamp(min=1)
