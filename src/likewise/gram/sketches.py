@@ -404,8 +404,10 @@ def sketch_pair(gram: GramMatrix, sketch: int) -> tuple[Tensor, Tensor]:
     return rows, whiten_sketches(sketch_rows(gram.of_columns(), projection)).to(gram.device)
 
 
-def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) -> Sketched:
-    """Return the sketches of the rows at these places, of all if None."""
+def sketch_rows(
+    gram: GramMatrix, sketch: Sketch, where: range | None = None, what: str = "sketches"
+) -> Sketched:
+    """Return the sketches of the rows at these places, of all if None; `what` is the name of the progress."""
     data = gram.data if where is None else gram.data.take(where)
     engine = gram.engine
     with gram.net.evaluation_mode():
@@ -415,7 +417,7 @@ def sketch_rows(gram: GramMatrix, sketch: Sketch, where: range | None = None) ->
         joined = join_results(
             lambda w: tuple(sketch(engine, data.samples(w))),
             data.spans(height),
-            "sketches",
+            what,
             gram,
             engine.finish_checks,
         )

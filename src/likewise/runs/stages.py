@@ -460,7 +460,8 @@ def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: M
     missing = folder.missing(list(shards))
     for start in range(0, len(missing), world_size()):
         names = missing[start : start + world_size()]
-        block = _Block(gram, sketch, [shards[name] for name in names])
+        count = f", part {start + 1:,} of {len(missing):,}" if len(missing) > world_size() else ""
+        block = _Block(gram, sketch, [shards[name] for name in names], f"sketches{count}")
         for number, name in enumerate(names):
             folder.stage(name, partial(block.shard, number), shared=True)
 
@@ -468,8 +469,8 @@ def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: M
 class _Block:
     """The sketches of some shards, shared by ranks when the first of them is asked for."""
 
-    def __init__(self, gram: GramMatrix, sketch: Sketch, places: list[range]) -> None:
-        self._gram, self._sketch = gram, sketch
+    def __init__(self, gram: GramMatrix, sketch: Sketch, places: list[range], what: str) -> None:
+        self._gram, self._sketch, self._what = gram, sketch, what
         stops = list(accumulate(len(where) for where in places))
         self._spans = [
             range(stop - len(where), stop) for stop, where in zip(stops, places, strict=True)
@@ -488,11 +489,11 @@ class _Block:
     def _joined(self) -> tuple[Tensor, ...]:
         def compute(span: range) -> tuple[Tensor, ...]:
             with alone():
-                return tuple(sketch_rows(self._gram, self._sketch, self._places[span]))
+                return tuple(sketch_rows(self._gram, self._sketch, self._places[span], self._what))
 
         if len(self._spans) == 1:
             return compute(self._spans[0])
-        return join_results(compute, self._spans, "sketches", self._gram)
+        return join_results(compute, self._spans, self._what, self._gram)
 
 
 def _compute_shard(gram: GramMatrix, sketch: Sketch, where: range) -> dict[str, Tensor]:
