@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import likewise as lw
+from likewise.runs.review import ReviewQueue
 
 
 def memorize(model, x, y, steps=400, rate=3e-3):
@@ -314,17 +315,39 @@ def test_reheated_networks_of_other_labels_are_refused(digits, reheated):
         lw.label_suspicion(gram, reheat="always")
 
 
-def test_a_run_judges_labels_by_reheated_copies_and_says_what_it_cost(digits, tmp_path):
+@pytest.fixture(scope="module")
+def runs(digits, tmp_path_factory):
+    """The run of a memorized network, and that with reheated copies."""
+    model, x, labels, _ = digits
+    folder = tmp_path_factory.mktemp("runs")
+    return [lw.analyze(model, (x, labels), out=folder / str(hot), reheat=hot) for hot in (False, True)]
+
+
+def test_review_and_log_say_that_reheated_copies_suggest_a_label(runs):
+    for run, judge in zip(
+        runs, ("all samples, weighted by similarity, and the network", "reheated copies"), strict=True
+    ):
+        other = (run.table["suggested_label"] != run.table["label"]).to_numpy()
+        told = [ReviewQueue(run).entry(int(i)) for i in np.flatnonzero(other)[:5]]
+        assert told and all(e["judge"].startswith(judge) for e in told)
+        assert all(e["judge"].endswith(f"say {e['suggested_label_name']}") for e in told)
+        same = int(np.flatnonzero(~other)[0])
+        assert "judge" not in ReviewQueue(run).entry(same)
+        log = lw.apply_decisions(run, {told[0]["sample"]: "wrong", same: "wrong"}).changes.set_index("sample")
+        assert log["reason"][told[0]["sample"]].startswith(f"judged wrong; {told[0]['judge']}, suspicion")
+        assert log["reason"][same].startswith("judged wrong; no other label is suggested, suspicion")
+
+
+def test_a_run_judges_labels_by_reheated_copies_and_says_what_it_cost(digits, runs, tmp_path):
     model, x, labels, wrong = digits
-    plain = lw.analyze(model, (x, labels), out=tmp_path / "plain")
-    found = lw.analyze(model, (x, labels), out=tmp_path / "run", reheat=True)
+    plain, found = runs
     scores = [torch.tensor(run.table["label_suspicion"].to_numpy()) for run in (plain, found)]
     assert average_precision(scores[1], wrong) > average_precision(scores[0], wrong)
     assert "Reheated 4 times" in found.manifest["reheated"]
-    assert "Reheated 4 times" in (tmp_path / "run" / "report.html").read_text()
-    assert lw.analyze(model, (x, labels), out=tmp_path / "run", reheat=True).folder == found.folder
+    assert "Reheated 4 times" in (found.folder / "report.html").read_text()
+    assert lw.analyze(model, (x, labels), out=found.folder, reheat=True).folder == found.folder
     with pytest.raises(ValueError, match="another reheat"):
-        lw.analyze(model, (x, labels), out=tmp_path / "run")
+        lw.analyze(model, (x, labels), out=found.folder)
     early = memorize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, labels, 60)
     skipped = lw.analyze(early, (x, labels), out=tmp_path / "early", reheat=True)
     assert "Not reheated" in skipped.manifest["reheated"]

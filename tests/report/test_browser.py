@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import chromium, opened
 from playwright.sync_api import expect
 from sklearn.datasets import load_digits
-from synthetic import synthetic_run
+from synthetic import CLASSES, synthetic_run
 from torch import nn
 
 import likewise as lw
@@ -512,11 +512,53 @@ def test_a_suggestion_that_neighbors_do_not_support_is_not_taken_at_one_key(brow
     path.write_text(page_of(run))
     page, heard = opened(browser, path)
     sample = under_review(page)
-    assert "unlike most of them; perhaps" in page.inner_text("#review .verdict-line")
+    suggested = CLASSES[run.columns["suggested_label"][sample]]
+    assert f", perhaps {suggested}" in page.inner_text("#review .verdict-line")
+    assert "unlike" not in page.inner_text("#review .verdict-line")  # all neighbors carry its label
     page.locator("#review").scroll_into_view_if_needed()
+    relabel = page.locator("#review [data-verdict=relabel]")
+    assert relabel.locator("span").inner_text() == f"Relabel {suggested} …"
+    for ask in (lambda: page.keyboard.press("l"), relabel.click):  # the key does what the button does
+        ask()
+        page.wait_for_selector("#picker[open]")
+        assert page.inner_text("#picker [aria-selected=true]") == suggested
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#picker:not([open])", state="attached")
+        assert under_review(page) == sample and decided(page) == 0
     page.keyboard.press("l")
-    page.wait_for_selector("#picker[open]")
-    assert under_review(page) == sample and decided(page) == 0 and heard["errors"] == []
+    page.keyboard.press("Enter")
+    stored = page.evaluate(f"JSON.parse(localStorage.getItem('likewise:{run.manifest['data']}'))")
+    assert stored == {
+        str(sample): {"verdict": "relabel", "label": int(run.columns["suggested_label"][sample])}
+    }
+    assert heard["errors"] == []
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        ({}, "Yet all samples, weighted by similarity, and the network together say"),
+        (
+            {"reheated": "Reheated 4 times."},
+            "Yet reheated copies of the network, which have forgotten part of",
+        ),
+        (
+            {"reheated": "Not reheated: no."},
+            "Yet all samples, weighted by similarity, and the network together",
+        ),
+        ({"crossval": "0f"}, "Yet networks that have not seen it say"),
+    ],
+)
+def test_the_review_says_who_suggests_a_label(browser, tmp_path, known, says):
+    run = synthetic_run(300)
+    run.manifest.update(known)
+    path = tmp_path / "report.html"
+    path.write_text(page_of(run))
+    page, _ = opened(browser, path)
+    why = page.inner_text("#review .why")
+    assert says in why and "vote" not in why
+    assert f"say {CLASSES[run.columns['suggested_label'][under_review(page)]]}." in why or "forgotten" in says
     page.context.close()
 
 

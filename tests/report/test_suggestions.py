@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from likewise.report.suggestions import doubtful_suggestions
+from likewise.report.suggestions import JUDGES, doubtful_suggestions, suggestion_judge
 
 LABELS = np.array([0, 1, 1, 2, 2, 0, 3, 3, 3, 0])
 
@@ -34,3 +34,13 @@ def test_without_predictions_of_classes_neighbors_decide_and_without_suggestions
     assert doubtful_suggestions(columns, neighbors)[0]
     assert doubtful_suggestions({**columns, "prediction": np.full(10, 1.0)}, neighbors)[0]
     assert not doubtful_suggestions({"label": LABELS}, neighbors).any()
+
+
+def test_the_judge_of_a_run_is_the_best_that_it_had():
+    classes, values = {"prediction": np.zeros(3, dtype=int)}, {"prediction": np.zeros(3)}
+    hot, cold = "Reheated 4 times at a learning rate of 1.0e-02.", "Not reheated: too little is memorized."
+    assert suggestion_judge({"crossval": "0f", "reheated": hot}, classes) == "crossval"
+    assert suggestion_judge({"crossval": None, "reheated": hot}, classes) == "reheated"
+    assert suggestion_judge({"crossval": None, "reheated": cold}, classes) == "network"
+    assert suggestion_judge({}, values) == suggestion_judge({}, {}) == "votes"
+    assert [name for name, says in JUDGES.items() if "vote" in says] == ["votes"]

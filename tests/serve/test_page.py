@@ -142,7 +142,8 @@ def test_a_doubtful_suggestion_is_not_taken_at_one_key(browser):
         {"sample": 6, "name": "c", "label": 1, "label_name": "bee", "suggested_label": 1, "doubtful": False},
     ]
     entries = [
-        {**entry, "suggested_label_name": "bee", "neighbors": [], "picture": None} for entry in entries
+        {**entry, "suggested_label_name": "bee", "neighbors": [], "picture": None, "judge": "copies say bee"}
+        for entry in entries
     ]
     page.evaluate(
         """async ([script, entries]) => {
@@ -157,10 +158,23 @@ def test_a_doubtful_suggestion_is_not_taken_at_one_key(browser):
         [script, entries],
     )
     page.wait_for_selector(".lw-card[data-sample='4'] [data-doubtful]")
-    assert "perhaps bee" in page.inner_text(".lw-question")
+    assert page.inner_text(".lw-question") == "Labeled ant, perhaps bee"
+    assert "copies say bee" in page.inner_text(".lw-card")
+    assert page.inner_text("[data-verdict=relabel]").startswith("Relabel bee …")
+    for ask in (lambda: page.click("[data-verdict=relabel]"), lambda: page.keyboard.press("l")):
+        ask()
+        page.wait_for_selector(".lw-field:focus")
+        assert page.input_value(".lw-field") == "bee"  # Enter takes it
+        assert page.get_attribute(".lw-card", "data-sample") == "4" and page.evaluate("window.kept") == {}
+        page.evaluate("document.activeElement.blur()")
     page.keyboard.press("l")
-    page.wait_for_selector(".lw-field:focus")
-    assert page.get_attribute(".lw-card", "data-sample") == "4" and page.evaluate("window.kept") == {}
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".lw-card[data-sample='5']")
+    page.wait_for_selector("#queue[data-saving='0']")
+    assert page.evaluate("window.kept") == {"4": {"verdict": "relabel", "label": 1}}
+    page.keyboard.press("z")
+    page.wait_for_selector(".lw-card[data-sample='4']")
+    page.wait_for_selector("#queue[data-saving='0']")
     page.fill(".lw-field", "bee")
     page.dispatch_event(".lw-field", "change")  # once more when the field goes: not about the next sample
     page.wait_for_selector(".lw-card[data-sample='5']")

@@ -94,11 +94,14 @@ export function mountReview(root, source) {
     fill(Math.min(source.total - 1, at + 3)); // the next ones, while this one is looked at
   }
 
-  // A suggestion that few neighbors carry is not taken at one key: the field of classes is opened.
-  function decideByKey(verdict) {
+  // Key and button alike: a suggestion that few neighbors carry is not taken at once, but put into the field of classes.
+  function decideOrAsk(verdict) {
     const entry = current();
-    if (verdict !== "relabel" || !entry?.doubtful) return decide(verdict);
-    root.querySelector(".lw-field")?.focus();
+    const field = root.querySelector(".lw-field");
+    if (verdict !== "relabel" || !entry?.doubtful || !field) return decide(verdict);
+    field.value = entry.suggested_label_name;
+    field.focus();
+    field.select();
   }
 
   function decide(verdict, label) {
@@ -152,15 +155,15 @@ export function mountReview(root, source) {
     const button = ({ key, verdict, title, does }) =>
       element(
         "button",
-        { type: "button", class: `lw-button${mine?.verdict === verdict ? " lw-chosen" : ""}`, "data-verdict": verdict, title: does, disabled: verdict === "relabel" && !isOther(entry), onclick: () => decide(verdict) },
-        verdict === "relabel" && isOther(entry) ? `${title} ${entry.suggested_label_name}` : title,
+        { type: "button", class: `lw-button${mine?.verdict === verdict ? " lw-chosen" : ""}`, "data-verdict": verdict, title: does, disabled: verdict === "relabel" && !isOther(entry), onclick: () => decideOrAsk(verdict) },
+        verdict === "relabel" && isOther(entry) ? `${title} ${entry.suggested_label_name}${entry.doubtful ? " …" : ""}` : title,
         element("kbd", {}, key),
       );
-    const told = entry.doubtful ? ", unlike most of them; perhaps " : ", looks like ";
+    const told = entry.doubtful ? ", perhaps " : ", looks like ";
     const question = isOther(entry)
       ? element("p", { class: "lw-question", "data-doubtful": entry.doubtful }, "Labeled ", element("strong", {}, entry.label_name), told, element("strong", { class: "lw-accent" }, entry.suggested_label_name))
       : element("p", { class: "lw-question" }, entry.label_name == null ? entry.name : `Labeled ${entry.label_name}${entry.suggested_label == null ? "" : ", and looks like it"}`);
-    const facts = [entry.name, entry.label_suspicion != null && `suspicion ${entry.label_suspicion.toFixed(2)}`, entry.chance_wrong != null && `${chance(entry.chance_wrong)} likely wrong`, said && `you said: ${said}`];
+    const facts = [entry.name, entry.label_suspicion != null && `suspicion ${entry.label_suspicion.toFixed(2)}`, entry.judge, entry.chance_wrong != null && `${chance(entry.chance_wrong)} likely wrong`, said && `you said: ${said}`];
     return [
       element(
         "div",
@@ -198,11 +201,16 @@ export function mountReview(root, source) {
   function picker(entry) {
     if (!source.classes) return null;
     const list = element("datalist", { id: "lw-classes" }, ...source.classes.map((name) => element("option", { value: name })));
+    let taken = false; // a field that is taken off the page may say it again
     const choose = (event) => {
-      const number = source.classes.indexOf(event.target.value);
-      if (number >= 0 && entry === current()) decide("relabel", number); // a field that is taken off the page may say it again
+      const name = event.target.value;
+      const number = isOther(entry) && name === entry.suggested_label_name ? entry.suggested_label : source.classes.indexOf(name);
+      if (number < 0 || taken || entry !== current()) return;
+      taken = true;
+      decide("relabel", number);
     };
-    return element("label", { class: "lw-quiet" }, "or type its class ", element("input", { type: "text", class: "lw-field", list: "lw-classes", size: 16, onchange: choose }), list);
+    const onEnter = (event) => event.key === "Enter" && !event.isComposing && choose(event); // no change is reported of what was put there
+    return element("label", { class: "lw-quiet" }, "or type its class ", element("input", { type: "text", class: "lw-field", list: "lw-classes", size: 16, onchange: choose, onkeydown: onEnter }), list);
   }
 
   function showKeys() {
@@ -217,7 +225,7 @@ export function mountReview(root, source) {
     if (event.target.closest?.("input, select, textarea, dialog[open]")) return;
     const acts = { ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), z: undo, c: () => root.querySelector(".lw-field")?.focus(), "?": showKeys };
     const verdict = VERDICT_OF_KEY[event.key];
-    const act = acts[event.key] ?? (verdict && (() => decideByKey(verdict)));
+    const act = acts[event.key] ?? (verdict && (() => decideOrAsk(verdict)));
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();

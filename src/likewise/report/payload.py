@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from likewise.manifest import read_manifest
-from likewise.report.suggestions import doubtful_suggestions
+from likewise.report.suggestions import JUDGES, doubtful_suggestions, suggestion_judge
 from likewise.report.words import STATUSES, WORDS
 from likewise.thumbnails import Picture, escape_controls
 
@@ -112,6 +112,7 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
     """
     blob = _Blob()
     manifest = run.manifest
+    judge = suggestion_judge(manifest, run.columns)
     header: dict[str, Any] = {
         "n": run.n,
         "k": run.indices.shape[1],
@@ -134,6 +135,7 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
         "directions": _directions(run, blob),
         "duplicates": _duplicates(run, blob),
         "passages": _passages(run, blob),
+        "judge": {"name": judge, "says": JUDGES[judge]},
         "neighbors": blob.array(run.indices.astype("u4")),
         "doubtful": blob.array(doubtful_suggestions(run.columns, run.indices).astype("u1")),
         "similarities": blob.array(np.round((run.similarities.clip(-1, 1) + 1) * 5000).astype("u2")),

@@ -1,9 +1,35 @@
-"""Which suggested labels are doubtful: the one rule by which report, live page and notebook do not take them unseen."""
+"""Suggested labels: who suggests them, and which are too doubtful for report, live page and notebook to take unseen."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+JUDGES = {
+    "crossval": "networks that have not seen it say",
+    "reheated": "reheated copies of the network, which have forgotten part of the labels, say",
+    "network": "all samples, weighted by similarity, and the network together say",
+    "votes": "all samples, weighted by similarity, vote for",
+}
+
+
+def suggestion_judge(manifest: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
+    """Return who suggests the labels of a run, a key of JUDGES.
+
+    The best judge that the run had: networks that have not seen the sample, else reheated copies, else votes and
+    probabilities of the network itself, or votes alone where its outputs are not those of the classes.
+
+    Args:
+        manifest: Of the run.
+        columns: Of its table.
+
+    """
+    if manifest.get("crossval"):
+        return "crossval"
+    if (manifest.get("reheated") or "").startswith("Reheated"):  # else skipped, and the text says why
+        return "reheated"
+    predicts = "prediction" in columns and np.asarray(columns["prediction"]).dtype.kind in "iu"
+    return "network" if predicts else "votes"
 
 
 def doubtful_suggestions(columns: Mapping[str, Any], neighbors: np.ndarray) -> np.ndarray:

@@ -74,7 +74,8 @@ WORDS = {
     ),
     "suggested_label": Word(
         "suggested label",
-        "What the sample looks like: the label that similar samples and the network support.",
+        "What the sample looks like: the label that similar samples and the network support; where reheated copies or "
+        "networks that have not seen it judge, the label that these say.",
     ),
     "label_issue": Word(
         "looks wrong",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from likewise.checks import check_choice, check_type
+from likewise.report.suggestions import JUDGES, suggestion_judge
 from likewise.runs.corrected_data import Corrections
 from likewise.runs.decisions import Decision, read_json
 from likewise.runs.export import argilla, label_studio
@@ -50,8 +51,8 @@ def apply_decisions(
             stands for the first and the third.
         out: Where to; by default beside the working directory's files, under a name that says what it is.
         wrong: What becomes of samples whose label is wrong without a better one: "drop" leaves them out,
-            "suggested" gives them the label that their neighbors vote for, and leaves out with a warning those whose
-            neighbors vote for the label that is wrong, "keep" leaves them as they are.
+            "suggested" gives them the label that the run suggests, and leaves out with a warning those for which it
+            suggests no other one, "keep" leaves them as they are.
         data: The data set, if it is not where it was: a path, or a Hugging Face dataset.
         force: Replace what an earlier call wrote. Data and run are never replaced.
 
@@ -155,6 +156,7 @@ def _log(
     import pandas
 
     table, classes = run.table, run.manifest["classes"]
+    judge = JUDGES[suggestion_judge(run.manifest, table)]
     rows = []
     for sample, verdict, _ in decisions:
         old, new = int(table["label"].iloc[sample]), int(labels[sample])
@@ -173,9 +175,9 @@ def _log(
         if "suggested_label" in table:
             row["suggested_label"] = classes[int(table["suggested_label"].iloc[sample])]
             row["label_suspicion"] = float(table["label_suspicion"].iloc[sample])
-            evidence = (
-                f"; neighbors vote for {row['suggested_label']}, suspicion {row['label_suspicion']:.3f}"
-            )
+            other = int(table["suggested_label"].iloc[sample]) != old
+            says = f"{judge} {row['suggested_label']}" if other else "no other label is suggested"
+            evidence = f"; {says}, suspicion {row['label_suspicion']:.3f}"
         row["reason"] = WHY[verdict] + evidence
         rows.append(row)
     names = [

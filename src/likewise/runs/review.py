@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from likewise.index.explanation import picture_text
-from likewise.report.suggestions import doubtful_suggestions
+from likewise.report.suggestions import JUDGES, doubtful_suggestions, suggestion_judge
 from likewise.thumbnails import Picture, escape_controls
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class ReviewQueue:
         )
         self.order = np.lexsort((-score, ~flagged))
         self._doubtful = doubtful_suggestions(table, run.neighbor_matrix)
+        self._judge = JUDGES[suggestion_judge(run.manifest, table)]
         self.flagged = int(flagged.sum())
 
     def __len__(self) -> int:
@@ -67,7 +68,10 @@ class ReviewQueue:
             strict=True,
         )
         neighbors = [{**self.describe(int(i)), "similarity": float(similarity)} for i, similarity in near]
-        return {**self.describe(sample), "neighbors": neighbors}
+        found = {**self.describe(sample), "neighbors": neighbors}
+        if "suggested_label" in found and found["suggested_label"] != found.get("label"):
+            found["judge"] = f"{self._judge} {found['suggested_label_name']}"
+        return found
 
     def describe(self, sample: int) -> dict[str, Any]:
         """Return a sample alone."""

@@ -124,7 +124,7 @@ function onKey(review, event) {
     ArrowLeft: () => review.go(-1),
     z: () => review.undo(),
     c: () => document.getElementById("picker").openFor(),
-    l: () => (review.mode === "spot" || isDoubtful(review.state.data, review.queue[review.at]) ? document.getElementById("picker").openFor() : review.decide("relabel")), // no suggestion there, or none to take unseen
+    l: () => (review.mode === "spot" ? document.getElementById("picker").openFor() : takeSuggestion(review)), // no suggestion there
     "?": () => document.getElementById("keys").showModal(),
   }[event.key] ?? (VERDICT_OF_KEY[event.key] && (() => review.decide(VERDICT_OF_KEY[event.key])));
   const undo = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey;
@@ -132,6 +132,14 @@ function onKey(review, event) {
   event.preventDefault();
   if (isOnScreen(review.place) || event.key === "?") act();
   else review.place.scrollIntoView({ block: "start" }); // a verdict is about what one sees
+}
+
+// Key and button alike: a doubtful suggestion is not taken unseen, the list of classes opens with it in front.
+function takeSuggestion(review) {
+  const { data } = review.state;
+  const sample = review.queue[review.at];
+  if (!isDoubtful(data, sample)) return review.decide("relabel");
+  document.getElementById("picker").openFor(undefined, data.columns.suggested_label.values[sample]);
 }
 
 // Keys work wherever the focus is, but for what is typed into fields, an open sample, and arrows that move something else.
@@ -250,7 +258,7 @@ function evidence(state, sample, mine, blind) {
     ...(certain ? [term(data, "chance_wrong", "Probability wrong"), `: ${probability(chance.values[sample])}.`] : []),
   ];
   return [
-    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [isDoubtful(data, sample) ? ", unlike most of them; perhaps " : ", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
+    element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [isDoubtful(data, sample) ? ", perhaps " : ", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
     element("p", { class: "why" }, ...(blind ? ["Decide by what you see alone: what it looks like to the network, and its neighbors, are shown once you have decided."] : facts)),
     blind ? null : element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, NEIGHBORS_SHOWN)),
     blind ? null : neighborLegend(data, NEIGHBORS_SHOWN),
@@ -274,7 +282,10 @@ function votesText(data, sample) {
   const { label, suggested_label: suggested } = data.columns;
   const { votes, same, all } = countVotes(data, sample);
   const against = suggested.values[sample] === label.values[sample] ? "" : `, ${same || "none"} ${shown(data, "label", sample)}`;
-  const weighed = against && votes <= same ? ` Yet all samples, weighted by similarity, vote for ${shown(data, "suggested_label", sample)}.` : "";
+  const { name, says } = data.judge;
+  const own = name === "network" || name === "votes"; // then the neighbors' labels speak for themselves, unless they speak against it
+  const yet = votes <= same ? ` Yet ${says}` : ` ${says[0].toUpperCase()}${says.slice(1)}`;
+  const weighed = against && (votes <= same || !own) ? `${yet} ${shown(data, "suggested_label", sample)}.` : "";
   return [`${votes} of the ${all} most `, term(data, "similarity", "similar"), ` samples are labeled ${shown(data, "suggested_label", sample)}${against}.${weighed} `];
 }
 
@@ -286,12 +297,12 @@ function actions(review, sample) {
   const first = isDoubtful(data, sample) ? "" : "l";
   const act = (letter, ...text) => {
     const { verdict, does } = REVIEW_KEYS.find((one) => one.key === letter);
-    const made = button("", () => review.decide(verdict), { class: letter === first ? "primary" : "", "aria-pressed": mine?.verdict === verdict, "data-verdict": verdict, title: does });
+    const made = button("", () => (verdict === "relabel" ? takeSuggestion(review) : review.decide(verdict)), { class: letter === first ? "primary" : "", "aria-pressed": mine?.verdict === verdict, "data-verdict": verdict, title: does });
     made.append(element("span", {}, ...text), key(letter));
     return made;
   };
   const differs = data.columns.suggested_label.values[sample] !== data.columns.label.values[sample];
-  const relabel = review.mode === "spot" ? null : act("l", "Relabel ", differs ? shown(data, "suggested_label", sample) : "");
+  const relabel = review.mode === "spot" ? null : act("l", "Relabel ", differs ? shown(data, "suggested_label", sample) : "", isDoubtful(data, sample) ? " …" : "");
   if (relabel) relabel.disabled = !differs; // buttons keep their places
   const other = button("", () => document.getElementById("picker").openFor(), { "data-verdict": "other" });
   other.append(element("span", {}, "Other class …"), key("c"));
@@ -352,10 +363,12 @@ function makePicker(review) {
   let found = [];
   let at = 0;
   let target; // undefined: the sample under review
+  let front; // the class to list first until something is typed
   const draw = () => {
     const part = field.value.trim().toLowerCase();
     const fits = classes.map((name, i) => ({ name, i })).filter(({ name }) => name.toLowerCase().includes(part));
-    found = fits.sort((a, b) => b.name.toLowerCase().startsWith(part) - a.name.toLowerCase().startsWith(part) || a.i - b.i).slice(0, 50);
+    const isFront = ({ i }) => !part && i === front;
+    found = fits.sort((a, b) => isFront(b) - isFront(a) || b.name.toLowerCase().startsWith(part) - a.name.toLowerCase().startsWith(part) || a.i - b.i).slice(0, 50);
     at = Math.min(at, Math.max(0, found.length - 1));
     list.replaceChildren(...found.map(({ name, i }, place) => element("li", { role: "option", id: `class-${i}`, "aria-selected": String(place === at), onclick: () => choose(place) }, name)));
     found.length ? field.setAttribute("aria-activedescendant", `class-${found[at].i}`) : field.removeAttribute("aria-activedescendant");
@@ -378,8 +391,9 @@ function makePicker(review) {
     event.preventDefault();
     if (moves) draw();
   });
-  box.openFor = (sample) => {
+  box.openFor = (sample, suggested) => {
     target = sample;
+    front = suggested;
     field.value = "";
     at = 0;
     draw();
