@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import likewise as lw
 from likewise.runs.review import ReviewQueue
+from likewise.statistics.label_issues import advice
 
 
 def memorize(model, x, y, steps=400, rate=3e-3):
@@ -336,6 +337,19 @@ def test_review_and_log_say_that_reheated_copies_suggest_a_label(runs):
         log = lw.apply_decisions(run, {told[0]["sample"]: "wrong", same: "wrong"}).changes.set_index("sample")
         assert log["reason"][told[0]["sample"]].startswith(f"judged wrong; {told[0]['judge']}, suspicion")
         assert log["reason"][same].startswith("judged wrong; no other label is suggested, suspicion")
+
+
+def test_nobody_is_told_to_reheat_what_was_reheated(tmp_path):
+    torch.manual_seed(0)
+    x, labels = torch.randn(120, 16), torch.randint(3, (120,))  # nothing but noise: nobody can tell
+    model = memorize(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 3)), x, labels)
+    for hot in (False, True):
+        found = lw.label_suspicion(lw.GramMatrix(model, (x, labels)), reheat=hot)
+        run = lw.analyze(model, (x, labels), out=tmp_path / str(hot), reheat=hot)
+        for told in (repr(found), run.manifest["wrong_labels"]["reason"]):
+            assert "likewise.spot_check" in told
+            assert ("likewise.reheat" in told) is not hot
+    assert "crossval" not in advice(validated=True) and "likewise.reheat" in advice(validated=True)
 
 
 def test_a_run_judges_labels_by_reheated_copies_and_says_what_it_cost(digits, runs, tmp_path):

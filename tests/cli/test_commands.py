@@ -268,6 +268,32 @@ def test_decisions_tell_the_precision(runs, tmp_path, capsys):
     assert "0 unsure, 1 dropped, not counted" in capsys.readouterr().out
 
 
+def test_decisions_on_labels_that_are_not_flagged_count_too(runs, tmp_path, capsys):
+    table = pandas.read_parquet(runs / "text" / "samples.parquet")
+    manifest = json.loads((runs / "text" / "manifest.json").read_text())
+    others, flagged = (
+        table["sample"][table["label_issue"] == is_flagged].tolist() for is_flagged in (False, True)
+    )
+    verdicts = ("wrong", "relabel", "right", "unsure", "drop")
+    listed = [{"sample": s, "verdict": verdict} for s, verdict in zip(others[:5], verdicts, strict=True)]
+    listed[1]["label"] = 0
+    path, settings = tmp_path / "decisions.json", runs / "text" / "settings.toml"
+    path.write_text(json.dumps({"run": manifest["data"], "decisions": listed}))
+    found = facts(capsys, "analyze", settings, "--decisions", path)
+    assert found["decided"] == {"wrong": 2, "right": 1, "unsure": 1, "dropped": 1}
+    assert found["precision"]["wrong"] == found["precision"]["right"] == 0
+    every = "of 3 labels decided, flagged or not, 2 are wrong; 1 unsure, 1 dropped, not counted"
+    assert exit_code(["analyze", str(settings), "--decisions", str(path), "-q"]) == 0
+    told = capsys.readouterr().out
+    assert every in told and "no flagged label" not in told
+    listed.append({"sample": flagged[0], "verdict": "wrong"})
+    path.write_text(json.dumps({"run": manifest["data"], "decisions": listed}))
+    assert exit_code(["analyze", str(settings), "--decisions", str(path), "-q"]) == 0
+    told = capsys.readouterr().out
+    assert "of 1 flagged labels decided, 1 are wrong" in told
+    assert "of 4 labels decided, flagged or not, 3 are wrong" in told
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -81,24 +81,44 @@ def analyze(
         return
     facts, lines = _describe_run(found)
     if decisions is not None:
-        precision = found.precision(decisions)
-        decided = precision.wrong + precision.right
-        facts["precision"] = {**precision._asdict(), "share": precision.share if decided else None}
-        rest = f"{precision.unsure} unsure" + (
-            f", {precision.dropped} dropped, not counted" if precision.dropped else ""
-        )
-        interval = f"(95 % interval {precision.low:.0%} to {precision.high:.0%})"
-        lines.append(
-            f"of {decided} flagged labels decided, {precision.wrong} are wrong: precision "
-            f"{precision.share:.0%} {interval}; {rest}"
-            if decided
-            else f"no flagged label is decided yet, {rest}"
-        )
+        _describe_decisions(found, decisions, facts, lines)
     facts["caveats"] = found.manifest["caveats"]
     print_message(*(f"note: {line}" for line in found.manifest["caveats"]))
     print_result(form, facts, *lines)
     if rule is not None:
         rule(found)
+
+
+def _describe_decisions(found: "Analysis", path: Path, facts: dict[str, Any], lines: list[str]) -> None:
+    """Add what decisions say of the flagged labels, and of all that were decided."""
+    from likewise.runs.decisions import count_verdicts
+
+    precision = found.precision(path)
+    counts = count_verdicts(decision.verdict for decision in found.decision_reader.read(path))
+    decided = precision.wrong + precision.right
+    facts["precision"] = {**precision._asdict(), "share": precision.share if decided else None}
+    facts["decided"] = counts._asdict()
+    if decided:
+        lines.append(
+            f"of {decided} flagged labels decided, {precision.wrong} are wrong: precision {precision.share:.0%} "
+            f"(95 % interval {precision.low:.0%} to {precision.high:.0%}); "
+            + _other_verdicts(precision.unsure, precision.dropped)
+        )
+    elif precision.unsure + precision.dropped:
+        lines.append(
+            f"no flagged label is decided yet, {_other_verdicts(precision.unsure, precision.dropped)}"
+        )
+    if sum(counts) > decided + precision.unsure + precision.dropped:
+        lines.append(
+            f"of {counts.wrong + counts.right} labels decided, flagged or not, {counts.wrong} are wrong; "
+            + _other_verdicts(counts.unsure, counts.dropped)
+        )
+    elif not sum(counts):
+        lines.append("no label is decided yet")
+
+
+def _other_verdicts(unsure: int, dropped: int) -> str:
+    return f"{unsure} unsure" + (f", {dropped} dropped, not counted" if dropped else "")
 
 
 @takes_settings((*INPUTS, "sketch", "exact"))

@@ -6,6 +6,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,6 +131,22 @@ class DecisionReader:
         if verdict != "relabel" or entry.get("label") is None:
             return Decision(sample, verdict)
         return Decision(sample, verdict, self.class_number(entry["label"], source))
+
+
+class VerdictCounts(NamedTuple):
+    """How many labels were decided, by verdict."""
+
+    wrong: int  # relabeled ones among them
+    right: int
+    unsure: int
+    dropped: int  # samples to drop, whether their label is wrong or not
+
+
+def count_verdicts(verdicts: Iterable[str]) -> VerdictCounts:
+    """Return how many labels are wrong, right and unsure, and how many samples are dropped."""
+    counts = Counter("wrong" if verdict == "relabel" else verdict for verdict in verdicts)
+    wrong, right, dropped = (counts[verdict] for verdict in ("wrong", "right", "drop"))
+    return VerdictCounts(wrong, right, counts.total() - wrong - right - dropped, dropped)
 
 
 def decisions_as_dict(

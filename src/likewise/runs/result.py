@@ -10,7 +10,7 @@ import numpy as np
 
 from likewise.locks import lock_folder
 from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
-from likewise.runs.decisions import DecisionReader
+from likewise.runs.decisions import DecisionReader, count_verdicts
 from likewise.statistics.calibration import wilson_interval
 from likewise.thumbnails import Picture
 
@@ -199,11 +199,8 @@ class Analysis:
         )
         flagged = set(self.table.index[self.table["label_issue"]]) if "label_issue" in self.table else set()
         verdicts = [verdict for sample, verdict in given.items() if sample in flagged]
-        wrong = sum(verdict in ("wrong", "relabel") for verdict in verdicts)
-        right = sum(verdict == "right" for verdict in verdicts)
-        dropped = sum(verdict == "drop" for verdict in verdicts)
-        unsure = len(verdicts) - wrong - right - dropped
-        return Precision(wrong, right, unsure, dropped, *wilson_interval(wrong, wrong + right))
+        counts = count_verdicts(verdicts)
+        return Precision(*counts, *wilson_interval(counts.wrong, counts.wrong + counts.right))
 
     @property
     def decision_reader(self) -> DecisionReader:

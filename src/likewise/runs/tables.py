@@ -16,7 +16,7 @@ from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_colum
 from likewise.runs.passages import describe_passages, passage_table
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.duplicates import input_features, pair_similarity
-from likewise.statistics.label_issues import ADVICE
+from likewise.statistics.label_issues import advice
 from likewise.statistics.spot_check import spot_check
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import kept
@@ -144,11 +144,12 @@ def _describe(results: Results, shown: Shown, n: int) -> dict[str, Any]:
     suspicion = results.suspicion
     if targets.classes is not None and suspicion is not None:
         known = not np.isnan(suspicion.precision.likely)
+        todo = advice(reheated=results.after is not None, validated=results.validated is not None)
         about["wrong_labels"] = {
             "errors": None if suspicion.reason else [round(v) for v in suspicion.errors],
             "precision": [round(v, 3) for v in suspicion.precision] if known else None,
             "distinct": suspicion.distinct,
-            "reason": f"{suspicion.reason} {ADVICE}" if suspicion.reason else "",
+            "reason": f"{suspicion.reason} {todo}" if suspicion.reason else "",
         }
         check = spot_check(suspicion, count=DRAWN, seed=SEED)
         about["spot_check"] = {

@@ -29,11 +29,6 @@ from likewise.statistics.targets import (
 from likewise.votes import EXPONENT, class_votes, contradiction
 from likewise.watch import Watch
 
-ADVICE = (
-    "Judge by a checkpoint of early training, record margins while training (likewise.Watch), cross-validate "
-    "(likewise.crossval, likewise crossval), or, if the network reproduces 95 % of the labels and is not reheated yet, "
-    "reheat it (likewise.reheat). Or look at 30 labels that likewise.spot_check draws."
-)
 DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
 SAME_ORDER = (
     0.3  # rank correlation of margins and suspicion within classes: of one order it is .8 and more, else 0
@@ -89,7 +84,8 @@ class LabelSuspicion(NamedTuple):
     def __repr__(self) -> str:
         if self.reason:
             flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
-            return f"LabelSuspicion({flags}; cannot tell from one network how many are wrong. {self.reason} {ADVICE})"
+            todo = advice(reheated=self.reheated is not None and not self.reheated.skipped)
+            return f"LabelSuspicion({flags}; cannot tell from one network how many are wrong. {self.reason} {todo})"
         low, likely, high = (round(v) for v in self.errors)
         errors = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
         sure = f", {self.precision.likely:.0%} of the flagged" if self.precision.likely > 0 else ""
@@ -202,6 +198,16 @@ def label_suspicion(
         name: value.to(gram.device) for name, value in found._asdict().items() if isinstance(value, Tensor)
     }
     return found._replace(**tensors, reheated=hot)
+
+
+def advice(*, reheated: bool = False, validated: bool = False) -> str:
+    """Return what to do where nobody can tell how many labels are wrong, without what was done already."""
+    ways = ["judge by a checkpoint of early training", "record margins while training (likewise.Watch)"]
+    ways += [] if validated else ["cross-validate (likewise.crossval, likewise crossval)"]
+    if not reheated:
+        ways.append("reheat the network if it reproduces 95 % of the labels (likewise.reheat)")
+    listed = f"{', '.join(ways[:-1])}{',' if len(ways) > 2 else ''} or {ways[-1]}"
+    return f"{listed[0].upper()}{listed[1:]}. Or look at 30 labels that likewise.spot_check draws."
 
 
 class OpinionAfter(NamedTuple):
