@@ -39,6 +39,11 @@ def test_where_it_can_tell_the_numbers_are_there():
     assert "Of the 10 that look wrong, about 80\u00a0% (50 to 90\u00a0%) really are." in text
     text = words(run_with({**told, "distinct": False}))
     assert "worth a look" in text and "about 9 at most" in text and "80" not in text
+    hot = run_with({**told, "distinct": False})
+    hot.manifest["reheated"] = "Reheated 4 times."
+    assert "Reheated copies of the network contradict them" in words(hot) and "Similar samples" not in words(
+        hot
+    )
     wide = words(run_with({**told, "precision": [0.25, 0.95, 0.99]}))
     assert "Of the 10 that look wrong, between 25 and 99\u00a0% really are." in wide and "95" not in wide
     assert "None of 200 labels stands out" in words(run_with(told, label_issue=np.zeros(200, bool)))

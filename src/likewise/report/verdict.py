@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from likewise.report.payload import Run
+from likewise.report.suggestions import suggestion_judge
 
 SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
@@ -15,6 +16,13 @@ HARDLY = 0.005  # share of two classes that are confused, below which there is n
 MOST_SPLITS = 4  # whose accuracies are told
 MISSED = 0.5  # share of a class that is predicted as another one, beyond which it is named
 WIDE = 0.5  # an interval of a share from which on its middle is not told
+
+CONTRADICTS = {  # by likewise.report.suggestions.suggestion_judge
+    "crossval": "Networks that have not seen them",
+    "reheated": "Reheated copies of the network",
+    "network": "Similar samples or the network",
+    "votes": "Similar samples",
+}
 
 
 class Caveat(NamedTuple):
@@ -123,7 +131,7 @@ def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
         start = "How many are wrong cannot be told from one network. " if count else ""
         detail = f"{start}Review the most suspicious: how many are flagged does not say how many are wrong."
         return headline, f"{detail} {standing_group(run)}".strip(), [reason]
-    return headline, f"{_expected(told, count)} {standing_group(run)}".strip(), []
+    return headline, f"{_expected(run, told, count)} {standing_group(run)}".strip(), []
 
 
 def _caveat(text: str) -> Caveat:
@@ -131,12 +139,13 @@ def _caveat(text: str) -> Caveat:
     return Caveat(first + point.rstrip(), more)
 
 
-def _expected(told: dict[str, Any], count: int) -> str:
+def _expected(run: Run, told: dict[str, Any], count: int) -> str:
     if not told.get("errors"):
         return ""
     low, likely, high = told["errors"]
     if not told["distinct"]:
-        start = "Similar samples contradict them: some are wrong, others rare or ambiguous. " if count else ""
+        judge = CONTRADICTS[suggestion_judge(run.manifest, run.columns)]
+        start = f"{judge} contradict them: some are wrong, others rare or ambiguous. " if count else ""
         return f"{start}How many of all labels are wrong is not clear, about {high:,} at most: a spot check tells more."
     flags = f" {_precision(told['precision'], count)}" if count and told["precision"] else ""
     return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}).{flags}"
