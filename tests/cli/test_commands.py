@@ -252,6 +252,34 @@ def test_fail_on_leaves_with_one(runs, capsys):
     assert exit_code(["analyze", settings, "--fail-on", "label_issue<3", "-q"]) == 2
 
 
+def test_fail_on_warns_where_wrong_labels_cannot_be_told(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    rows = pandas.DataFrame(generator.normal(size=(120, 3)), columns=list("abc"))
+    rows["kind"] = generator.choice(["x", "y"], 120)  # at random: neighbors support no label
+    rows.to_csv(tmp_path / "data.csv", index=False)
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\ndef model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(3, 2)\n"
+    )
+    given = [
+        "analyze",
+        f"{tmp_path}/net.py:model",
+        f"{tmp_path}/data.csv",
+        "--label",
+        "kind",
+        "--out",
+        tmp_path / "run",
+    ]
+    given = [*map(str, given), "--quiet"]
+    found = facts(capsys, *given, "--fail-on", "label_issue>100%")
+    reason = json.loads((tmp_path / "run" / "manifest.json").read_text())["wrong_labels"]["reason"]
+    assert reason and found["fail_on_warning"].endswith(reason)
+    assert exit_code([*given, "--fail-on", " label_issue > 100%"]) == 0
+    assert reason in capsys.readouterr().err.removeprefix("warning: ")
+    for rule in (["--fail-on", "isolated>100%"], []):
+        assert "fail_on_warning" not in facts(capsys, *given, *rule)
+        assert exit_code([*given, *rule]) == 0 and "warning" not in capsys.readouterr().err
+
+
 def test_decisions_tell_the_precision(runs, tmp_path, capsys):
     table = pandas.read_parquet(runs / "text" / "samples.parquet")
     manifest = json.loads((runs / "text" / "manifest.json").read_text())

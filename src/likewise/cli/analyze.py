@@ -26,6 +26,7 @@ from likewise.cli.output import (
     gigabytes,
     print_message,
     print_result,
+    print_warning,
     table,
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank, rank_count
@@ -84,6 +85,10 @@ def analyze(
         _describe_decisions(found, decisions, facts, lines)
     facts["caveats"] = found.manifest["caveats"]
     print_message(*(f"note: {line}" for line in found.manifest["caveats"]))
+    unjudged = "" if fail_on is None else _why_unjudged(found, fail_on)
+    if unjudged:
+        facts["fail_on_warning"] = unjudged
+        print_warning(f"warning: {unjudged}")
     print_result(form, facts, *lines)
     if rule is not None:
         rule(found)
@@ -281,6 +286,17 @@ def _rule(text: str) -> "Callable[[Analysis], None]":
             )
 
     return check
+
+
+def _why_unjudged(found: "Analysis", rule: str) -> str:
+    """Return why a rule on flagged labels that holds says nothing of wrong ones; empty where it does."""
+    reason = (found.manifest.get("wrong_labels") or {}).get("reason", "")
+    if not reason or not rule.strip().startswith("label_issue"):
+        return ""
+    return (
+        f"--fail-on {rule!r} says nothing of how many labels are wrong, also where it passes: that cannot be told from "
+        f"this run. {reason}"
+    )
 
 
 def _flags(found: "Analysis", name: str) -> Any:
