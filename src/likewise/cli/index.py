@@ -527,7 +527,7 @@ def _tell_answer(answer: "Answer") -> list[str]:
     return [
         f"{answer.name}: {told.headline}",
         told.evidence,
-        table(rows, optional=("name", "rests on", "shown")),
+        table(rows, optional=("name", "label", "rests on", "shown")),
         *change,
     ]
 
@@ -549,8 +549,10 @@ def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
     each = (size["all"] - size["pictures"]) / rows
     facts = {"index": str(found.path), "rows": rows, "part": found.manifest["part"], "bytes": size}
     if asked not in (None, found.width):
+        d = found.manifest["projection"]["outputs"]
+        of = "one output" if d == 1 else f"{d:,} outputs"
         print_message(
-            f"note: {found.width} numbers a sample in place of {asked}, the nearest that outputs share evenly."
+            f"note: {found.width} numbers a sample in place of {asked}: the nearest width of a sketch of {of}."
         )
     print_result(
         form,

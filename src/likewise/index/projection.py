@@ -28,7 +28,7 @@ from likewise.gram.matrix import finite_outputs, refuse_infinite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
-from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, reads_text
+from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, readout_name, reads_text
 from likewise.version import VERSION
 
 MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
@@ -397,6 +397,14 @@ def _describe_readout(readout: Readout) -> dict[str, Any]:
         arguments = values if plain else None
     name = getattr(readout, "__name__", type(readout).__name__)
     return {"name": name, "arguments": arguments, "fingerprint": fingerprint_code(readout)}
+
+
+def describe_recorded_readout(described: Mapping[str, Any]) -> str:
+    """Return what the readout of an index is called: a user's own by the name that is recorded."""
+    try:
+        return readout_name(recover_readout(described))
+    except ValueError:  # it cannot be had without the user's code, and a name needs none
+        return str(described["name"])
 
 
 def recover_readout(described: Mapping[str, Any]) -> Readout:

@@ -40,6 +40,7 @@ from likewise.index.projection import (
     Projector,
     SampleReader,
     describe_network,
+    describe_recorded_readout,
     recover_readout,
     refuse_other_inputs,
     refuse_other_network,
@@ -152,7 +153,7 @@ class Index:
 
     def __repr__(self) -> str:
         state, rows = self.manifest, sum(shard.stop - shard.start for shard in self._folder.shards)
-        of = f"{state['model_name']}, {state['readout']['name']}"
+        of = f"{state['model_name']}, {describe_recorded_readout(state['readout'])}"
         if "unit" in state["projection"]:
             of += f", unit {state['projection']['unit']}"
         if state["part"] is not None:

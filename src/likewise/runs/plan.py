@@ -54,9 +54,9 @@ class Method(NamedTuple):
 
     def describe(self, time: str = "") -> str:
         """Return the choice in a sentence; `time`, what it takes in words, comes before the epochs."""
-        cost = (
-            f"{time}, {self.epochs:,.0f} plain epochs" if time else f"about {self.epochs:,.0f} plain epochs"
-        )
+        count = f"{self.epochs:,.0f}"
+        epochs = f"{count} plain {'epoch' if count == '1' else 'epochs'}"
+        cost = f"{time}, {epochs}" if time else f"about {epochs}"
         readout = readout_name(self.net.readout)
         outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout
         if not self.sketch:
