@@ -1,6 +1,7 @@
 """Answers of an index: against exact float64 gradients, and against the package's own statistics."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -240,6 +241,9 @@ def test_an_index_without_labels_explains_by_neighbors_and_novelty(build, data, 
     index = build(data=data[0])
     found = index.explain(new)[0]
     assert found.prediction is None and found.agreement is None and len(found.neighbors) == 6
+    usual, unusual = (replace(found, novelty_percentile=percentile) for percentile in (50.0, 96.0))
+    assert usual.headline == "nothing unusual about it"
+    assert unusual.headline == "its novelty is more than that of 96 % of the indexed samples"
     with pytest.raises(ValueError, match="no labels"):
         index.reliability(new)
 
@@ -367,3 +371,15 @@ def test_an_index_that_was_just_built_and_added_to_answers_exactly(build, net, d
     exact = index.nearest(new, k=2, exact=True, centered=False)
     expected = lw.GramMatrix(net, new, data).dense().amax(1)
     assert (exact.similarities - expected[:, None]).abs().max() < 1e-6  # each sample is there twice
+
+
+def test_an_index_names_its_readout_as_the_user_writes_it(tmp_path):
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    tokens = torch.randint(0, 9, (12, 5))
+    index = lw.build_index(model, tokens, tmp_path / "text", readout=lw.sequence_log_likelihood())
+    assert "sequence_log_likelihood(reduce='mean', shift=None)" in repr(index)
+
+    def own(outputs, labels):
+        return outputs[:, 0, :2]
+
+    assert repr(lw.build_index(model, tokens, tmp_path / "own", readout=own)).endswith("own)")

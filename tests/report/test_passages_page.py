@@ -115,3 +115,17 @@ def test_marks_can_be_read_in_light_and_dark_and_nothing_is_cut(run, browser, sc
     contrast = page.evaluate(LEAST_CONTRAST)
     assert contrast > 4.5, contrast
     page.context.close()
+
+
+def test_a_log_likelihood_is_shown_as_such_and_as_no_prediction(run, browser):
+    page, heard = opened(browser, run.folder / "report.html", "#sample=3")
+    value = f"{run.table['log_likelihood'][3]:.3f}"
+    assert page.locator("#drawer .drawer-headline").inner_text() == f"Log-likelihood {value}"
+    assert page.locator("#drawer .trust").count() == 0
+    assert page.locator("#color").input_value() == "novelty"
+    assert "log_likelihood" in page.locator("#color option").evaluate_all("all => all.map((o) => o.value)")
+    assert page.locator("#next-part").count() == 0 or "predict" not in page.locator("#next-part").inner_text()
+    page.select_option("#color", "log_likelihood")
+    said = page.locator("body").inner_text().lower()
+    assert "predict" not in said and "no labels" not in said and "rely on" not in said
+    assert not heard["errors"]

@@ -3,6 +3,7 @@
 import numpy as np
 from synthetic import synthetic_run
 
+from likewise.report.build import page
 from likewise.report.verdict import standing_group, steps, verdict
 
 UNKNOWN = {
@@ -131,3 +132,32 @@ def test_the_card_of_the_fit_tells_the_accuracy_of_each_split():
     ):
         step = {s.title: s for s in steps(run._replace(columns=columns))}["accuracy · leave-one-out accuracy"]
         assert text in step.text
+
+
+def run_of_texts(pairs=0):
+    """Return a run as of a language model: log-likelihoods, no classes, no labels."""
+    run = synthetic_run(200, pictures=0)
+    kept = ("sample", "density", "local_density", "uncertainty", "duplicates", "novelty", "map_x", "map_y")
+    columns = {name: run.columns[name] for name in kept} | {"log_likelihood": np.linspace(-5, -1, 200)}
+    manifest = {**run.manifest, "classes": None, "own_columns": [], "fit": None}
+    for name in ("wrong_labels", "spot_check", "class_similarity"):
+        manifest.pop(name)
+    ends = np.arange(pairs)
+    found = {"first": ends, "second": ends + 1, "similarity": ends * 0.0, "input_similarity": ends * 0.0}
+    return run._replace(manifest=manifest, columns=columns, duplicates=found)
+
+
+def test_of_texts_nothing_is_said_of_predictions_labels_or_classes():
+    for pairs, headline in (
+        (0, "200 texts, no near-duplicate pairs."),
+        (1, "200 texts, 1 near-duplicate pair."),
+    ):
+        run = run_of_texts(pairs)
+        assert verdict(run).headline == headline and verdict(run).worst == "Most novel texts"
+        said = words(run) + " ".join(f"{step.title} {step.text}" for step in steps(run))
+        assert len(steps(run)) == pairs
+        assert not any(word in said for word in ("predict", "label", "class", "Do not act"))
+    html = page(run_of_texts(1))
+    text = html[html.index("<body>") : html.index('id="data"')]
+    assert "predict" not in text and "accuracy" not in text and "in their class;" not in text
+    assert "log-likelihood <code>log_likelihood</code>" in text and "1 thread of" in text

@@ -7,7 +7,7 @@ from torch import nn
 import likewise as lw
 from likewise.progress import describe_duration
 from likewise.runs import plan
-from likewise.runs.plan import choose_method, plan_run
+from likewise.runs.plan import Method, choose_method, plan_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
 
@@ -95,11 +95,27 @@ def test_an_exact_run_of_many_outputs_says_the_error_of_its_combinations(tmp_pat
     assert "projected_outputs(8, seed=0), in place of 40 outputs" in line and "projected outputs(32" in line
 
 
+def test_one_epoch_is_no_plural():
+    method = Method(
+        net=lw.Network(nn.Linear(2, 2)),
+        sketch=0,
+        outputs=2,
+        compared=2,
+        epochs=1.2,
+        exact_epochs=1.2,
+        multiplications=1,
+    )
+    assert method.describe().endswith("about 1 plain epoch")
+    assert method._replace(epochs=1.6).describe("some seconds").endswith("some seconds, 2 plain epochs")
+
+
 def test_a_text_is_no_class(tmp_path):
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
     found = lw.analyze(model, torch.randint(0, 9, (12, 5)), out=tmp_path / "run")
     assert "sequence_log_likelihood" in found.manifest["options"]["readout"]
-    assert "prediction" in found.table and found.table["prediction"].dtype == float  # the log-likelihood
+    assert not {"prediction", "shift", "agreement", "status"} & set(found.table)
+    assert found.table["log_likelihood"].dtype == float and (found.table["log_likelihood"] < 0).all()
+    assert not any("No labels" in caveat for caveat in found.manifest["caveats"])
 
 
 @pytest.mark.usefixtures("many_pairs")

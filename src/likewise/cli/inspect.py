@@ -35,7 +35,9 @@ def neighbors(
 
     found = Analysis(run)
     place = found.place(sample)
-    wanted = [name for name in ("name", "label", "prediction", "status") if name in found.table]
+    wanted = [
+        name for name in ("name", "label", "prediction", "log_likelihood", "status") if name in found.table
+    ]
     rows = [
         {
             "sample": int(pair.neighbor),
@@ -49,7 +51,11 @@ def neighbors(
     told = [{**row, "shown": excerpt(seen.get(row["sample"]))} for row in rows]
     told_own = {**own, "shown": excerpt(seen.get(place))}
     title = "treated most like sample " + ", ".join(
-        f"{name} {value}".removeprefix("shown ") for name, value in told_own.items() if value != ""
+        f"{name.replace('_', ' ')} {f'{value:.3f}' if isinstance(value, float) else value}".removeprefix(
+            "shown "
+        )
+        for name, value in told_own.items()
+        if value != ""
     ).removeprefix("sample ")
     if k > len(rows):
         print_message(

@@ -149,7 +149,7 @@ class Explanation:
         if self.reasons:
             return "; ".join(self.reasons)
         if self.prediction is None:
-            return "nothing unusual; there are no labels here"
+            return "; ".join(self.caveats) or "nothing unusual about it"
         return f"not certain: {'; '.join(self.caveats)}" if self.caveats else "no sign against it"
 
     @property

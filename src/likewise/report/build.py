@@ -78,7 +78,7 @@ def page(run: Run, source: str | None = None) -> str:
         parts=_parts(run),
         verdict=verdict(run),
         steps=steps(run),
-        words={name: word for name, word in WORDS.items() if name != "passage" or run.passages is not None},
+        words={name: word for name, word in WORDS.items() if name not in _absent_words(run)},
         columns=set(WORDS) - NOT_COLUMNS,
         mixes=bool(run.manifest["classes"]) and run.indices.shape[1] > 0,
         style=text_of("style.css"),
@@ -96,3 +96,14 @@ def _parts(run: Run) -> list[Part]:
     has_training = "training_confidence" in run.columns and "label_issue" in run.columns
     parts += [Part("training-part", "Training")] if has_training else []
     return [*parts, Part("run-part", "This run"), Part("words-part", "Glossary")]
+
+
+def _absent_words(run: Run) -> set[str]:
+    """Return the terms, other than columns, that a page of this run does not use."""
+    used = {
+        "passage": run.passages is not None,
+        "learned": bool(run.manifest.get("fit")),
+        "supported": bool(run.manifest.get("fit")),
+        "spot_check": bool(run.manifest.get("spot_check")),
+    }
+    return {name for name, is_used in used.items() if not is_used}

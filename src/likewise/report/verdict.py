@@ -72,14 +72,9 @@ def verdict(run: Run) -> Verdict:
     if "target_suspicion" in run.columns:
         headline = f"Of {run.n:,} samples, those with the most suspicious labels come first."
         return Verdict(headline, "A sample may have several labels.", caveats, "Labels that look most wrong")
-    alone = int((run.columns["status"] == "isolated").sum()) if "status" in run.columns else 0
-    headline = (
-        f"{alone:,} of {run.n:,} samples {_plural(alone, 'is', 'are')} unlike all others."
-        if alone
-        else f"None of {run.n:,} samples stands alone."
-    )
+    what = "texts" if "log_likelihood" in run.columns else "samples"
     detail = "The most novel come first: rare cases, broken inputs, or another data set."
-    return Verdict(headline, detail, caveats, "Most novel samples")
+    return Verdict(_headline_without_labels(run, what), detail, caveats, f"Most novel {what}")
 
 
 def steps(run: Run) -> list[Step]:
@@ -112,6 +107,16 @@ def standing_group(run: Run) -> str:
             if lift >= 2 and gain > best:
                 best, text = gain, f"{among[group]:,} of them {words(names[group])}."
     return text
+
+
+def _headline_without_labels(run: Run, what: str) -> str:
+    if "status" not in run.columns:
+        pairs = 0 if run.duplicates is None else len(run.duplicates["first"])
+        return f"{run.n:,} {what}, {pairs or 'no'} near-duplicate {_plural(pairs, 'pair', 'pairs')}."
+    alone = int((run.columns["status"] == "isolated").sum())
+    if not alone:
+        return f"None of {run.n:,} {what} stands alone."
+    return f"{alone:,} of {run.n:,} {what} {_plural(alone, 'is', 'are')} unlike all others."
 
 
 def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
@@ -210,7 +215,8 @@ def _steps(run: Run) -> Iterator[Step]:
         yield Step(
             f"{pairs:,}",
             _plural(pairs, "near-duplicate pair", "near-duplicate pairs"),
-            "Far closer than is usual in their class. Drop copies, and keep them on one side of a split.",
+            f"Far closer than is usual{' in their class' if run.manifest['classes'] else ''}. Drop copies, and keep "
+            "them on one side of a split.",
             "Compare them",
             part="duplicates-part",
         )

@@ -15,6 +15,11 @@ WORDS = {
     "name": Word("name", "File or name of the sample."),
     "label": Word("label", "The label that came with the data."),
     "prediction": Word("prediction", "What the network says."),
+    "log_likelihood": Word(
+        "log-likelihood",
+        "Of the text, by the language model: the mean over its tokens, or their sum where the readout says so. Nearer "
+        "to 0: the model expects such a text.",
+    ),
     "error": Word("error", "Distance of the prediction from the label."),
     "density": Word(
         "mean similarity",
@@ -49,8 +54,8 @@ WORDS = {
     "energy": Word("energy", "−log Σ exp of the outputs: large where the network finds no class likely."),
     "uncertainty": Word(
         "uncertainty",
-        "How little the other samples constrain its prediction: large where it rests on few. Compare within a run "
-        "only.",
+        "How little the other samples constrain what the network says of it: large where that rests on few. Compare "
+        "within a run only.",
     ),
     "shift": Word(
         "prediction gap",
@@ -123,8 +128,8 @@ WORDS = {
     ),
     "duplicate": Word(
         "near-duplicates",
-        "Pairs that are far more similar than is usual in their class, by the network or by their inputs. Look "
-        "before you drop one.",
+        "Pairs that are far more similar than is usual (in their class, if there are classes), by the network or by "
+        "their inputs. Look before you drop one.",
     ),
     "spot_check": Word(
         "spot check",

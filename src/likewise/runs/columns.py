@@ -59,6 +59,7 @@ class Targets:
     labels: Tensor | None  # (n,) class numbers, or numbers (n, ...)
     outputs: Tensor  # (n, d)
     is_classifier: bool = True  # whether outputs may be those of classes
+    is_text: bool = False  # whether outputs are log-likelihoods of texts: no predictions
 
     @cached_property
     def classes(self) -> Tensor | None:
@@ -337,9 +338,16 @@ def _label(r: Results) -> Any:
 
 
 def _prediction(r: Results) -> Any:
+    if r.targets.is_text:
+        return None
     if r.targets.chances is not None:
         return r.targets.chances.argmax(1)
     return r.targets.outputs[:, 0].double() if r.targets.outputs.shape[1] == 1 else None
+
+
+def _log_likelihood(r: Results) -> Any:
+    outputs = r.targets.outputs
+    return outputs[:, 0].double() if r.targets.is_text and outputs.shape[1] == 1 else None
 
 
 def _error(r: Results) -> Any:
@@ -356,7 +364,7 @@ def _energy(r: Results) -> Any:
 
 
 def _shift(r: Results) -> Any:
-    return r.reliability.shift if len(r.targets.outputs) > 1 else None
+    return r.reliability.shift if len(r.targets.outputs) > 1 and not r.targets.is_text else None
 
 
 def _agreement(r: Results) -> Any:
@@ -400,6 +408,7 @@ def _of_training(field: str) -> Callable[[Results], Any]:
 COLUMNS: dict[str, Callable[[Results], Any]] = {
     "label": _label,
     "prediction": _prediction,
+    "log_likelihood": _log_likelihood,
     "error": _error,
     "density": lambda r: r.found["density"],
     "local_density": lambda r: r.found["local_density"],

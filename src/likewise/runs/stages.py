@@ -42,7 +42,7 @@ from likewise.identity import read_data
 from likewise.index.build import keep_sketches
 from likewise.index.store import IndexFolder
 from likewise.progress import announce
-from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name
+from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name, reads_text
 from likewise.reheat import Reheated
 from likewise.reheat import reheat as reheat_network
 from likewise.runs.columns import (
@@ -107,7 +107,8 @@ def run_stages(
     many parts of the pairs were adopted; `features`: what the last layer sees, where that is known.
     """
     options, n = folder.state["options"], gram.shape[0]
-    targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
+    known = _outputs(folder, gram, outputs, is_classifier)
+    targets = Targets(labels, known, is_classifier, reads_text(gram.net.readout))
     refuse_mismatch(shown, targets, n)
     seen = _features(folder, gram, features)
     margins = None if watch is None else _margins(watch, targets)
@@ -189,7 +190,8 @@ def run_part(
         for name, where in _retry_changed_parts(folder, compute).items():
             folder.stage(described_name(name), partial(_describe_samples, gram, where, is_classifier))
         return
-    targets = Targets(labels, _outputs(folder, gram, outputs, is_classifier), is_classifier)
+    known = _outputs(folder, gram, outputs, is_classifier)
+    targets = Targets(labels, known, is_classifier, reads_text(gram.net.readout))
     _features(folder, gram, features)
     _, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)

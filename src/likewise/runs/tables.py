@@ -182,7 +182,7 @@ def _unlike_training(fit: dict[str, Any] | None) -> str | None:
 
 def _caveats(targets: Targets, n: int) -> list[str]:
     found = []
-    if targets.labels is None:
+    if targets.labels is None and not targets.is_text:
         found.append("No labels were given: agreement is that of predictions, and labels are not judged.")
     if targets.classes is not None and targets.chances is not None:
         odd = accuracy_warning(targets.chances, targets.classes)

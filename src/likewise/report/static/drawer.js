@@ -63,11 +63,12 @@ function drawerParts(state, close) {
   ].filter(Boolean);
 }
 
-// What it is labeled and what the network predicts; null where neither is known.
+// What it is labeled and what the network predicts, or the log-likelihood of a text; null where none is known.
 function headlineOf(data, sample) {
   const { label, prediction } = data.columns;
-  if (!label && !prediction) return null;
   const strong = (name, mark = "") => element("strong", { class: mark }, shown(data, name, sample));
+  if (data.columns.log_likelihood) return element("p", { class: "drawer-headline" }, term(data, "log_likelihood", "Log-likelihood"), " ", strong("log_likelihood"));
+  if (!label && !prediction) return null;
   const same = label && prediction && shown(data, "label", sample) === shown(data, "prediction", sample);
   const words = same ? ["Labeled and predicted ", strong("label")]
     : label && prediction ? ["Labeled ", strong("label"), ", predicted ", strong("prediction", "signal")]

@@ -14,7 +14,7 @@ function makeDuplicates(state) {
   const inputs = new Map(found?.map((pair) => [pairKey(data, pair), pair.inputs]));
   const near = nearPairs(data, LEVELS[0]).map((pair) => ({ ...pair, inputs: inputs.get(pairKey(data, pair)) }));
   const equal = (found ?? []).filter((pair) => pair.inputs >= INPUTS_EQUAL);
-  if (found) level.append(element("option", { value: "found" }, "closer than usual in their class"));
+  if (found) level.append(element("option", { value: "found" }, data.classes ? "closer than usual in their class" : "closer than usual"));
   if (equal.length) level.append(element("option", { value: "inputs" }, `${inputsWord(data)} nearly equal: at least ${INPUTS_EQUAL}`));
   level.append(...LEVELS.map((value) => element("option", { value }, `similar for the network: at least ${value}`)));
   across.append(element("option", { value: "" }, "all of them"), ...acrossColumns(data).map((name) => element("option", { value: name }, `those of different ${titleOf(data, name)}`)));

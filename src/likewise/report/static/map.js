@@ -40,7 +40,7 @@ function makeMap(state) {
 const neighborsOf = (data, sample) => Array.from(data.neighbors.subarray(sample * data.k, (sample + 1) * data.k));
 
 function colorable(data) {
-  const wanted = ["label", "prediction", "label_suspicion", "label_issue", "suggested_label", "status", "novelty", "shift", "error", "agreement", "local_density", "density", "hard_neighbors", "uncertainty", "chance_wrong", "margin"];
+  const wanted = ["label", "prediction", "label_suspicion", "label_issue", "suggested_label", "status", "novelty", "log_likelihood", "shift", "error", "agreement", "local_density", "density", "hard_neighbors", "uncertainty", "chance_wrong", "margin"];
   const known = Object.keys(data.columns).filter((name) => !HIDDEN.has(name) && name !== "name");
   return [...wanted.filter((name) => known.includes(name)), ...known.filter((name) => !wanted.includes(name))];
 }

@@ -46,7 +46,7 @@ function sliceMeasures(data) {
 
 function sliceColumns(data) {
   const usable = (name) => data.columns[name].kind !== "text" || data.columns[name].texts.length <= data.n / 2;
-  const found = [...data.ownColumns.filter(usable), ...["label", "prediction", "status", "suspicious_class"].filter((name) => data.columns[name])];
+  const found = [...data.ownColumns.filter(usable), ...["label", "prediction", "log_likelihood", "status", "suspicious_class"].filter((name) => data.columns[name])];
   return found.length ? found : ["density"]; // targets that are vectors are no column
 }
 

@@ -30,7 +30,7 @@ function makeTable(state) {
 }
 
 function tableColumns(data) {
-  const first = ["name", "label", "suggested_label", "label_suspicion", "label_issue", "prediction", "error", ...data.ownColumns].filter((name) => data.columns[name]);
+  const first = ["name", "label", "suggested_label", "label_suspicion", "label_issue", "prediction", "log_likelihood", "error", ...data.ownColumns].filter((name) => data.columns[name]);
   const rest = [...first, ...Object.keys(data.columns).filter((name) => !HIDDEN.has(name) && !first.includes(name))];
   const least = (name) => (name === "name" ? 200 : data.columns[name].kind === "text" || isClass(data, name) ? 130 : 92);
   const width = (name) => Math.min(260, Math.max(least(name), 40 + 8 * titleOf(data, name).length)); // a head is not cut
