@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from likewise.linalg import LONG_RUN, matrix_power, rank_floor, split_product
+from likewise.linalg import LONG_RUN, matrix_power, power_, rank_floor, split_product
 from likewise.statistics.calibration import wilson_interval
 
 
@@ -52,3 +52,11 @@ def test_long_products_of_stacks_that_broadcast(stacks):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*stack, n, p, generator=generator) for stack, n in zip(stacks, (2, 4), strict=True))
     torch.testing.assert_close(split_product(a, b).double(), a.double() @ b.double().mT, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 3, 4, 4.0, 8, 2.5])
+def test_powers_in_place_are_powers(exponent):
+    values = torch.linspace(0, 2, 41, dtype=torch.float64)
+    found = power_(kept := values.clone(), exponent)
+    assert found is kept
+    torch.testing.assert_close(found, values**exponent, rtol=1e-14, atol=0)

@@ -161,3 +161,12 @@ def product_by_chunks(weights: Tensor, values: Tensor, columns: int = 2**16) -> 
         part = slice(start, start + columns)
         total += weights[:, part] @ values[part].to(weights)
     return total
+
+
+def power_(values: Tensor, exponent: float) -> Tensor:
+    """Return values ** exponent in place; fourth and eighth powers by squares, several times faster than `pow_`."""
+    if exponent in (2, 4, 8):
+        for _ in range(int(exponent).bit_length() - 1):
+            values.square_()
+        return values
+    return values.pow_(exponent)

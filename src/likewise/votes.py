@@ -10,7 +10,7 @@ from torch import Tensor
 from likewise.checks import check_number
 from likewise.gram import GramMatrix, Reducer, Strip
 from likewise.gram.sketches import pair_source
-from likewise.linalg import product_by_chunks
+from likewise.linalg import power_, product_by_chunks
 
 EXPONENT = 4  # of votes: how local they are
 SURPRISE_WEIGHT = 0.1  # beside the margin; chosen on benchmarks/label_overlap.py --seeds 11
@@ -27,7 +27,7 @@ class VotesReducer(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the votes, (b, classes) in float64."""
-        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
+        weights = power_(strip.without_self(strip.centered, 0).double().clamp_(min=0), self.exponent)
         return (product_by_chunks(weights, self.members),)
 
 

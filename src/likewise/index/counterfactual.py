@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from likewise.gram import Reducer, Strip
+from likewise.linalg import power_
 from likewise.statistics.reliability import EXPONENT
 
 MOST = 1024  # rows of the leading class that are tried
@@ -80,7 +81,7 @@ class FlipReducer(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the fields of a `Flip`, each (b, ...)."""
-        weights = strip.centered.double().clamp(min=0).pow_(EXPONENT)
+        weights = power_(strip.centered.double().clamp(min=0), EXPONENT)
         classes = self.classes.to(weights.device)
         votes = weights.new_zeros(len(weights), max(2, self.count)).index_add_(1, classes, weights)
         (lead, next_best), (leader, other) = (part.unbind(1) for part in votes.topk(2, dim=1))
@@ -104,7 +105,7 @@ class MeanShiftReducer(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the means, (b, q), those without the column, (b, q), and its place, (b,); −1 where there is none."""
-        weights = strip.centered.double().clamp(min=0).pow_(EXPONENT)
+        weights = power_(strip.centered.double().clamp(min=0), EXPONENT)
         values = self.values.to(weights)
         total = weights.sum(1, keepdim=True)
         means = weights @ values / total.clamp(min=1e-300)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from likewise.checks import check_integer, check_number
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.linalg import power_
 from likewise.statistics.targets import refuse_other, to_device
 
 MOST_BINS = 1_000_000
@@ -81,7 +82,7 @@ class PositiveReducer(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the sums, (b,)."""
-        return (strip.similarity.clamp(min=0).pow_(self.exponent).sum(1, dtype=torch.float64),)
+        return (power_(strip.similarity.clamp(min=0), self.exponent).sum(1, dtype=torch.float64),)
 
 
 def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.linalg import power_
 from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 from likewise.statistics.targets import (
     class_chances,
@@ -63,7 +64,7 @@ class NeighborMeansReducer(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the means, (b, q) in float64; of a sample with no neighbor at all, that of all others."""
-        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(EXPONENT)
+        weights = power_(strip.without_self(strip.centered, 0).double().clamp_(min=0), EXPONENT)
         values = self.values.to(weights)
         total = weights.sum(1, keepdim=True)
         overall = values.mean(0)

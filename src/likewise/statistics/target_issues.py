@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from likewise.checks import check_integer, check_number, describe
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.linalg import product_by_chunks
+from likewise.linalg import power_, product_by_chunks
 from likewise.model import Network, to_network
 from likewise.readouts import all_outputs
 from likewise.statistics.targets import given_labels, model_outputs, refuse_unbounded, to_device
@@ -122,7 +122,7 @@ class WeightedSumReducer(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return the sums, (b, q), and the weights' sums, (b,), in float64."""
-        weights = strip.without_self(strip.centered, 0).double().clamp_(min=0).pow_(self.exponent)
+        weights = power_(strip.without_self(strip.centered, 0).double().clamp_(min=0), self.exponent)
         return product_by_chunks(weights, self.values), weights.sum(1)
 
 
