@@ -285,10 +285,10 @@ def select(
 
 def _is_plain_of_texts(index: "Index") -> bool:
     """Whether an index has gradients of a text's log-likelihood as a whole, none of them scaled by layers or Adam."""
+    from likewise.index.layers import are_plain
     from likewise.readouts import is_log_likelihood
 
-    plain = not {"unit", "optimizer"} & index.manifest["projection"].keys()
-    return plain and is_log_likelihood(index.network.readout)
+    return are_plain(index.manifest["projection"]) and is_log_likelihood(index.network.readout)
 
 
 def _select_by_states(index: "Index", settings: Settings, targets: Any, count: int, by: Any) -> Any:

@@ -352,8 +352,8 @@ def _holds_all(known: Samples, samples: Samples) -> bool:
     if not places.keys() >= set(numbers):
         return False
     same = known[torch.tensor([places[number] for number in numbers])]
-    pairs = zip(*(tree_leaves((some.inputs, some.labels)) for some in (same, samples)), strict=False)
-    return all(_are_equal(one, other) for one, other in pairs)
+    leaves, others = (tree_leaves((some.inputs, some.labels)) for some in (same, samples))
+    return len(leaves) == len(others) and all(map(_are_equal, leaves, others))
 
 
 def _are_equal(one: Any, other: Any) -> bool:

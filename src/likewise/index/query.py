@@ -290,7 +290,6 @@ class Index:
             >>> model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
             >>> texts = torch.randint(0, 7, (30, 9))
             >>> index = lw.build_index(model, texts, tempfile.mkdtemp(), readout=lw.sequence_log_likelihood())
-            >>> index.attach(texts)
             >>> found = index.nearest(texts[:2], k=3)
             >>> index.passages(texts[:2], found).contributions.shape
             torch.Size([2, 3, 9])
