@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import likewise as lw
+from likewise.engines.factors import FactoredGradient
 from likewise.gram.cost import PairOperations
+from likewise.gram.strips import JointStrips
 from nets import SHAPES, case
 
 KERNELS = {
@@ -131,7 +133,7 @@ def test_strips_of_a_symmetric_matrix_compute_each_pair_once(kernel):
 
 def test_two_samples_are_taken_together_where_one_would_be_called_twice():
     """A quarter of max_memory holds three copies of the features of one sample, but not of two."""
-    model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Tanh(), torch.nn.Linear(300, 2)).double()
+    model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5)).double()
     x = torch.randn(4, 3, 40, dtype=torch.float64)
     readout = lambda outputs, labels: outputs.sum(1)  # noqa: E731
     whole = lw.GramMatrix(lw.Network(model, readout), x).tiles()
@@ -144,3 +146,61 @@ def test_two_samples_are_taken_together_where_one_would_be_called_twice():
     found = gram.dense()
     assert set(sizes) == {2}
     assert (found - lw.GramMatrix(lw.Network(model, readout), x).dense()).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("make", SHAPES, ids=lambda m: m.__name__)
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent")
+def test_few_samples_layer_by_layer_agree_with_features(make, d):
+    model, x = case(make, d, 4)
+    for name in ("correlation", "inner", "subspace", "blocks"):
+        gram = lw.GramMatrix(model, x, kernel=KERNELS[name])
+        joint = gram._exact_strips(torch.float64)
+        assert isinstance(joint, JointStrips)
+        with gram.net.evaluation_mode():
+            found, expected = (
+                torch.cat([s.strip(w) for w in s.strips]) for s in (joint, gram.tiles(torch.float64))
+            )
+        assert found.shape == expected.shape
+        assert (found - expected).abs().max() < 1e-9 * expected.abs().max(), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_samples_are_as_exact_as_the_reference(n):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(36, 3)
+    )
+    x = torch.randn(n, 2, 5, 5)
+    found = lw.GramMatrix(lw.Network(model, lw.all_outputs), x).dense()
+    model.double()
+    net = lw.Network(model, lw.all_outputs)
+    expected = lw.GramMatrix(net, x.double(), engine="autograd").dense()
+    assert (found - expected).abs().max() < 1e-6
+
+
+def test_few_samples_by_positions_and_by_rows_agree():
+    torch.manual_seed(0)
+    inputs, deltas = torch.randn(3, 4, 50), torch.randn(3, 2, 4, 60)
+    cheap = FactoredGradient(inputs, deltas)
+    rows = cheap.rows().flatten(0, 1).double()
+    again = FactoredGradient(inputs, deltas)
+    assert (again.joint_gram() - rows @ rows.T).abs().max() < 1e-4
+    assert not again.is_dense  # positions were cheaper
+
+
+def test_the_one_of_few_samples_that_is_not_finite_is_named():
+    x = torch.randn(3, 6)
+    x[1, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"ids \[1\]"):
+        lw.GramMatrix(torch.nn.Linear(6, 2), x).dense()
+
+
+def test_few_samples_without_a_gradient_are_named():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1, bias=False), torch.nn.ReLU())
+    model[0].weight.data.fill_(1.0)
+    x = torch.tensor([[1.0, 1, 1, 1], [-1, -1, -1, -1], [1, 2, 0, 0]])
+    with pytest.warns(lw.ZeroGradientWarning, match=r"ids 1"):
+        found = lw.similarity(model, x)
+    assert not found[1].any()
+    assert (found.diagonal() - torch.tensor([1.0, 0, 1])).abs().max() < 1e-6

@@ -216,6 +216,13 @@ class VjpResult(NamedTuple):
     self_kernel: Power | None  # K(x, x)ᵉ, None for exponent 0; can be passed to `jvp`
 
 
+class JointBlocks(NamedTuple):
+    """S(x) S(x')ᵀ of all pairs of a batch."""
+
+    blocks: Tensor  # (n, n, d, d)
+    ranks: Tensor | None  # of K(x, x), (n,); None where nothing is whitened
+
+
 class JvpResult(NamedTuple):
     """S(x) u for parameter vectors u."""
 

@@ -94,6 +94,10 @@ class ParameterGradient(ABC):
         rows = self.rows()
         return rows[:n] @ rows[n:].mT
 
+    def joint_gram(self) -> Tensor:
+        """Return G Gᵀ of all samples with all others, (n·d, n·d), in the accumulation type."""
+        return gram_from_rows(self.rows().flatten(0, 1)[None])[0]
+
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R, (n, d, blocks, k, l), of G as matrices; factors are projected without forming G.
 
@@ -282,6 +286,19 @@ class FactoredGradient(StructuredGradient):
         if t * t * (a.shape[2] + d * d * o) < d * a.shape[2] * o * (2 * t + d):
             return torch.einsum("nts,ndto,neso->nde", a @ b.mT, delta, other)
         return super().paired_gram(n)
+
+    def joint_gram(self) -> Tensor:
+        """Return G Gᵀ of all samples with all others, from positions where that is cheaper."""
+        n, d, t, o = self.deltas.shape
+        i = self.inputs.shape[2]
+        by_positions = (n * t) ** 2 * (i + d * d * o)
+        if self.is_dense or n * d * i * o * (t + n * d) <= by_positions:
+            return super().joint_gram()
+        wide = accumulation_dtype(self.deltas)
+        inputs, deltas = self.inputs.flatten(0, 1).to(wide), self.deltas.flatten(0, 2).to(wide)
+        of_inputs, of_deltas = inputs @ inputs.mT, deltas @ deltas.mT
+        sums = torch.einsum("ntms,ndtmes->ndme", of_inputs.view(n, t, n, t), of_deltas.view(n, d, t, n, d, t))
+        return sums.reshape(n * d, n * d)
 
     def whiten(self, roots: Tensor) -> "FactoredGradient":
         """Return K(x, x)^-½ G; inputs are scaled too: large ones meet small roots, neither may overflow."""

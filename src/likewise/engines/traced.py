@@ -21,6 +21,7 @@ from likewise.engines.base import (
     FiniteChecks,
     GradientMismatchError,
     GradientParts,
+    JointBlocks,
     JvpResult,
     PartsChangedError,
     RowBlock,
@@ -150,6 +151,29 @@ class TracedEngine(Engine):
                 ranks=torch.cat(ranks) if ranks else None, self_gram=torch.cat(grams) if grams else None
             )
         )
+
+    def joint_blocks(self, samples: Samples, exponent: float) -> JointBlocks:
+        """Return S(x) S(x')ᵀ of all pairs of few samples: parameter by parameter, whose rows are never held together.
+
+        Args:
+            samples: At most `gradient_batch_size`.
+            exponent: Of K(x, x) in S(x) = K(x, x)ᵉ J(x).
+
+        """
+        (chunk,) = self._chunks(samples, size=self._gradient_size)
+        gradients, n, d = chunk.gradients.copy(), len(samples), chunk.d
+        total = torch.zeros(n * d, n * d, device=self._device)
+        total = total.to(accumulation_dtype(total))
+        while gradients.by_parameter:
+            _, gradient = gradients.by_parameter.popitem()  # its rows go with it
+            total += gradient.joint_gram().to(total)
+        blocks = total.view(n, d, n, d).transpose(1, 2)
+        own = blocks.diagonal(dim1=0, dim2=1).permute(2, 0, 1).contiguous()
+        self._finite_checks.note(own, samples)
+        if not exponent:
+            return JointBlocks(blocks, None)
+        powers = matrix_power(own, exponent, rank_floor(self._dtype))
+        return JointBlocks(powers.matrix[:, None] @ blocks @ powers.matrix, powers.rank)
 
     def feature_entries(self, samples: Samples, d: int) -> dict[str, int]:
         """Return how many numbers the features of one sample with d outputs have for each parameter, in order."""

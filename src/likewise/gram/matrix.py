@@ -9,7 +9,7 @@ so that a model is traced and checked once.
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import torch
@@ -48,6 +48,7 @@ from likewise.gram.products import Products, RowSums
 from likewise.gram.strips import (
     DirectionStrips,
     ExactStrips,
+    JointStrips,
     Reducer,
     Strip,
     Tiles,
@@ -60,6 +61,9 @@ from likewise.model import Network
 from likewise.model_state import exclusive, tensor_versions
 
 COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions
+FEW_GRADIENTS = (
+    16  # of all samples and outputs: up to so many, all pairs cost less than forming each whitened
+)
 
 
 class GramMatrix:
@@ -517,11 +521,24 @@ class GramMatrix:
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
         if whole._directions_are_cheaper():
             return self._direction_strips(dtype)
+        if whole._fits_one_batch():
+            return self._joint_strips(tiles)
         groups, engine = whole._parameter_groups(), self.engine
         if groups is None or not isinstance(engine, TracedEngine):
             return tiles
         self_kernels = self.self_kernel() if self.d > 1 else None
         return layerwise_strips(self.net, engine, tiles, groups, self_kernels)
+
+    def _fits_one_batch(self) -> bool:
+        """Whether samples are so few that the inner products of all their gradients cost less than to whiten these."""
+        engine, n = self.engine, self.data.n
+        few = self.square and n * self.d <= FEW_GRADIENTS and self.tiles().is_mirrored
+        return (
+            few and isinstance(engine, TracedEngine) and n <= min(engine.gradient_batch_size, self.data.size)
+        )
+
+    def _joint_strips(self, tiles: Tiles) -> JointStrips:
+        return JointStrips(**{field.name: getattr(tiles, field.name) for field in fields(ExactStrips)})
 
     def _parameter_groups(self) -> list[tuple[str, ...]] | None:
         """Return groups of parameters by which all pairs cost less than by strips of rows, None if there are none."""

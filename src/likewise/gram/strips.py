@@ -7,6 +7,7 @@ once to any number of reducers, so that a run that needs ten statistics forms ev
 `Tiles` computes exact strips. The features of a strip's rows stay in memory while those of the columns are streamed;
 if the features of all columns fit, they are computed once and cached. `DirectionStrips` computes them for few rows: a
 row is d directions in which the outputs of all columns are differentiated, so that no gradient of a column is stored.
+`JointStrips` takes very few samples with themselves in one batch, layer by layer.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from likewise.data import Batches, Samples
 from likewise.distributed import shares, world_size
-from likewise.engines import Engine, Features, ZeroGradientLog
+from likewise.engines import Engine, Features, TracedEngine, ZeroGradientLog
 from likewise.gram.features import KeptFeatures
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.linalg import accumulation_dtype
@@ -231,6 +232,30 @@ class DirectionStrips(ExactStrips):
             traces = products.diagonal(dim1=1, dim2=3).sum(-1).T
             return self._to_result_dtype(traces / self.d, where)
         return self._reduce_blocks(products.permute(2, 0, 3, 1), where)
+
+
+@dataclass(frozen=True)
+class JointStrips(ExactStrips):
+    """The only strip of few samples with themselves, layer by layer: whitened once their inner products are known."""
+
+    engine: TracedEngine
+
+    @property
+    def strips(self) -> list[range]:
+        """The positions of all rows."""
+        return [range(self.rows.n)]
+
+    @property
+    def gradient_evaluations(self) -> int:
+        """How many per-sample gradients are computed."""
+        return self.rows.n
+
+    def strip(self, where: range) -> Tensor:
+        """Return k of all rows with all columns, (n, n) or (n, n, d, d)."""
+        samples = self.rows.samples(where)
+        blocks, ranks = self.engine.joint_blocks(samples, self.kernel.left_power)
+        self.zero_gradient_log.note(samples, ranks)
+        return self._reduce_blocks(blocks, where)
 
 
 @dataclass(frozen=True)
