@@ -16,6 +16,7 @@ LEVELS = {
     "padding": -1,  # of texts
     "precision": -1,
     "linalg": 0,
+    "largest": 0,
     "kernels": 0,
     "fingerprint": 0,
     "liveness": 0,

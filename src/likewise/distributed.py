@@ -192,6 +192,11 @@ def _take_part(spans: list[range], what: str) -> list[range]:
     return spans[i - 1 :: n]
 
 
+def own_share(spans: list[range], what: str) -> list[range]:
+    """Return the spans of a pass of this name for which `join_results` will call its function here, in order."""
+    return _take_part(spans, what)[rank() :: world_size()]
+
+
 def shares() -> int:
     """Return for how many processes rows are divided into strips."""
     return 1 if _as_one.get() else world_size()

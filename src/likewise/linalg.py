@@ -155,17 +155,21 @@ def product_by_chunks(weights: Tensor, values: Tensor, columns: int = 2**16) -> 
     """Return weights (n, m) @ values (m, c), values converted to the weights' dtype some at a time.
 
     Values of many rows can be kept in a small dtype, booleans of a one-hot code say, without a copy of all of them.
+    The transposed product of few columns takes half the time.
     """
-    total = weights.new_zeros(len(weights), values.shape[1])
+    total = weights.new_zeros(values.shape[1], len(weights))
     for start in range(0, len(values), columns):
         part = slice(start, start + columns)
-        total += weights[:, part] @ values[part].to(weights)
-    return total
+        total += values[part].to(weights).T.contiguous() @ weights[:, part].T
+    return total.T.contiguous()
+
+
+SQUARED_EXPONENTS = (2, 4, 8)
 
 
 def power_(values: Tensor, exponent: float) -> Tensor:
     """Return values ** exponent in place; fourth and eighth powers by squares, several times faster than `pow_`."""
-    if exponent in (2, 4, 8):
+    if exponent in SQUARED_EXPONENTS:
         for _ in range(int(exponent).bit_length() - 1):
             values.square_()
         return values

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_number
-from likewise.gram import GramMatrix, Reducer, Strip
+from likewise.gram import GramMatrix, Strip, SumReducer
 from likewise.gram.sketches import pair_source
-from likewise.linalg import power_, product_by_chunks
+from likewise.linalg import product_by_chunks
 
 EXPONENT = 4  # of votes: how local they are
 SURPRISE_WEIGHT = 0.1  # beside the margin; chosen on benchmarks/label_overlap.py --seeds 11
@@ -18,17 +18,17 @@ LEAST_SHARE = 0.01  # added to what speaks for a label: less is no more surprisi
 
 
 @dataclass(frozen=True)
-class VotesReducer(Reducer):
+class VotesReducer(SumReducer):
     """The votes of all other samples on each row: Σ max(centered similarity, 0)^exponent by class."""
 
     members: Tensor  # (m, classes) one-hot
     exponent: float = EXPONENT
     centered: ClassVar[bool] = True
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the votes, (b, classes) in float64."""
-        weights = power_(strip.without_self(strip.centered, 0).double().clamp_(min=0), self.exponent)
-        return (product_by_chunks(weights, self.members),)
+        weights = block.without_self(block.positive_power(self.exponent, centered=True), 0)
+        return (product_by_chunks(weights, self.members[block.column_places]),)
 
 
 def class_votes(

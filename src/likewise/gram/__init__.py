@@ -4,6 +4,7 @@ matrix      GramMatrix: rows, columns, kernel, plain or centered; what every sta
 products    G @ w in two passes over the data, linear in N
 features    per-sample gradients that are kept, where they fit: products and strips from one pass
 strips      all pairs, one strip of whole rows at a time; many reducers in one visit
+blocks      all pairs, block by block: of a data set with itself each pair of blocks once
 centering   double centering of a kernel, then normalization
 sketches    random projections of gradients, and the same strips from them
 last_layer  what the last layer sees: features of samples, from a forward pass
@@ -36,19 +37,22 @@ from likewise.gram.sketches import (
     sketch_rows,
     whiten_sketches,
 )
-from likewise.gram.strips import PairSource, Reducer, Strip
+from likewise.gram.strips import BlockReducer, PairSource, ProductReducer, Reducer, Strip, SumReducer
 
 __all__ = [
+    "BlockReducer",
     "GramMatrix",
     "MatchedPassages",
     "PairSource",
     "Plan",
+    "ProductReducer",
     "Reducer",
     "RowSums",
     "Sketch",
     "Sketched",
     "Sketches",
     "Strip",
+    "SumReducer",
     "bucket_count",
     "error_factors",
     "has_passages",

@@ -11,7 +11,8 @@ samples both ways.
 
 import hashlib
 from collections.abc import Callable
-from math import prod
+from functools import cached_property
+from math import isqrt, prod
 from typing import NamedTuple
 
 import torch
@@ -23,11 +24,20 @@ from likewise.distributed import join_results
 from likewise.engines import Engine, GradientParts, RowBlock
 from likewise.engines.factors import concatenate
 from likewise.engines.memory import equal_size
+from likewise.gram.blocks import visit_blocks
 from likewise.gram.centering import rounding_floor
 from likewise.gram.matrix import GramMatrix
-from likewise.gram.strips import PairSource, Reducer, Strip, reduce_strip, split_results
+from likewise.gram.strips import (
+    BlockReducer,
+    PairSource,
+    ProductReducer,
+    Reducer,
+    Strip,
+    reduce_strip,
+    split_results,
+)
 from likewise.kernels import CORRELATION
-from likewise.linalg import matrix_power, rank_floor
+from likewise.linalg import accumulation_dtype, matrix_power, rank_floor
 
 NARROWEST = 16  # numbers a sample
 REPLICATES = (
@@ -35,6 +45,10 @@ REPLICATES = (
 )
 LEAST_ERROR = 1e-4  # below, similarities of sketches differ from exact ones by rounding
 FEWEST_PAIRS = 400  # by which the errors of a projection are told
+BLOCK = 512  # rows and columns whose similarities stay in the cache while reducers look at them
+DEVICE_BLOCK = 4096  # of a GPU, which takes longer to start than to multiply smaller ones
+BLOCK_BYTES = 64  # for a pair: similarities, their powers, and what reducers make of them
+CHUNK = 4096  # vectors that are converted to float64 at a time
 
 
 class Sketched(NamedTuple):
@@ -336,32 +350,91 @@ class Sketches:
         return self._rows is self._columns
 
     def visit(self, *reducers: Reducer) -> list[tuple[Tensor, ...]]:
-        """Return what each reducer keeps of every row, joined over strips."""
+        """Return what each reducer keeps of every row.
+
+        Products need no pairs. Of the others, those that can be given some columns at a time are shown blocks, each
+        pair of blocks once; the rest whole strips, from products of their own.
+        """
+        products = {i: r for i, r in enumerate(reducers) if isinstance(r, ProductReducer)}
+        blocks = {i: r for i, r in enumerate(reducers) if isinstance(r, BlockReducer) and i not in products}
+        strips = {i: r for i, r in enumerate(reducers) if i not in products and i not in blocks}
+        found: dict[int, tuple[Tensor, ...]] = {i: (self @ r.weights,) for i, r in products.items()}
+        if blocks:
+            found |= dict(zip(blocks, self._visit_blocks(tuple(blocks.values())), strict=True))
+        if strips:
+            found |= dict(zip(strips, self._visit_strips(tuple(strips.values())), strict=True))
+        return [found[i] for i in range(len(reducers))]
+
+    def __matmul__(self, weights: Tensor) -> Tensor:
+        """Return the product with weights (m, c), (n, c) in float64; linear in the number of samples."""
         rows, columns = self._rows, self._columns
+        weights = weights.to(columns.vectors.device, accumulation_dtype(columns.vectors))
+        if self._centered:
+            return _multiply(rows.vectors, _multiply_transposed(columns.vectors, weights))
+        weights = weights * columns.alive[:, None]
+        moved = _multiply_transposed(columns.vectors, weights * columns.lengths[:, None])
+        shared = (columns.means - self._grand_mean).to(weights) @ weights
+        product = _multiply(rows.vectors, moved) * rows.lengths[:, None]
+        return (product + rows.means[:, None] * weights.sum(0) + shared) * rows.alive[:, None]
+
+    def _visit_blocks(self, reducers: tuple[BlockReducer, ...]) -> list[tuple[Tensor, ...]]:
+        n, m = self.shape
+        most = BLOCK if self._rows.vectors.device.type == "cpu" else DEVICE_BLOCK
+        side = max(1, min(most, isqrt(self._max_memory // BLOCK_BYTES)))
+        columns = None if self.square else _spans(m, equal_size(m, side))
+        about = (self._rows, self._columns)
+        return visit_blocks(self._block, _spans(n, equal_size(n, side)), columns, reducers, about)
+
+    def _visit_strips(self, reducers: tuple[Reducer, ...]) -> list[tuple[Tensor, ...]]:
         n, m = self.shape
         height = max(1, min(512, self._max_memory // 8 // (8 * m)))
-        spans = [range(i, min(i + height, n)) for i in range(0, n, height)]
-        transposed = columns.vectors.T.contiguous()
 
         def show(where: range) -> tuple[Tensor, ...]:
-            here = slice(where.start, where.stop)
-            centered = rows.vectors[here] @ transposed
+            return reduce_strip(self._block(where, None), reducers)
 
-            def plain() -> Tensor:
-                k = (centered * rows.lengths[here, None]).mul_(columns.lengths)
-                k = k.add_(rows.means[here, None]).add_(columns.means - self._grand_mean)
-                return k.mul_(rows.alive[here, None]).mul_(columns.alive)
+        about = (self._rows, self._columns)
+        return split_results(join_results(show, _spans(n, height), "pairs", about), reducers)
 
-            strip = Strip(
-                rows=where,
-                square=self.square,
-                use_centered=self._centered,
-                plain=plain,
-                centered=lambda: centered,
-            )
-            return reduce_strip(strip, reducers)
+    def _block(self, here: range, there: range | None) -> Strip:
+        """Return the rows at some places with the columns at others, or with all."""
+        rows = self._rows.take(here)
+        columns = self._columns if there is None else self._columns.take(there)
+        centered = rows.vectors @ columns.vectors.T
 
-        return split_results(join_results(show, spans, "pairs"), reducers)
+        def plain() -> Tensor:
+            k = (centered * rows.lengths[:, None]).mul_(columns.lengths)
+            k = k.add_(rows.means[:, None]).add_(columns.means - self._grand_mean)
+            return k if self._all_alive else k.mul_(rows.alive[:, None]).mul_(columns.alive)
+
+        return Strip(
+            rows=here,
+            square=self.square,
+            use_centered=self._centered,
+            plain=plain,
+            centered=lambda: centered,
+            columns=there,
+        )
+
+    @cached_property
+    def _all_alive(self) -> bool:
+        return bool(self._rows.alive.all() and self._columns.alive.all())
+
+
+def _spans(n: int, size: int) -> list[range]:
+    return [range(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _multiply(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Return vectors (n, q) @ weights (q, c) in the weights' dtype, without a copy of all vectors in it."""
+    return torch.cat([part.to(weights) @ weights for part in vectors.split(CHUNK)])
+
+
+def _multiply_transposed(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Return vectors (m, q)ᵀ @ weights (m, c) in the weights' dtype, without a copy of all vectors in it."""
+    total = weights.new_zeros(vectors.shape[1], weights.shape[1])
+    for part, some in zip(vectors.split(CHUNK), weights.split(CHUNK), strict=True):
+        total += part.to(weights).T @ some
+    return total
 
 
 class _Directions(NamedTuple):
@@ -379,6 +452,10 @@ class _Directions(NamedTuple):
         left[(squares == 0) | (left.square().sum(1) <= rounding_floor(sketches.dtype) * squares)] = 0
         vectors = torch.nn.functional.normalize(left, dim=1)
         return cls(vectors, left.norm(dim=1), sketches @ mean, (squares > 0).to(sketches))
+
+    def take(self, where: range) -> "_Directions":
+        """Return those at some places."""
+        return _Directions(*(part[where.start : where.stop] for part in self))
 
 
 def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:

@@ -1,8 +1,9 @@
-"""All pairs of two data sets, one strip of whole rows at a time.
+"""All pairs of two data sets, one strip of whole rows, or one block of rows and columns, at a time.
 
 A statistic of pairs is a `Reducer`: a function of a `Strip` (some rows with all columns, plain and centered) that
 returns a few numbers for each of its rows. A source of pairs (an exact GramMatrix, or sketches) shows every strip
-once to any number of reducers, so that a run that needs ten statistics forms every similarity once.
+once to any number of reducers, so that a run that needs ten statistics forms every similarity once. A `BlockReducer`
+can be given the columns some at a time: then a source may show blocks (`likewise.gram.blocks`).
 
 `Tiles` computes exact strips. The features of a strip's rows stay in memory while those of the columns are streamed;
 if the features of all columns fit, they are computed once and cached. `DirectionStrips` computes them for few rows: a
@@ -14,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ from likewise.distributed import shares, world_size
 from likewise.engines import Engine, Features, TracedEngine, ZeroGradientLog
 from likewise.gram.features import KeptFeatures
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
-from likewise.linalg import accumulation_dtype
+from likewise.linalg import SQUARED_EXPONENTS, accumulation_dtype, power_
 
 
 class Strip:
-    """Similarities of the rows at places `rows` with all m columns.
+    """Similarities of the rows at places `rows` with all m columns, or with those at places `columns`: a block.
 
     Args:
         rows: Places of the rows in the data set.
@@ -36,6 +37,7 @@ class Strip:
         use_centered: Whether `similarity` is the centered one.
         plain: Computes the plain similarities, (b, m), when they are first asked for.
         centered: Computes the centered similarities, (b, m), likewise; None where nobody needs them.
+        columns: Places of the columns of a block; None for all columns.
 
     """
 
@@ -46,9 +48,26 @@ class Strip:
         use_centered: bool,
         plain: Callable[[], Tensor],
         centered: Callable[[], Tensor] | None,
+        columns: range | None = None,
     ) -> None:
-        self.rows, self.square = rows, square
+        self.rows, self.square, self.columns = rows, square, columns
         self._use_centered, self._plain, self._centered = use_centered, plain, centered
+        self._shared: dict[Any, Tensor] = {}
+        self._mirrored: Strip | None = None
+
+    def transposed(self) -> "Strip":
+        """Return the block of the columns with the rows, which shares what was computed for this one."""
+        assert self.columns is not None
+        other = Strip(
+            rows=self.columns,
+            square=self.square,
+            use_centered=self._use_centered,
+            plain=lambda: self.plain.T,
+            centered=lambda: self.centered.T,
+            columns=self.rows,
+        )
+        other._mirrored = self
+        return other
 
     @cached_property
     def plain(self) -> Tensor:
@@ -69,22 +88,84 @@ class Strip:
         """The similarity that the matrix was asked for: plain or centered."""
         return self.centered if self._use_centered else self.plain
 
+    @property
+    def column_places(self) -> slice:
+        """Which columns these are."""
+        return slice(None) if self.columns is None else slice(self.columns.start, self.columns.stop)
+
+    @property
+    def first_column(self) -> int:
+        """The place of the first column."""
+        return 0 if self.columns is None else self.columns.start
+
+    def shared(self, key: Any, function: Callable[["Strip"], Tensor]) -> Tensor:
+        """Return an elementwise function of the similarities, which must not be written to.
+
+        Of a block it is computed once for all reducers that name it alike, and for the transposed block; of a strip,
+        which is larger, it is not kept.
+        """
+        if self._mirrored is not None:
+            return self._mirrored.shared(key, function).T
+        if self.columns is None:
+            return function(self)
+        if key not in self._shared:
+            self._shared[key] = function(self)
+        return self._shared[key]
+
+    def positive_power(self, exponent: float, *, centered: bool = False) -> Tensor:
+        """Return max(similarity, 0)^exponent, (b, m) in float64, which must not be written to.
+
+        Args:
+            exponent: Positive.
+            centered: Whether of the centered similarity, whatever the matrix was asked for.
+
+        """
+        centered = centered or self._use_centered
+
+        def compute(strip: Strip) -> Tensor:
+            root = strip._shared.get(("power", exponent / 2, centered))
+            if root is not None and exponent in SQUARED_EXPONENTS:
+                return root.square()
+            similarity = strip.centered if centered else strip.plain
+            return power_(similarity.clamp(min=0).to(accumulation_dtype(similarity)), exponent)
+
+        return self.shared(("power", exponent, centered), compute)
+
     def without_self(self, similarity: Tensor, fill: float) -> Tensor:
-        """Return a copy in which a sample's similarity to itself is replaced by `fill`."""
-        copied = similarity.clone()
-        return self.fill_self_(copied, fill)
+        """Return a copy in which a sample's similarity to itself is replaced by `fill`.
+
+        Of a block in which no row meets itself, the tensor as it is, which must not be written to.
+        """
+        if self.columns is not None and not (self.square and self._common):
+            return similarity
+        return self.fill_self_(similarity.clone(), fill)
 
     def fill_self_(self, similarity: Tensor, fill: float | Tensor) -> Tensor:
         """Replace each sample's similarity to itself, in place; nothing to do where rows are other samples."""
         if self.square:
-            places = torch.arange(len(self.rows), device=similarity.device)
-            similarity[places, places + self.rows.start] = fill
+            similarity[self._self_places(similarity.device)] = fill
         return similarity
 
     def self_similarity(self, similarity: Tensor) -> Tensor:
-        """Return each sample's similarity to itself, (b,), for a square matrix."""
-        places = torch.arange(len(self.rows), device=similarity.device)
-        return similarity[places, places + self.rows.start]
+        """Return each sample's similarity to itself, (b,), for a square matrix; 0 where a block does not hold it."""
+        if self.columns is None:
+            return similarity[self._self_places(similarity.device)]
+        found = similarity.new_zeros(len(self.rows))
+        places = self._self_places(similarity.device)
+        found[places[0]] = similarity[places]
+        return found
+
+    @property
+    def _common(self) -> range:
+        """The places that are among the rows and the columns of a square matrix."""
+        if self.columns is None:
+            return self.rows
+        return range(max(self.rows.start, self.columns.start), min(self.rows.stop, self.columns.stop))
+
+    def _self_places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        common = self._common
+        places = torch.arange(len(common), device=device) + common.start
+        return places - self.rows.start, places - self.first_column
 
 
 class Reducer(ABC):
@@ -96,6 +177,59 @@ class Reducer(ABC):
     @abstractmethod
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return tensors with one entry for each row of the strip, which must not be written to."""
+
+
+class BlockReducer(Reducer):
+    """A reducer that can be given the columns some at a time, in order: then pairs of blocks are computed once.
+
+    Subclasses write `fold`, and `finish` where a result is not what is kept meanwhile.
+    """
+
+    @abstractmethod
+    def fold(self, total: tuple[Tensor, ...] | None, block: Strip) -> tuple[Tensor, ...]:
+        """Return what is kept of the columns so far, the block's included.
+
+        Args:
+            total: What was kept of the columns before, which may be written to; None at the first.
+            block: The rows with the next columns. It must not be written to.
+
+        """
+
+    def finish(self, total: tuple[Tensor, ...], block: Strip) -> tuple[Tensor, ...]:
+        """Return the results, with one entry for each row, after all columns; `block` is the last of them."""
+        return total
+
+    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        """Return the results of whole rows."""
+        return self.finish(self.fold(None, strip), strip)
+
+
+class SumReducer(BlockReducer):
+    """A sum over columns."""
+
+    @abstractmethod
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
+        """Return the sums over the columns of a block, new tensors."""
+
+    def fold(self, total: tuple[Tensor, ...] | None, block: Strip) -> tuple[Tensor, ...]:
+        """Return the sums over all columns so far."""
+        terms = self.terms(block)
+        return terms if total is None else tuple(old.add_(new) for old, new in zip(total, terms, strict=True))
+
+
+@dataclass(frozen=True)
+class ProductReducer(SumReducer):
+    """The similarities of each row times weights (m, c): a product where pairs are visited anyway.
+
+    Sketches multiply without pairs.
+    """
+
+    weights: Tensor
+
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
+        """Return (b, c) in float64."""
+        similarity = block.similarity.double()
+        return (similarity @ self.weights[block.column_places].to(similarity),)
 
 
 class PairSource(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likewise.gram import GramMatrix, PairSource, Reducer
+from likewise.gram import GramMatrix, PairSource, ProductReducer, Reducer
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.readouts import are_chances
 from likewise.statistics.crossval import CrossValidated
@@ -23,7 +23,6 @@ from likewise.statistics.fit import decide_verdict, explained_shares
 from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion, order_warning
 from likewise.statistics.neighbors import (
     NearestReducer,
-    ProductReducer,
     SelfSimilarityReducer,
     mean_between_classes,
 )

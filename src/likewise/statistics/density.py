@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer, check_number
-from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.linalg import power_
+from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
 from likewise.statistics.targets import refuse_other, to_device
 
 MOST_BINS = 1_000_000
@@ -38,16 +37,19 @@ def soft_neighbors(gram: GramMatrix) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CountReducer(Reducer):
+class CountReducer(SumReducer):
     """How many similarities of each row are at least a threshold, itself included."""
 
     threshold: float
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the counts, (b,) integers; a few units of rounding below the threshold count."""
-        similarity = strip.similarity
-        rounding = 8 * torch.finfo(similarity.dtype).eps
-        return ((similarity >= self.threshold - rounding).sum(1),)
+
+        def compare(strip: Strip) -> Tensor:
+            rounding = 8 * torch.finfo(strip.similarity.dtype).eps
+            return strip.similarity >= self.threshold - rounding
+
+        return (block.shared(("at least", self.threshold), compare).count_nonzero(1),)
 
 
 def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | None = None) -> Tensor:
@@ -75,14 +77,14 @@ def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | No
 
 
 @dataclass(frozen=True)
-class PositiveReducer(Reducer):
+class PositiveReducer(SumReducer):
     """The sum of the positive similarities of each row to a power, itself included."""
 
     exponent: float
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the sums, (b,)."""
-        return (power_(strip.similarity.clamp(min=0), self.exponent).sum(1, dtype=torch.float64),)
+        return (block.positive_power(self.exponent).sum(1),)
 
 
 def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | None = None) -> Tensor:
@@ -130,21 +132,25 @@ class SimilarityHistogram(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HistogramReducer(Reducer):
+class HistogramReducer(SumReducer):
     """Each row's histogram over equal bins; what lies outside counts in the first or last bin."""
 
     bins: int
     low: float = -1
     high: float = 1
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the counts, (b, bins) integers."""
-        similarity = strip.similarity
-        scaled = (similarity - self.low) * (self.bins / (self.high - self.low))
-        places = scaled.floor_().clamp_(0, self.bins - 1).to(torch.int32)
-        places += torch.arange(len(places), dtype=torch.int32, device=places.device)[:, None] * self.bins
-        counts = torch.bincount(places.flatten(), minlength=len(places) * self.bins)
-        return (counts.view(len(places), self.bins),)
+
+        def find_bins(strip: Strip) -> Tensor:
+            scaled = (strip.similarity - self.low) * (self.bins / (self.high - self.low))
+            return scaled.floor_().clamp_(0, self.bins - 1).to(torch.int32)
+
+        places = block.shared(("bins", self), find_bins)
+        n = len(places)
+        places = places + torch.arange(n, dtype=torch.int32, device=places.device)[:, None] * self.bins
+        flat = (places if places.is_contiguous() else places.T).flatten()  # in any order, without a copy
+        return (torch.bincount(flat, minlength=n * self.bins).view(n, self.bins),)
 
     @property
     def edges(self) -> Tensor:

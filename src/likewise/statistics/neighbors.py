@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer
-from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.gram import BlockReducer, GramMatrix, Strip, SumReducer, pair_source
+from likewise.largest import Largest, merge_largest
 from likewise.statistics.targets import class_numbers, refuse_other, to_device
 
 
@@ -32,16 +33,16 @@ class Neighbors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NearestReducer(Reducer):
-    """The k largest similarities of each row and their columns, a sample itself left out."""
+class NearestReducer(BlockReducer):
+    """The k largest similarities of each row and their columns, a sample itself left out; of equal ones the first."""
 
     k: int
     results: ClassVar[int] = 2
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
-        """Return indices and similarities, (b, k) each."""
-        best = strip.without_self(strip.similarity, -torch.inf).topk(self.k, dim=1)
-        return best.indices, best.values
+    def fold(self, total: tuple[Tensor, ...] | None, block: Strip) -> tuple[Tensor, ...]:
+        """Return indices and similarities of the columns so far, (b, k) each."""
+        others = block.without_self(block.similarity, -torch.inf)
+        return merge_largest(None if total is None else Largest(*total), others, block.first_column, self.k)
 
 
 def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neighbors:
@@ -89,24 +90,12 @@ class ClassSimilarity(NamedTuple):
     counts: Tensor
 
 
-@dataclass(frozen=True)
-class ProductReducer(Reducer):
-    """The similarities of each row times weights (m, c): a product where pairs are visited anyway."""
-
-    weights: Tensor
-
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
-        """Return (b, c) in float64."""
-        similarity = strip.similarity
-        return (similarity.double() @ self.weights.to(similarity.device, torch.float64),)
-
-
-class SelfSimilarityReducer(Reducer):
+class SelfSimilarityReducer(SumReducer):
     """Each sample's similarity to itself, where pairs are visited anyway."""
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the diagonal, (b,)."""
-        return (strip.self_similarity(strip.similarity),)
+        return (block.self_similarity(block.similarity),)
 
 
 def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:

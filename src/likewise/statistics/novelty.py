@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from likewise.checks import check_integer
-from likewise.gram import GramMatrix, Reducer, Sketches, Strip, pair_source, sketch_pair
+from likewise.gram import BlockReducer, GramMatrix, Sketches, Strip, pair_source, sketch_pair
 from likewise.gram.last_layer import LastLayer, last_layer_inputs
+from likewise.largest import Largest, merge_largest
 from likewise.statistics.targets import refuse_unbounded
 
 NEIGHBORS = 10  # over which closeness is averaged
@@ -35,22 +36,26 @@ FEATURES = "features"
 
 
 @dataclass(frozen=True)
-class ClosenessReducer(Reducer):
+class ClosenessReducer(BlockReducer):
     """The mean plain similarity of each row to its k most similar columns, a sample itself left out."""
 
     k: int
     own: Tensor | None = None  # the column that each row is, where rows are some of the columns
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
-        """Return the means, (b,); 0 where there is no other sample."""
-        plain = strip.plain
-        if self.k == 0:
-            return (plain.new_zeros(len(plain)),)
-        others = strip.without_self(plain, -torch.inf)
+    def fold(self, total: tuple[Tensor, ...] | None, block: Strip) -> tuple[Tensor, ...]:
+        """Return the k most similar columns so far and their similarities, (b, k) each."""
+        others = block.without_self(block.plain, -torch.inf)
         if self.own is not None:
-            mine = self.own[strip.rows.start : strip.rows.stop].to(others.device)
-            others[torch.arange(len(others), device=others.device), mine] = -torch.inf
-        return (others.topk(self.k, dim=1).values.mean(1),)
+            mine = self.own[block.rows.start : block.rows.stop].to(others.device) - block.first_column
+            inside = ((mine >= 0) & (mine < others.shape[1])).nonzero()[:, 0]
+            others = others.clone()
+            others[inside, mine[inside]] = -torch.inf
+        return merge_largest(None if total is None else Largest(*total), others, block.first_column, self.k)
+
+    def finish(self, total: tuple[Tensor, ...], block: Strip) -> tuple[Tensor, ...]:
+        """Return the means, (b,); 0 where there is no other sample."""
+        similarities = total[1]
+        return (similarities.mean(1) if self.k else similarities.new_zeros(len(similarities)),)
 
 
 def novelty(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.linalg import power_
+from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
+from likewise.linalg import product_by_chunks
 from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 from likewise.statistics.targets import (
     class_chances,
@@ -56,23 +56,26 @@ class Reliability(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NeighborMeansReducer(Reducer):
+class NeighborMeansReducer(SumReducer):
     """The mean of values of the columns over each row's neighbors, weighted by max(centered, 0)^8."""
 
     values: Tensor  # (m, q)
     centered: ClassVar[bool] = True
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
+        """Return weighted sums of the values, (b, q), and the sums of the weights, (b, 1)."""
+        weights = block.without_self(block.positive_power(EXPONENT, centered=True), 0)
+        return product_by_chunks(weights, self.values[block.column_places]), weights.sum(1, keepdim=True)
+
+    def finish(self, total: tuple[Tensor, ...], block: Strip) -> tuple[Tensor, ...]:
         """Return the means, (b, q) in float64; of a sample with no neighbor at all, that of all others."""
-        weights = power_(strip.without_self(strip.centered, 0).double().clamp_(min=0), EXPONENT)
-        values = self.values.to(weights)
-        total = weights.sum(1, keepdim=True)
+        sums, weight = total
+        values = self.values.to(sums)
         overall = values.mean(0)
-        if strip.square and len(values) > 1:
-            mine = values[strip.rows.start : strip.rows.stop]
+        if block.square and len(values) > 1:
+            mine = values[block.rows.start : block.rows.stop]
             overall = (values.sum(0) - mine) / (len(values) - 1)
-        means = weights @ values / total.clamp(min=1e-300)
-        return (torch.where(total > 0, means, overall),)
+        return (torch.where(weight > 0, sums / weight.clamp(min=1e-300), overall),)
 
 
 def reliability(

@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 
 from likewise.checks import check_integer, check_number, describe
 from likewise.data import Batches, batches
-from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.linalg import power_, product_by_chunks
+from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
+from likewise.linalg import product_by_chunks
 from likewise.model import Network, to_network
 from likewise.readouts import all_outputs
 from likewise.statistics.targets import given_labels, model_outputs, refuse_unbounded, to_device
@@ -112,7 +112,7 @@ class CellSuspicion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightedSumReducer(Reducer):
+class WeightedSumReducer(SumReducer):
     """Σ max(centered similarity, 0)^exponent · values over the other samples, and the sum of the weights."""
 
     values: Tensor  # (m, q)
@@ -120,10 +120,10 @@ class WeightedSumReducer(Reducer):
     results: ClassVar[int] = 2
     centered: ClassVar[bool] = True
 
-    def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+    def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the sums, (b, q), and the weights' sums, (b,), in float64."""
-        weights = power_(strip.without_self(strip.centered, 0).double().clamp_(min=0), self.exponent)
-        return product_by_chunks(weights, self.values), weights.sum(1)
+        weights = block.without_self(block.positive_power(self.exponent, centered=True), 0)
+        return product_by_chunks(weights, self.values[block.column_places]), weights.sum(1)
 
 
 def multilabel_suspicion(
