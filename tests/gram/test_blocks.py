@@ -9,7 +9,6 @@ import likewise as lw
 import nets
 from likewise.distributed import only_part
 from likewise.gram import Reducer, Sketches, blocks, pair_source
-from likewise.gram import sketches as module
 from likewise.runs.columns import PAIR_STATISTICS, Request, Targets, visit_pairs
 from likewise.statistics.density import PositiveReducer
 from likewise.statistics.neighbors import NearestReducer
@@ -31,7 +30,7 @@ class WholeRows(Reducer):
 @pytest.fixture
 def side(monkeypatch):
     """Sets how many rows and columns a block has at most."""
-    return lambda value: monkeypatch.setattr(module, "BLOCK", value)
+    return lambda value: monkeypatch.setattr(blocks, "BLOCK", value)
 
 
 def vectors(n, width=12, seed=0):
@@ -215,7 +214,7 @@ def test_memory_bounds_the_blocks(monkeypatch):
     for max_memory in (1, 2**12, 2**16):
         seen.clear()
         Sketches(vectors(50), max_memory=max_memory).visit(NearestReducer(3))
-        assert max(seen) * module.BLOCK_BYTES <= max(max_memory, module.BLOCK_BYTES)
+        assert max(seen) * blocks.BLOCK_BYTES <= max(max_memory, blocks.BLOCK_BYTES)
 
 
 def test_a_reducer_of_whole_rows_beside_others_keeps_its_place(side):

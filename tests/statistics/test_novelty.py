@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.gram import blocks
 from likewise.gram.last_layer import LastLayer
 from likewise.statistics.novelty import (
     Ingredients,
     closest_cosines,
+    closest_others,
     novel_share,
     reference_places,
     shares_below,
@@ -203,6 +205,15 @@ def test_cosines_of_parts_are_those_of_the_whole():
     similarity = vectors[own] @ vectors.T
     similarity[torch.arange(3), own] = -torch.inf
     torch.testing.assert_close(found, similarity.topk(5).values.mean(1))
+
+
+@pytest.mark.parametrize(("n", "block"), [(1, 8), (2, 8), (50, 7), (50, 64)])
+def test_cosines_of_all_with_all_leave_the_sample_out(n, block, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    vectors = nn.functional.normalize(torch.randn(n, 6, dtype=torch.float64), dim=1)
+    k = min(5, n - 1)
+    others = (vectors @ vectors.T).fill_diagonal_(-torch.inf)
+    torch.testing.assert_close(closest_others(vectors, k), others.topk(k).values.mean(1).nan_to_num())
 
 
 def test_the_reference_is_spread_and_limited():

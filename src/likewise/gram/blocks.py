@@ -6,12 +6,19 @@ row is given its columns in order and from the same products, so that results ha
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isqrt
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from likewise.distributed import join_results, own_share
+from likewise.engines.memory import equal_size
 from likewise.gram.strips import BlockReducer, Strip, split_results
+
+BLOCK = 512  # rows and columns whose similarities stay in the cache while reducers look at them
+DEVICE_BLOCK = 4096  # of a GPU, which takes longer to start than to multiply smaller ones
+BLOCK_BYTES = 64  # for a pair: similarities, their powers, and what reducers make of them
 
 Blocks = Callable[[range, range], Strip]
 Totals = list[tuple[Tensor, ...]]
@@ -23,6 +30,7 @@ def visit_blocks(
     columns: list[range] | None,
     reducers: Sequence[BlockReducer],
     about: Any = None,
+    what: str = "pairs",
 ) -> list[tuple[Tensor, ...]]:
     """Return what each reducer keeps of every row, joined over blocks of rows.
 
@@ -32,14 +40,22 @@ def visit_blocks(
         columns: Those of the columns; None for a symmetric matrix, whose columns are the rows.
         reducers: Each is shown every block.
         about: What has to be the same on all ranks.
+        what: What the pass is called in messages.
 
     """
     if columns is None:
-        finished = _symmetric_rows(compute, rows, own_share(rows, "pairs"), reducers)
+        finished = _symmetric_rows(compute, rows, own_share(rows, what), reducers)
     else:
-        finished = _rectangular_rows(compute, own_share(rows, "pairs"), columns, reducers)
-    joined = join_results(lambda _: next(finished), rows, "pairs", about)
+        finished = _rectangular_rows(compute, own_share(rows, what), columns, reducers)
+    joined = join_results(lambda _: next(finished), rows, what, about)
     return split_results(joined, tuple(reducers))
+
+
+def block_spans(n: int, device: torch.device, max_memory: int = 2**30) -> list[range]:
+    """Return the places of the rows or columns of each block, of about one size."""
+    most = BLOCK if device.type == "cpu" else DEVICE_BLOCK
+    size = equal_size(n, max(1, min(most, isqrt(max_memory // BLOCK_BYTES))))
+    return [range(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _rectangular_rows(

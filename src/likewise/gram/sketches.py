@@ -12,7 +12,7 @@ samples both ways.
 import hashlib
 from collections.abc import Callable
 from functools import cached_property
-from math import isqrt, prod
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from likewise.distributed import join_results
 from likewise.engines import Engine, GradientParts, RowBlock
 from likewise.engines.factors import concatenate
 from likewise.engines.memory import equal_size
-from likewise.gram.blocks import visit_blocks
+from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.centering import rounding_floor
 from likewise.gram.matrix import GramMatrix
 from likewise.gram.strips import (
@@ -45,9 +45,6 @@ REPLICATES = (
 )
 LEAST_ERROR = 1e-4  # below, similarities of sketches differ from exact ones by rounding
 FEWEST_PAIRS = 400  # by which the errors of a projection are told
-BLOCK = 512  # rows and columns whose similarities stay in the cache while reducers look at them
-DEVICE_BLOCK = 4096  # of a GPU, which takes longer to start than to multiply smaller ones
-BLOCK_BYTES = 64  # for a pair: similarities, their powers, and what reducers make of them
 CHUNK = 4096  # vectors that are converted to float64 at a time
 
 
@@ -378,12 +375,11 @@ class Sketches:
         return (product + rows.means[:, None] * weights.sum(0) + shared) * rows.alive[:, None]
 
     def _visit_blocks(self, reducers: tuple[BlockReducer, ...]) -> list[tuple[Tensor, ...]]:
-        n, m = self.shape
-        most = BLOCK if self._rows.vectors.device.type == "cpu" else DEVICE_BLOCK
-        side = max(1, min(most, isqrt(self._max_memory // BLOCK_BYTES)))
-        columns = None if self.square else _spans(m, equal_size(m, side))
+        rows, columns = (
+            block_spans(count, self._rows.vectors.device, self._max_memory) for count in self.shape
+        )
         about = (self._rows, self._columns)
-        return visit_blocks(self._block, _spans(n, equal_size(n, side)), columns, reducers, about)
+        return visit_blocks(self._block, rows, None if self.square else columns, reducers, about)
 
     def _visit_strips(self, reducers: tuple[Reducer, ...]) -> list[tuple[Tensor, ...]]:
         n, m = self.shape
@@ -392,8 +388,9 @@ class Sketches:
         def show(where: range) -> tuple[Tensor, ...]:
             return reduce_strip(self._block(where, None), reducers)
 
+        spans = [range(start, min(start + height, n)) for start in range(0, n, height)]
         about = (self._rows, self._columns)
-        return split_results(join_results(show, _spans(n, height), "pairs", about), reducers)
+        return split_results(join_results(show, spans, "pairs", about), reducers)
 
     def _block(self, here: range, there: range | None) -> Strip:
         """Return the rows at some places with the columns at others, or with all."""
@@ -418,10 +415,6 @@ class Sketches:
     @cached_property
     def _all_alive(self) -> bool:
         return bool(self._rows.alive.all() and self._columns.alive.all())
-
-
-def _spans(n: int, size: int) -> list[range]:
-    return [range(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _multiply(vectors: Tensor, weights: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ from likewise.statistics.label_issues import (
     opinion_after,
     validated_for,
 )
-from likewise.statistics.novelty import NEIGHBORS, closest_cosines
+from likewise.statistics.novelty import NEIGHBORS, closest_others
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 
@@ -305,7 +305,7 @@ def _feature_statistics(folder: RunStore, gram: GramMatrix, features: Features |
     directions = features.directions.to(gram.device)
 
     def compute() -> dict[str, Tensor]:
-        near = closest_cosines(directions, [directions], min(NEIGHBORS, n - 1), torch.arange(n))
+        near = closest_others(directions, min(NEIGHBORS, n - 1))
         return {"feature_novelty": 1 - near.cpu(), "feature_length": features.lengths}
 
     return folder.stage("feature-novelty", compute)

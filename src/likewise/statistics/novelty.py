@@ -22,6 +22,7 @@ from torch.nn.functional import normalize
 
 from likewise.checks import check_integer
 from likewise.gram import BlockReducer, GramMatrix, Sketches, Strip, pair_source, sketch_pair
+from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.last_layer import LastLayer, last_layer_inputs
 from likewise.largest import Largest, merge_largest
 from likewise.statistics.targets import refuse_unbounded
@@ -217,20 +218,45 @@ def closest_cosines(
         height: Rows that are compared at a time.
 
     """
-    best = rows.new_full((len(rows), k), -torch.inf)
+    best: dict[int, Largest | None] = dict.fromkeys(range(0, len(rows), height))
     start = 0
     for part in columns:
         part = part.to(rows)
-        for first in range(0, len(rows), height):
+        for first, before in best.items():
             here = slice(first, first + height)
             cosines = rows[here] @ part.T
             if own is not None:
                 mine = own[here].to(rows.device) - start
                 inside = ((mine >= 0) & (mine < len(part))).nonzero()[:, 0]
                 cosines[inside, mine[inside]] = -torch.inf
-            best[here] = torch.cat([best[here], cosines], 1).topk(k, dim=1).values
+            best[first] = merge_largest(before, cosines, start, k)
         start += len(part)
-    return best.mean(1)
+    return torch.cat([found.values.mean(1) for found in best.values() if found is not None])
+
+
+def closest_others(vectors: Tensor, k: int) -> Tensor:
+    """Return the mean cosine of each sample with its k most similar others, (n,); each pair is compared once.
+
+    Args:
+        vectors: (n, q) of unit length.
+        k: How many; there are at least so many others.
+
+    """
+
+    def compare(here: range, there: range) -> Strip:
+        cosines = vectors[here.start : here.stop] @ vectors[there.start : there.stop].T
+        return Strip(
+            rows=here,
+            square=True,
+            use_centered=False,
+            plain=lambda: cosines,
+            centered=None,
+            columns=there,
+        )
+
+    spans = block_spans(len(vectors), vectors.device)
+    ((closeness,),) = visit_blocks(compare, spans, None, [ClosenessReducer(k)], vectors, "features")
+    return closeness
 
 
 def reference_places(m: int) -> Tensor:
@@ -265,9 +291,10 @@ def _find_features(gram: GramMatrix) -> _Features | None:
 
 
 def _feature_closeness(features: _Features, k: int) -> Tensor:
+    if features.rows is features.columns:
+        return closest_others(normalize(features.rows, dim=1), k)
     rows, columns = (normalize(part, dim=1) for part in features)
-    own = torch.arange(len(rows)) if features.rows is features.columns else None
-    return closest_cosines(rows, [columns], k, own)
+    return closest_cosines(rows, [columns], k)
 
 
 def _ingredients(gram: GramMatrix, k: int, sketch: int | None) -> tuple[Ingredients, Ingredients]:
