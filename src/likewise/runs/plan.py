@@ -19,6 +19,7 @@ from likewise.checks import check_flag, check_integer
 from likewise.data import Batches, Samples, batches
 from likewise.engines import OperationCounter
 from likewise.gram import GramMatrix
+from likewise.gram.blocks import block_spans
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
 from likewise.model import Network, annotate_errors
 from likewise.progress import describe_duration
@@ -29,7 +30,7 @@ from likewise.readouts import (
     readout_name,
     usual_combinations,
 )
-from likewise.runs.columns import Request, Targets, pair_statistics
+from likewise.runs.columns import Request, Targets, visit_pairs
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
 SAMPLES_TIMED = 32  # for a plan, at most
@@ -154,8 +155,8 @@ class _Cost(NamedTuple):
         return 1 / 3 + 4 * (1 + 2 * d) / 3 + self.n * d * self.p / (3 * self.operations)
 
     def sketched(self, d: int, width: int) -> float:
-        """Return what outputs, the sketches and their pairs take."""
-        return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (3 * self.operations)
+        """Return what outputs, the sketches and their pairs take, of which each is multiplied once."""
+        return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (6 * self.operations)
 
 
 def _count_outputs(net: Network, first: Samples) -> tuple[int, int, int]:
@@ -240,10 +241,15 @@ def _seconds_of_sample(gram: GramMatrix, data: Batches, function: Callable[[Samp
 
 def _seconds_of_pairs(n: int, width: int) -> float:
     """Return what all pairs of sketches would take, from those of a few."""
-    few = min(n, 512)
+    few = min(n, 1024)
     generator = torch.Generator().manual_seed(0)
     features = torch.nn.functional.normalize(torch.randn(few, width, generator=generator), dim=1)
     start = time.perf_counter()
     targets = Targets(torch.zeros(few, dtype=torch.long), torch.zeros(few, 2))
-    pair_statistics(Sketches(features), Request(few, min(10, few - 1), 0.5, targets, 0))
-    return (time.perf_counter() - start) * (n / few) ** 2
+    visit_pairs(Sketches(features), Request(few, min(10, few - 1), 0.5, targets, 0))
+    return (time.perf_counter() - start) * _pairs_of_blocks(n) / _pairs_of_blocks(few)
+
+
+def _pairs_of_blocks(n: int) -> int:
+    count = len(block_spans(n, torch.device("cpu")))
+    return count * (count + 1) // 2
