@@ -13,6 +13,10 @@ import torch
 import likewise as lw
 import nets
 from likewise.distributed import record_passes
+from likewise.gram import ProductReducer, Sketches
+from likewise.statistics.neighbors import NearestReducer
+from likewise.statistics.novelty import ClosenessReducer
+from likewise.votes import VotesReducer
 
 HERE = Path(__file__).parent
 
@@ -41,6 +45,16 @@ def results():
     }
 
 
+def sketched():
+    """All pairs of sketches in three blocks of rows, which processes share unevenly."""
+    vectors = torch.randn(1100, 8, generator=torch.Generator().manual_seed(0))
+    members = torch.nn.functional.one_hot(torch.arange(1100) % 3).double()
+    source = Sketches(torch.nn.functional.normalize(vectors + 0.3, dim=1), centered=True)
+    reducers = NearestReducer(5), VotesReducer(members), ClosenessReducer(5), ProductReducer(members)
+    (places, similarities), (votes,), (closeness,), (sums,) = source.visit(*reducers)
+    return {"places": places, "similar": similarities, "votes": votes, "close": closeness, "sums": sums}
+
+
 def few_rows():
     """Few rows with many columns, whose gradients do not fit: by features, and by directions of the rows."""
     found = {}
@@ -67,6 +81,17 @@ def torchrun(script, *arguments, ranks=2):
     return subprocess.run(
         [*command, script, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
     )
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_that_share_pairs_of_sketches_give_the_bits_of_one(ranks, tmp_path):
+    done = torchrun(HERE / "two_processes.py", "sketched", tmp_path, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    for rank in range(ranks):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        for name, values in sketched().items():
+            assert torch.equal(torch.tensor(found[name], dtype=values.dtype), values), name
 
 
 @pytest.mark.distributed
