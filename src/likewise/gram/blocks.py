@@ -39,7 +39,7 @@ def visit_blocks(
         rows: Places of the rows of each block.
         columns: Those of the columns; None for a symmetric matrix, whose columns are the rows.
         reducers: Each is shown every block.
-        about: What has to be the same on all ranks.
+        about: What has to be the same on all ranks, beside the reducers.
         what: What the pass is called in messages.
 
     """
@@ -47,7 +47,7 @@ def visit_blocks(
         finished = _symmetric_rows(compute, rows, own_share(rows, what), reducers)
     else:
         finished = _rectangular_rows(compute, own_share(rows, what), columns, reducers)
-    joined = join_results(lambda _: next(finished), rows, what, about)
+    joined = join_results(lambda _: next(finished), rows, what, (about, tuple(reducers)))
     return split_results(joined, tuple(reducers))
 
 
