@@ -15,6 +15,7 @@ LEVELS = {
     "model_state": -1,
     "padding": -1,  # of texts
     "precision": -1,
+    "wording": -1,
     "linalg": 0,
     "largest": 0,
     "kernels": 0,

@@ -347,3 +347,46 @@ def test_places_of_other_tokens_than_the_model_reads_are_refused_with_the_text(t
             readout=lw.sequence_log_likelihood(),
             token_text=lambda i: ("abcdef", [(j, j + 1) for j in range(6)]),
         )
+
+
+@pytest.mark.parametrize("n", [120, 400])  # up to 256 texts the mean gradient is of all
+def test_neighbors_of_texts_with_passages_are_exact_though_the_run_compares_sketches(n, tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(30, 6), torch.nn.Linear(6, 30)).double()
+    tokens = torch.randint(0, 30, (n, 9))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = lw.analyze(
+        model,
+        tokens,
+        out=tmp_path / "run",
+        readout=lw.sequence_log_likelihood(),
+        sketch=64,
+        token_text=lambda i: ("abcdefghi", [(j, j + 1) for j in range(9)]),
+        passages=20,
+    )
+    gram = lw.GramMatrix(lw.Network(model, lw.sequence_log_likelihood()), tokens, centered=True)
+    exact = gram.dense().numpy()
+    np.fill_diagonal(exact, -np.inf)
+    table = pd.read_parquet(tmp_path / "run" / "neighbors.parquet")
+    texts = run.passages["sample"].unique()
+    assert len(texts) == 20 and set(table.loc[table["exact"], "sample"]) == set(texts)
+    tolerance = 1e-5 if n <= 256 else 0.03
+    of_sketches, again = [], []
+    for i in range(n):
+        rows = table[table["sample"] == i]
+        truth = set(np.argsort(-exact[i])[:3])
+        mine = again if i in texts else of_sketches
+        mine.append(len(truth & set(rows["neighbor"][:3])) / 3)
+        if i in texts:
+            assert abs(rows["similarity"] - exact[i, rows["neighbor"]]).max() < tolerance
+            assert rows["similarity"].is_monotonic_decreasing and i not in set(rows["neighbor"])
+            marked = run.passages[run.passages["sample"] == i]["neighbor"]
+            assert marked.tolist() == rows["neighbor"][:3].tolist()
+    assert np.mean(of_sketches) < 0.6 and np.mean(again) > (0.9 if n <= 256 else 0.8)
+    told = " ".join(run.manifest["approximations"])
+    assert "Neighbors of the 20 texts with marked passages are exact" in told
+    assert ("leaves them off by" in told) == (n > 256)
+    assert "20 texts with marked passages are exact" in (tmp_path / "run" / "report.html").read_text(
+        encoding="utf-8"
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -9,6 +9,7 @@ replicates differ tells the standard error of every similarity (`similarity_erro
 samples both ways.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable
 from functools import cached_property
@@ -330,7 +331,7 @@ class Sketches:
         self, rows: Tensor, *, columns: Tensor | None = None, centered: bool = False, max_memory: int = 2**30
     ) -> None:
         reference = rows if columns is None else columns
-        mean = reference.mean(0)
+        self._mean = mean = reference.mean(0)
         self._grand_mean = mean.square().sum()
         self._rows = _Directions.from_sketches(rows, mean)
         self._columns = self._rows if columns is None else _Directions.from_sketches(columns, mean)
@@ -345,6 +346,22 @@ class Sketches:
     def square(self) -> bool:
         """Whether rows and columns are the same samples."""
         return self._rows is self._columns
+
+    def take_rows(self, places: Tensor) -> "Sketches":
+        """Return the similarities of the rows at some places with all columns: no longer a square matrix."""
+        other = copy.copy(self)
+        other._rows = _Directions(*(part[places.to(part.device)] for part in self._rows))
+        return other
+
+    def restore(self, places: Tensor) -> Tensor:
+        """Return the sketches of the rows at some places, (b, q), in float64."""
+        vectors, lengths, _, alive = (part.double() for part in self.take_rows(places)._rows)
+        return (vectors * lengths[:, None] + self._mean.double()) * alive[:, None]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean sketch of the columns, (q,), in float64."""
+        return self._mean.double()
 
     def visit(self, *reducers: Reducer) -> list[tuple[Tensor, ...]]:
         """Return what each reducer keeps of every row.

@@ -37,6 +37,14 @@ def mean_gradient(gram: GramMatrix, data: Batches) -> MeanGradient:
     return MeanGradient(over.products().vjp(weights).cpu(), data.n)
 
 
+class Remainder(NamedTuple):
+    """What sketches say of the samples that a mean gradient leaves out; it is added to what centering subtracts."""
+
+    new: Tensor  # (n,) mean plain similarity of new inputs to all rows, less that to those of the mean gradient
+    candidates: Tensor  # (m,) the same of candidates
+    grand_mean: float  # of all pairs
+
+
 class Centering(NamedTuple):
     """What centering needs to know of some samples."""
 
@@ -45,34 +53,45 @@ class Centering(NamedTuple):
 
 
 def exact_similarities(
-    gram: GramMatrix, new: Batches, candidates: Batches, mean: MeanGradient | None
+    gram: GramMatrix,
+    new: Batches,
+    candidates: Batches,
+    mean: MeanGradient | None,
+    rest: Remainder | None = None,
 ) -> Tensor:
     """Return the exact similarities of new inputs with candidates, (n, m), in float64.
 
     Args:
-        gram: Has the engine.
+        gram: Has the engine; plain.
         new: The new inputs.
         candidates: Samples of the data set.
         mean: For centered similarities; None for plain ones.
+        rest: What is known of rows that the mean is not of; None where it is of all.
 
     """
     rows = gram.with_columns(new).of_columns()
     plain = rows.with_columns(candidates).dense().cpu().double()
     if mean is None:
         return plain
-    one, other = (_center(gram.with_columns(data).of_columns(), mean) for data in (new, candidates))
-    shift = one.means[:, None] + other.means - mean.grand_mean
+    if rest is None:
+        rest = Remainder(torch.zeros(new.n), torch.zeros(candidates.n), 0.0)
+    grand_mean = mean.grand_mean + rest.grand_mean
+    sides = ((new, rest.new), (candidates, rest.candidates))
+    one, other = (
+        _center(gram.with_columns(data).of_columns(), mean, left_out, grand_mean) for data, left_out in sides
+    )
+    shift = one.means[:, None] + other.means - grand_mean
     lengths = one.lengths[:, None] * other.lengths
     return torch.where(lengths > 0, (plain - shift) / torch.where(lengths > 0, lengths, 1), 0)
 
 
-def _center(rows: GramMatrix, mean: MeanGradient) -> Centering:
+def _center(rows: GramMatrix, mean: MeanGradient, left_out: Tensor, grand_mean: float) -> Centering:
     def trace(_: range, products: Tensor) -> Tensor:
         return products.diagonal(dim1=1, dim2=2).sum(-1)
 
     sums = rows.products().jvp(mean.total.to(rows.device), trace).cpu().double()
-    means = sums / len(mean.total) / mean.samples
+    means = sums / len(mean.total) / mean.samples + left_out.double()
     diagonal = rows.exact_diagonal().cpu()
-    left = diagonal - 2 * means + mean.grand_mean
+    left = diagonal - 2 * means + grand_mean
     alive = (diagonal > 0) & (left > rounding_floor(rows.dtype) * diagonal)
     return Centering(means, torch.where(alive, left.clamp(min=0).sqrt(), 0))

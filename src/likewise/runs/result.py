@@ -94,7 +94,11 @@ class Analysis:
         return self._read("samples.parquet").set_index("sample")
 
     def neighbors(self, sample: int | str, k: int | None = None) -> "pandas.DataFrame":
-        """Return the k most similar samples of a sample, by number or name, best first."""
+        """Return the k most similar samples of a sample, by number or name, best first.
+
+        Of a run of sketches they are by sketches, but for texts with marked passages, whose neighbors are exact:
+        column `exact` of neighbors.parquet.
+        """
         import pandas
 
         place = self.place(sample)

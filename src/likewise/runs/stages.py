@@ -58,6 +58,7 @@ from likewise.runs.columns import (
     strip_arrays,
     visit_pairs,
 )
+from likewise.runs.exact_neighbors import NeighborLists, describe_reranking, rerank_neighbors
 from likewise.runs.layout import LAYOUTS
 from likewise.runs.passages import compute_passages
 from likewise.runs.store import Arrays, RunStore
@@ -154,12 +155,18 @@ def run_stages(
     announce("writing tables and pictures")
     results = Results(found, targets, margins, after, validated, watch)
 
-    passages = _passages(folder, gram, results, options["passages"]) if "passages" in options else None
+    near = NeighborLists(found["indices"], found["similarities"], np.full(n, not options["sketch"]))
+    passages = None
+    if "passages" in options:
+        shown_first = np.argsort(-sample_columns(results)["novelty"], kind="stable")[: options["passages"]]
+        if isinstance(source, Sketches):
+            near = _exact_neighbors(folder, gram, source, shown_first, near)
+        passages = _passages(folder, gram, shown_first, near)
 
     def write() -> None:
         path = folder.path / INDEX_FOLDER
         index = IndexFolder.open(path, verify=False) if keep_index and options["sketch"] else None
-        write_tables(folder, gram.data, results, shown, added, index, passages)
+        write_tables(folder, gram.data, results, near, shown, added, index, passages)
 
     on_first_rank(write, "the tables")
 
@@ -332,13 +339,26 @@ def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndar
     return OpinionAfter(**{"chances": None, **found}) if found else None  # type: ignore[arg-type]
 
 
-def _passages(folder: RunStore, gram: GramMatrix, results: Results, count: int) -> Arrays:
-    """Return what tokens of neighbors contribute to the similarities of the most novel texts, the report's first."""
+def _exact_neighbors(
+    folder: RunStore, gram: GramMatrix, sketches: Sketches, samples: np.ndarray, near: NeighborLists
+) -> NeighborLists:
+    """Return neighbors, of some samples by exact gradients of the candidates that sketches found."""
 
     def compute() -> dict[str, Tensor]:
-        order = np.argsort(-sample_columns(results)["novelty"], kind="stable")
         with alone():
-            return compute_passages(gram, order[:count], results.found["indices"])
+            return rerank_neighbors(gram, sketches, samples, near.indices.shape[1])
+
+    found = folder.stage("exact-neighbors", compute)
+    folder.state["approximations"] = [*folder.state["approximations"], describe_reranking(found)]
+    return near.with_exact(found)
+
+
+def _passages(folder: RunStore, gram: GramMatrix, samples: np.ndarray, near: NeighborLists) -> Arrays:
+    """Return what tokens of neighbors contribute to the similarities of some texts."""
+
+    def compute() -> dict[str, Tensor]:
+        with alone():
+            return compute_passages(gram, samples, near.indices)
 
     return folder.stage("passages", compute)
 

@@ -13,6 +13,7 @@ from likewise.data import Batches
 from likewise.index.pictures import PictureMaker, StoredPictures
 from likewise.index.store import IndexFolder
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
+from likewise.runs.exact_neighbors import NeighborLists
 from likewise.runs.passages import describe_passages, passage_table
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.duplicates import input_features, pair_similarity
@@ -47,6 +48,7 @@ def write_tables(
     folder: RunStore,
     data: Batches,
     results: Results,
+    near: NeighborLists,
     shown: Shown,
     added: Arrays,
     index: IndexFolder | None = None,
@@ -58,6 +60,7 @@ def write_tables(
         folder: Where to.
         data: The samples.
         results: What was found of them.
+        near: Their neighbors.
         shown: What a person is told of them.
         added: The columns that the user gave, as `user_columns` returns them.
         index: That of the same samples, whose pictures are read; None if none was kept.
@@ -74,7 +77,7 @@ def write_tables(
         }
     columns |= added
     folder.state |= {**_describe(results, shown, n), "own_columns": list(shown.extra)}
-    folder.write_table("neighbors.parquet", _neighbor_table(found))
+    folder.write_table("neighbors.parquet", _neighbor_table(near))
     folder.write_table("duplicates.parquet", _duplicate_table(results, data, columns))
     lists = {
         "counts": found["counts"].astype(np.int32),
@@ -82,7 +85,7 @@ def write_tables(
     }
     folder.write_table("details.parquet", {name: _lists(values) for name, values in lists.items()})
     pictures = StoredPictures(index) if index is not None else _picture_maker(shown, data)
-    order = _worth_seeing(columns, found["indices"], _drawn(folder.state))
+    order = _worth_seeing(columns, near.indices, _drawn(folder.state))
     folder.write_table("pictures.parquet", _picture_table(pictures, order))
     if passages is not None and shown.token_text is not None:
         table, unplaced = passage_table(passages, shown.token_text, shown.excerpt_length)
@@ -203,13 +206,14 @@ def _caveats(targets: Targets, n: int) -> list[str]:
     return found
 
 
-def _neighbor_table(found: Arrays) -> Arrays:
-    n, k = found["indices"].shape
+def _neighbor_table(near: NeighborLists) -> Arrays:
+    n, k = near.indices.shape
     return {
         "sample": np.repeat(np.arange(n), k),
         "rank": np.tile(np.arange(k), n),
-        "neighbor": found["indices"].ravel(),
-        "similarity": found["similarities"].ravel(),
+        "neighbor": near.indices.ravel(),
+        "similarity": near.similarities.ravel(),
+        "exact": np.repeat(near.exact, k),
     }
 
 
