@@ -44,3 +44,18 @@ def test_the_judge_of_a_run_is_the_best_that_it_had():
     assert suggestion_judge({"crossval": None, "reheated": cold}, classes) == "network"
     assert suggestion_judge({}, values) == suggestion_judge({}, {}) == "votes"
     assert [name for name, says in JUDGES.items() if "vote" in says] == ["votes"]
+
+
+def test_where_copies_or_other_networks_suggest_their_own_support_decides_and_not_the_neighbors():
+    """Neighbors of a memorized network all carry the given label, whatever the reheated copies say."""
+    support = np.array([0.9, 0.5, 0.4, *[0.9] * 7])
+    columns = {
+        "label": np.zeros(10, dtype=int),
+        "suggested_label": np.array([1, 1, 1, *[0] * 7]),
+        "prediction": np.zeros(10, dtype=int),
+        "suggestion_support": support,
+    }
+    neighbors = np.tile([3, 4, 5, 6], (10, 1))  # all of label 0
+    assert doubtful_suggestions(columns, neighbors).nonzero()[0].tolist() == [2]
+    del columns["suggestion_support"]
+    assert doubtful_suggestions(columns, neighbors)[:3].all()

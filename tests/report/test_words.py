@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from likewise.report.build import NOT_COLUMNS
-from likewise.report.words import STATUSES, WORDS
+from likewise.report.words import STATUSES, WORDS, status_words
 from likewise.runs.columns import COLUMNS
 from likewise.runs.columns import STATUSES as KINDS
 
@@ -25,3 +25,12 @@ def test_the_documentation_lists_the_words_of_the_page():
             assert row in PAGE, f"add to 'Names on the page' of docs/columns.md: {row}"
     for name, word in STATUSES.items():
         assert f'| {word.title} | `status == "{name}"` |' in PAGE, name
+
+
+def test_statuses_name_who_judges_labels():
+    assert status_words("votes") == status_words("network") == STATUSES
+    for judge, names in (("reheated", "reheated copies"), ("crossval", "networks that have not seen it")):
+        words = status_words(judge)
+        assert set(words) == set(STATUSES)
+        assert all(names in words[status].meaning for status in ("ordinary", "contested"))
+        assert "neighbors" not in words["contested"].title

@@ -353,6 +353,9 @@ def test_a_cross_validation_judges_labels_too(tmp_path):
     expected = lw.label_suspicion(lw.GramMatrix(model, (x, y)), crossval=validated)
     assert found.table["label_suspicion"].to_numpy() == pytest.approx(expected.suspicion.numpy(), abs=1e-6)
     assert found.table["label_issue"].tolist() == expected.flagged.tolist()
+    suggested = torch.tensor(found.table["suggested_label"].to_numpy())
+    support = validated.probabilities.gather(1, suggested[:, None])[:, 0]
+    assert found.table["suggestion_support"].to_numpy() == pytest.approx(support.numpy(), abs=1e-6)
     with pytest.raises(ValueError, match="another crossval"):
         lw.analyze(model, (x, y), out=tmp_path / "run")
 

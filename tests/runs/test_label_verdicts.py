@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import likewise as lw
 from likewise.report.payload import read_run
 from likewise.report.verdict import steps, verdict
+from likewise.runs.review import ReviewQueue
 
 WORDS, LENGTH = 60, 12
 
@@ -105,6 +106,15 @@ def test_a_memorized_text_classifier_is_not_said_to_have_nothing_wrong(tmp_path,
         assert told["errors"] is None and "memorized" in told["reason"]
     elif told["errors"] is None:
         assert told["reason"].startswith(("The mean of the reheated copies", "The votes of similar samples"))
+    assert ("suggestion_support" in run.table) is reheat
+    if reheat:  # doubtful by those who suggest, not by neighbors, which all have the label that was memorized
+        table = run.table
+        others = table["suggested_label"] != table["label"]
+        queue = ReviewQueue(run).entries(0, len(table))
+        entries = [entry for entry in queue if others[entry["sample"]]]
+        assert entries
+        for entry in entries:
+            assert entry["doubtful"] == (table["suggestion_support"][entry["sample"]] < 0.5)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.15])

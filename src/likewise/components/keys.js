@@ -1,7 +1,7 @@
 // The keys of a review: the same in the report, on the live page and in the notebook, and `?` shows them.
 
 const REVIEW_KEYS = [
-  { key: "l", verdict: "relabel", title: "Relabel", does: "it has the label that it looks like; where few similar samples are labeled so (…), Enter confirms it" },
+  { key: "l", verdict: "relabel", title: "Relabel", does: "it has the label that it looks like; where that is doubtful (…), Enter confirms it" },
   { key: "w", verdict: "wrong", title: "Wrong", does: "the label is wrong and no other is known: likewise apply leaves the sample out, unless told --wrong keep" },
   { key: "r", verdict: "right", title: "Right", does: "the label is right" },
   { key: "u", verdict: "unsure", title: "Unsure", does: "looked at, and not decided" },

@@ -15,7 +15,7 @@ import numpy as np
 
 from likewise.manifest import read_manifest
 from likewise.report.suggestions import JUDGES, doubtful_suggestions, suggestion_judge
-from likewise.report.words import STATUSES, WORDS
+from likewise.report.words import WORDS, status_words
 from likewise.thumbnails import Picture, escape_controls
 
 RANKED = ("label_suspicion", "target_suspicion", "error", "novelty")  # by which samples are listed
@@ -123,7 +123,7 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
         "run": manifest["data"],
         "command": run.command,
         "words": {name: word._asdict() for name, word in WORDS.items()},
-        "statuses": {name: word._asdict() for name, word in STATUSES.items()},
+        "statuses": {name: word._asdict() for name, word in status_words(judge).items()},
         "spotCheck": manifest.get("spot_check"),
         "pictureSource": picture_source,
         "ownColumns": run.own_columns,

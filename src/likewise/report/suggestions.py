@@ -12,6 +12,8 @@ JUDGES = {
     "votes": "all samples, weighted by similarity, vote for",
 }
 
+SUPPORTED = 0.5  # of the opinion of reheated copies, or of networks that have not seen a sample
+
 
 def suggestion_judge(manifest: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
     """Return who suggests the labels of a run, a key of JUDGES.
@@ -33,13 +35,15 @@ def suggestion_judge(manifest: Mapping[str, Any], columns: Mapping[str, Any]) ->
 
 
 def doubtful_suggestions(columns: Mapping[str, Any], neighbors: np.ndarray) -> np.ndarray:
-    """Return where another label is suggested that the nearest neighbors hardly carry, (n,).
+    """Return where another label is suggested that those who suggest it hardly support, (n,).
 
-    A suggestion stands where half of the nearest neighbors are labeled so, or where the network predicts it and more
-    of them carry it than the sample's own label.
+    A suggestion of reheated copies, or of networks that have not seen the sample, stands where half of their opinion is
+    for it. Else it stands where half of the nearest neighbors are labeled so, or where the network predicts it and
+    more of them carry it than the sample's own label.
 
     Args:
-        columns: Of a run's table: label and suggested_label, numbers of classes; prediction where there is one.
+        columns: Of a run's table: label and suggested_label, numbers of classes; suggestion_support where others than
+            the network judge; prediction where there is one.
         neighbors: (n, k) numbers of samples.
 
     Returns:
@@ -49,6 +53,8 @@ def doubtful_suggestions(columns: Mapping[str, Any], neighbors: np.ndarray) -> n
     if "label" not in columns or "suggested_label" not in columns:
         return np.zeros(len(neighbors), dtype=bool)
     label, suggested = (np.asarray(columns[name]) for name in ("label", "suggested_label"))
+    if "suggestion_support" in columns:
+        return (suggested != label) & (np.asarray(columns["suggestion_support"]) < SUPPORTED)
     labels = label[neighbors]
     votes = (labels == suggested[:, None]).sum(1)
     same = (labels == label[:, None]).sum(1)

@@ -70,7 +70,8 @@ WORDS = {
     "status": Word(
         "neighborhood",
         "Typical: similar samples share its label. Neighbors disagree: they carry another. Few neighbors: "
-        "nothing to judge by.",
+        "nothing to judge by. Where reheated copies or networks that have not seen it judge labels, these agree or "
+        "disagree.",
     ),
     "label_suspicion": Word(
         "label suspicion",
@@ -81,6 +82,11 @@ WORDS = {
         "suggested label",
         "What the sample looks like: the label that similar samples and the network support; where reheated copies or "
         "networks that have not seen it judge, the label that these say.",
+    ),
+    "suggestion_support": Word(
+        "support of the suggestion",
+        "Share of the opinion of reheated copies, or of networks that have not seen it, that is for the suggested "
+        "label. Below one half, a suggestion is doubtful.",
     ),
     "label_issue": Word(
         "looks wrong",
@@ -152,3 +158,18 @@ STATUSES = {
     "contested": Word("neighbors disagree", "similar samples carry another label"),
     "isolated": Word("few neighbors", "too few similar samples to judge by"),
 }
+STATUSES_BY_JUDGE = {  # where others than similar samples judge labels: likewise.report.suggestions.suggestion_judge
+    "reheated": {
+        "ordinary": Word("typical", "reheated copies of the network say its label"),
+        "contested": Word("copies disagree", "reheated copies of the network say another label"),
+    },
+    "crossval": {
+        "ordinary": Word("typical", "networks that have not seen it say its label"),
+        "contested": Word("other networks disagree", "networks that have not seen it say another label"),
+    },
+}
+
+
+def status_words(judge: str) -> dict[str, Word]:
+    """Return what statuses mean where labels are judged so."""
+    return STATUSES | STATUSES_BY_JUDGE.get(judge, {})

@@ -382,6 +382,11 @@ def _of_labels(field: str) -> Callable[[Results], Any]:
     return lambda r: None if r.targets.classes is None else getattr(r.suspicion, field)
 
 
+def _suggestion_support(r: Results) -> Any:
+    """Return how far copies or other networks support what they suggest; none where neighbors tell that."""
+    return None if r.after is None and r.validated is None else _of_labels("support")(r)
+
+
 def _target_suspicion(r: Results) -> Any:
     if len(r.targets.outputs) < 2:
         return None
@@ -424,6 +429,7 @@ COLUMNS: dict[str, Callable[[Results], Any]] = {
     "status": _status,
     "label_suspicion": _of_labels("suspicion"),
     "suggested_label": _of_labels("suggested"),
+    "suggestion_support": _suggestion_support,
     "label_issue": _of_labels("flagged"),
     "chance_wrong": _of_labels("chance_wrong"),
     "target_suspicion": _target_suspicion,

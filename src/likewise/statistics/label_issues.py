@@ -43,6 +43,8 @@ class LabelSuspicion(NamedTuple):
     Attributes:
         suspicion: (n,) in [0, 1]: 0 if all speak for the label, 1 if all speak for one other.
         suggested: (n,) the class they speak for.
+        support: (n,) share of their opinion that is for that class; of reheated copies, or of networks that have not
+            seen the sample, where these judge.
         contested: (n,) the neighbors' class is another one, and there are neighbors to ask.
         isolated: (n,) too few votes to judge by.
         chance_wrong: (n,) estimated from the votes; NaN unless `distinct`.
@@ -71,6 +73,7 @@ class LabelSuspicion(NamedTuple):
 
     suspicion: Tensor
     suggested: Tensor
+    support: Tensor
     contested: Tensor
     isolated: Tensor
     chance_wrong: Tensor
@@ -405,6 +408,7 @@ def suspicion_from_votes(
     return LabelSuspicion(
         suspicion.to(dtype),
         suggested,
+        opinion.gather(1, suggested[:, None])[:, 0].to(dtype),
         contested,
         isolated,
         found.chance.to(dtype) if found.distinct else torch.full_like(found.chance, torch.nan, dtype=dtype),
