@@ -77,8 +77,8 @@ def measure_recall(
     sketches = Sketches(sketch_pair(gram, 1024)[0], centered=True)
     by_sketches = exact_neighbors._candidates(sketches, torch.tensor(samples), 10)
     print("sketches", _recall(by_sketches, exact[samples], 3), _recall(by_sketches, exact[samples], 10))
-    for candidates in (16, 32, 64, 128):
-        for in_mean in (64, 256, n):
+    for candidates in (16, 32, 64):
+        for in_mean in (64, 128, 256):
             exact_neighbors.CANDIDATES, exact_neighbors.IN_MEAN = candidates, in_mean
             start = time.process_time()
             found = exact_neighbors.rerank_neighbors(gram, sketches, samples, 10)

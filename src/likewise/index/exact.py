@@ -37,12 +37,23 @@ def mean_gradient(gram: GramMatrix, data: Batches) -> MeanGradient:
     return MeanGradient(over.products().vjp(weights).cpu(), data.n)
 
 
-class Remainder(NamedTuple):
-    """What sketches say of the samples that a mean gradient leaves out; it is added to what centering subtracts."""
+class KnownOfSamples(NamedTuple):
+    """What sketches say of some samples."""
 
-    new: Tensor  # (n,) mean plain similarity of new inputs to all rows, less that to those of the mean gradient
-    candidates: Tensor  # (m,) the same of candidates
-    grand_mean: float  # of all pairs
+    left_out: (
+        Tensor  # (n,) mean plain similarity to all rows, less that to those that the mean gradient is of
+    )
+    diagonal: Tensor  # (n,) plain similarity to themselves: 1, or 0 where the gradient is zero
+
+
+class Known(NamedTuple):
+    """What sketches say of the samples that are compared, and of those that a mean gradient leaves out."""
+
+    new: KnownOfSamples
+    candidates: KnownOfSamples
+    grand_mean: (
+        float  # mean plain similarity of all pairs, less that of the pairs that the mean gradient is of
+    )
 
 
 class Centering(NamedTuple):
@@ -57,7 +68,7 @@ def exact_similarities(
     new: Batches,
     candidates: Batches,
     mean: MeanGradient | None,
-    rest: Remainder | None = None,
+    known: Known | None = None,
 ) -> Tensor:
     """Return the exact similarities of new inputs with candidates, (n, m), in float64.
 
@@ -66,32 +77,39 @@ def exact_similarities(
         new: The new inputs.
         candidates: Samples of the data set.
         mean: For centered similarities; None for plain ones.
-        rest: What is known of rows that the mean is not of; None where it is of all.
+        known: What sketches say, where the mean is not of all rows; one output only. None where it is of all.
 
     """
     rows = gram.with_columns(new).of_columns()
     plain = rows.with_columns(candidates).dense().cpu().double()
     if mean is None:
         return plain
-    if rest is None:
-        rest = Remainder(torch.zeros(new.n), torch.zeros(candidates.n), 0.0)
-    grand_mean = mean.grand_mean + rest.grand_mean
-    sides = ((new, rest.new), (candidates, rest.candidates))
+    grand_mean = mean.grand_mean + (0 if known is None else known.grand_mean)
+    sides = (
+        ((new, None), (candidates, None))
+        if known is None
+        else ((new, known.new), (candidates, known.candidates))
+    )
     one, other = (
-        _center(gram.with_columns(data).of_columns(), mean, left_out, grand_mean) for data, left_out in sides
+        _center(gram.with_columns(data).of_columns(), mean, grand_mean, said) for data, said in sides
     )
     shift = one.means[:, None] + other.means - grand_mean
     lengths = one.lengths[:, None] * other.lengths
     return torch.where(lengths > 0, (plain - shift) / torch.where(lengths > 0, lengths, 1), 0)
 
 
-def _center(rows: GramMatrix, mean: MeanGradient, left_out: Tensor, grand_mean: float) -> Centering:
+def _center(
+    rows: GramMatrix, mean: MeanGradient, grand_mean: float, known: KnownOfSamples | None
+) -> Centering:
     def trace(_: range, products: Tensor) -> Tensor:
         return products.diagonal(dim1=1, dim2=2).sum(-1)
 
     sums = rows.products().jvp(mean.total.to(rows.device), trace).cpu().double()
-    means = sums / len(mean.total) / mean.samples + left_out.double()
-    diagonal = rows.exact_diagonal().cpu()
+    means = sums / len(mean.total) / mean.samples
+    if known is None:
+        diagonal = rows.exact_diagonal().cpu()
+    else:
+        means, diagonal = means + known.left_out, known.diagonal
     left = diagonal - 2 * means + grand_mean
     alive = (diagonal > 0) & (left > rounding_floor(rows.dtype) * diagonal)
     return Centering(means, torch.where(alive, left.clamp(min=0).sqrt(), 0))

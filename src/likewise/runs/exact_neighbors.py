@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix, Sketches
-from likewise.index.exact import MeanGradient, Remainder, exact_similarities, mean_gradient
+from likewise.index.exact import Known, KnownOfSamples, MeanGradient, exact_similarities, mean_gradient
 from likewise.kernels import CORRELATION
 from likewise.progress import announce
 from likewise.statistics.neighbors import NearestReducer
 from likewise.wording import counted
 
-CANDIDATES = 64  # by sketches, of each sample (benchmarks/passages.py recall)
-IN_MEAN = 256  # samples whose mean gradient is computed; sketches tell by how much that of all differs
+CANDIDATES = 32  # by sketches, of each sample (benchmarks/passages.py recall)
+IN_MEAN = 128  # samples whose mean gradient is computed; sketches tell by how much that of all differs
 TOGETHER = 64  # samples whose candidates are compared in one go
 
 
@@ -41,8 +41,8 @@ class NeighborLists(NamedTuple):
 def rerank_neighbors(gram: GramMatrix, sketches: Sketches, samples: np.ndarray, k: int) -> dict[str, Tensor]:
     """Return the k nearest of some samples among their candidates, by exact centered similarities.
 
-    Plain similarities are exact. Centering subtracts means over all samples: exact up to 256 of them; beyond that,
-    means over 256, and what sketches say of the difference to those over all.
+    Plain similarities are exact. Centering subtracts means over all samples: exact up to 128 of them; beyond that,
+    means over 128, and what sketches say of the difference to those over all.
 
     Args:
         gram: Of the run.
@@ -52,7 +52,7 @@ def rerank_neighbors(gram: GramMatrix, sketches: Sketches, samples: np.ndarray, 
 
     Returns:
         samples (s,), indices (s, k) and similarities (s, k), best first; error, the standard error of a similarity
-        that means over 256 samples leave, 0 where there are no more.
+        that means over 128 samples leave, 0 where there are no more.
 
     """
     announce(f"comparing {CANDIDATES} candidates of each of {len(samples):,} texts exactly")
@@ -99,9 +99,9 @@ def _compare(
 ) -> Tensor:
     """Return exact similarities of rows with their candidates, (s, c); a candidate of several is computed once."""
     distinct, where = candidates.unique(return_inverse=True)
-    rest = None if len(known) == gram.data.n else _remainder(sketches, rows, distinct, known)
     new, others = (gram.data.take(places.tolist()) for places in (rows, distinct))
-    return exact_similarities(gram, new, others, mean, rest).gather(1, where)
+    said = _known_by_sketches(sketches, rows, distinct, known)
+    return exact_similarities(gram, new, others, mean, said).gather(1, where)
 
 
 def _centering_error(sketches: Sketches, rows: Tensor, known: Tensor) -> float:
@@ -114,7 +114,16 @@ def _centering_error(sketches: Sketches, rows: Tensor, known: Tensor) -> float:
     return (2 / len(whole)) ** 0.5 * difference / squared_length if squared_length else 0.0
 
 
-def _remainder(sketches: Sketches, rows: Tensor, candidates: Tensor, known: Tensor) -> Remainder:
-    part, whole = sketches.restore(known).mean(0), sketches.mean
-    of_rows, of_candidates = (sketches.restore(places) @ (whole - part) for places in (rows, candidates))
-    return Remainder(of_rows.cpu(), of_candidates.cpu(), float(whole.square().sum() - part.square().sum()))
+def _known_by_sketches(sketches: Sketches, rows: Tensor, candidates: Tensor, in_mean: Tensor) -> Known:
+    """Return what sketches say of samples; nothing is left out of a mean over all, up to rounding."""
+    part, whole = sketches.restore(in_mean).mean(0), sketches.mean
+    if len(in_mean) == sketches.shape[1]:
+        part = whole
+
+    def describe(places: Tensor) -> KnownOfSamples:
+        vectors = sketches.restore(places)
+        alive = (vectors != 0).any(1).double()
+        return KnownOfSamples((vectors @ (whole - part)).cpu(), alive.cpu())
+
+    grand_mean = float(whole.square().sum() - part.square().sum())
+    return Known(describe(rows), describe(candidates), grand_mean)
