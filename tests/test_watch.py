@@ -119,7 +119,7 @@ def test_samples_without_finite_logits_are_left_out_and_counted():
     watch = lw.Watch(2)
     watch.update(torch.tensor([[1.0, 0.0], [math.nan, 0.0]]), [0, 0], [0, 1])
     watch.update(torch.tensor([[math.inf, 0.0], [3.0, 1.0]]), [0, 0], [0, 1])
-    with pytest.warns(UserWarning, match="2 updates have NaN or infinite logits"):
+    with pytest.warns(UserWarning, match="2 updates with NaN or infinite logits"):
         assert watch.margins.tolist() == [1, 2]
     assert watch.left_out.tolist() == [1, 1]
 

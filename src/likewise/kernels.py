@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_function, check_number
+from likewise.wording import counted
 
 Reduction = Callable[[Tensor], Tensor]
 R = TypeVar("R", bound=Reduction)
@@ -332,7 +333,7 @@ def refuse_out_of_range(values: Tensor, ids: Tensor, kernel: Kernel) -> None:
         bad = ids[~finite.to(ids.device)]
         raise ValueError(
             f"Values of {kernel} are out of the range of {values.dtype} (largest number "
-            f"{torch.finfo(values.dtype).max:.1e}) for {len(bad)} samples, the first with ids "
+            f"{torch.finfo(values.dtype).max:.1e}) for {counted(len(bad), 'sample')}, the first with ids "
             f"{bad[:5].tolist()}: scale inputs or outputs down, use a normalized kernel such as "
             "likewise.CORRELATION, or a model in float64 (model.double())."
         )

@@ -40,6 +40,7 @@ from likewise.readouts import (
     readout_name,
 )
 from likewise.sharding import find_spread
+from likewise.wording import agreeing, counted
 
 SHARED_BYTES = 2**20  # parameters from this size on are not copied for a call; smaller ones always are
 Parameters = dict[str, Tensor]
@@ -477,7 +478,8 @@ def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
     hooked = [name for name in names if every[name]._backward_hooks]
     if hooked:
         raise ValueError(
-            f"{len(hooked)} parameters have gradient hooks (Parameter.register_hook), the first {hooked[0]}: "
+            f"{counted(len(hooked), 'parameter')} {agreeing(len(hooked), 'has', 'have')} gradient hooks "
+            f"(Parameter.register_hook), the first {hooked[0]}: "
             "what a hook makes of a batch's gradient says nothing of a single sample's, so similarities "
             "would ignore it. Remove it for this call (handle.remove(); wandb: unwatch), leave the parameter "
             "out with Network(model, parameters=[...]), or put what the hook does into the forward pass: a "
@@ -498,7 +500,7 @@ def check_model(model: Any) -> nn.Module:
     if not any(isinstance(value, nn.Parameter) for _, value in state):
         raise ValueError(
             f"The model must have parameters, {type(model).__name__} has no parameters to differentiate in "
-            f"({len(state)} buffers): a quantized or exported model has lost them, give the original one."
+            f"({counted(len(state), 'buffer')}): a quantized or exported model has lost them, give the original one."
         )
     spread = find_spread(model)
     for name, value in state:
@@ -686,12 +688,12 @@ def _check_outputs(outputs: Tensor, n: int) -> Tensor:
         outputs = outputs.unsqueeze(0)
     if outputs.dim() == 0 or len(outputs) != n:
         raise ValueError(
-            f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}: expected "
+            f"A batch of {counted(n, 'sample')} gave outputs of shape {tuple(outputs.shape)}: expected "
             f"({n}, d), samples first. Pass a readout that returns them so."
         )
     if outputs.numel() == 0:
         raise ValueError(
-            f"A batch of {n} samples gave outputs of shape {tuple(outputs.shape)}, no outputs at all: there "
+            f"A batch of {counted(n, 'sample')} gave outputs of shape {tuple(outputs.shape)}, no outputs at all: there "
             "is nothing to differentiate."
         )
     return outputs.reshape(n, -1)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from likewise import files
 from likewise.checks import check_integer, check_tensor, check_type, describe, refuse_unreadable
+from likewise.wording import agreeing, counted
 
 if TYPE_CHECKING:
     import pandas
@@ -343,13 +344,15 @@ class Watch:
         differ = ((known != UNKNOWN) & (known != given)).nonzero()[:, 0]
         if len(differ):
             raise ValueError(
-                f"{len(differ):,} of {self.n:,} samples were trained with another label than given: {_named(differ)}. "
+                f"{len(differ):,} of {self.n:,} samples {agreeing(len(differ), 'was', 'were')} trained with another "
+                f"label than given: {_named(differ)}. "
                 "Ids must be positions in this data set, in this order; after relabeling, train with a new Watch."
             )
         unseen = self.unseen
         if len(unseen):
             warnings.warn(
-                f"{len(unseen):,} of {self.n:,} samples were never seen in training: {_named(unseen)}. They have no "
+                f"{len(unseen):,} of {self.n:,} samples {agreeing(len(unseen), 'was', 'were')} never seen in "
+                f"training: {_named(unseen)}. They have no "
                 "margin.",
                 stacklevel=3,
             )
@@ -384,7 +387,7 @@ class Watch:
     def __repr__(self) -> str:
         unseen = len(self.unseen)
         never = f", {unseen:,} never seen" if unseen else ""
-        return f"Watch({self.n:,} samples{never}; {self._clock:,} update{'' if self._clock == 1 else 's'})"
+        return f"Watch({counted(self.n, 'sample')}{never}; {counted(self._clock, 'update')})"
 
     def _check_update(self, logits: Any, labels: Any, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
         logits = _check_logits(logits)
@@ -446,8 +449,10 @@ class Watch:
         self._combine(ids[starts], {**found, **known})
         if not finite.all() and not self._warned:
             self._warned = True
+            left_out = int((~finite).sum())
             warnings.warn(
-                f"{int((~finite).sum()):,} updates have NaN or infinite logits and are left out of the record: samples "
+                f"{counted(left_out, 'update')} with NaN or infinite logits {agreeing(left_out, 'is', 'are')} left "
+                "out of the record: samples "
                 f"{_named(np.unique(ids[~finite]))}. watch.left_out counts them.",
                 stacklevel=4,
             )
@@ -669,7 +674,8 @@ def _refuse_outside(name: str, found: np.ndarray, limit: int | np.ndarray) -> No
 
 def _refuse_changed(ids: np.ndarray, before: np.ndarray, now: np.ndarray) -> None:
     raise ValueError(
-        f"The label of {len(ids):,} samples changed during training: of sample {ids[0]} from {before[0]} to {now[0]}"
+        f"The label of {counted(len(ids), 'sample')} changed during training: of sample {ids[0]} from {before[0]} "
+        f"to {now[0]}"
         f"{'' if len(ids) == 1 else f' (samples {_named(ids)})'}. Are ids positions in the whole data set, and labels "
         "those before mixing? After relabeling, begin a new Watch."
     )

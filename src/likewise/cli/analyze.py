@@ -31,6 +31,7 @@ from likewise.cli.output import (
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank, rank_count
 from likewise.runs.settings import INPUTS, Settings, read_settings
+from likewise.wording import agreeing, counted
 
 if TYPE_CHECKING:
     from likewise.runs.result import Analysis
@@ -105,7 +106,8 @@ def _describe_decisions(found: "Analysis", path: Path, facts: dict[str, Any], li
     facts["decided"] = counts._asdict()
     if decided:
         lines.append(
-            f"of {decided} flagged labels decided, {precision.wrong} are wrong: precision {precision.share:.0%} "
+            f"of {counted(decided, 'flagged label')} decided, {precision.wrong} "
+            f"{agreeing(precision.wrong, 'is', 'are')} wrong: precision {precision.share:.0%} "
             f"(95 % interval {precision.low:.0%} to {precision.high:.0%}); "
             + _other_verdicts(precision.unsure, precision.dropped)
         )
@@ -115,8 +117,8 @@ def _describe_decisions(found: "Analysis", path: Path, facts: dict[str, Any], li
         )
     if sum(counts) > decided + precision.unsure + precision.dropped:
         lines.append(
-            f"of {counts.wrong + counts.right} labels decided, flagged or not, {counts.wrong} are wrong; "
-            + _other_verdicts(counts.unsure, counts.dropped)
+            f"of {counted(counts.wrong + counts.right, 'label')} decided, flagged or not, {counts.wrong} "
+            f"{agreeing(counts.wrong, 'is', 'are')} wrong; " + _other_verdicts(counts.unsure, counts.dropped)
         )
     elif not sum(counts):
         lines.append("no label is decided yet")
@@ -152,7 +154,8 @@ def plan(
     print_result(
         form,
         found._asdict(),
-        f"{found.samples:,} samples × {found.outputs:,} outputs × {found.parameters:,} parameters",
+        f"{counted(found.samples, 'sample')} × {counted(found.outputs, 'output')} × "
+        f"{counted(found.parameters, 'parameter')}",
         found.method,
         f"about {gigabytes(found.peak_bytes)} on {settings.device}, beside model and data",
     )

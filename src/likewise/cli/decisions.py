@@ -8,6 +8,7 @@ import typer
 from likewise.cli.inspect import Run
 from likewise.cli.options import Form, Quiet
 from likewise.cli.output import Format, be_quiet, print_message, print_result
+from likewise.wording import agreeing, counted
 
 
 def apply(
@@ -53,20 +54,21 @@ def apply(
     if not decisions.exists():
         raise FileNotFoundError(f"There is no file of decisions {decisions}.")
     found = apply_decisions(run, decisions, wrong=wrong)
-    written = found.write(to, out, data=data, force=force)
+    written, kept = found.write(to, out, data=data, force=force), int(found.kept.sum())
     facts = {
         "path": str(written.path),
         "log": str(written.log),
         "relabeled": found.relabeled,
         "dropped": found.dropped,
-        "kept": int(found.kept.sum()),
+        "kept": kept,
         "decisions": len(found.changes),
     }
-    print_message(f"{len(found.changes):,} decisions applied to {run}")
+    print_message(f"{counted(len(found.changes), 'decision')} applied to {run}")
     print_result(
         form,
         facts,
-        f"{found.relabeled:,} relabeled, {found.dropped:,} dropped, {int(found.kept.sum()):,} samples stay",
+        f"{found.relabeled:,} relabeled, {found.dropped:,} dropped, {counted(kept, 'sample')} "
+        f"{agreeing(kept, 'stays', 'stay')}",
         f"data: {written.path}",
         f"log: {written.log}",
     )

@@ -34,6 +34,7 @@ from likewise.cli.output import (
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank
 from likewise.runs.settings import INPUTS, Settings, locate_paths, read_settings
+from likewise.wording import agreeing, counted
 
 if TYPE_CHECKING:
     from likewise.index import Index
@@ -279,7 +280,10 @@ def select(
         write_rows(beside, found, rows)
         shared = len(set(rows.tolist()) & set(chosen.tolist()))
         facts |= {"baseline": rows.tolist(), "baseline_out": str(beside), "shared": shared}
-        told.append(f"by hidden states (RDS+): {beside}; {shared:,} rows are chosen by both")
+        told.append(
+            f"by hidden states (RDS+): {beside}; {counted(shared, 'row')} {agreeing(shared, 'is', 'are')} chosen by "
+            "both"
+        )
     print_result(form, facts, *told)
 
 
@@ -467,7 +471,8 @@ def _mark_answers(
         marked.append(answer._replace(explanation=answer.explanation.with_passages(texts)))
     if unplaced:
         print_message(
-            f"note: of {unplaced} neighbors no passage is shown: the tokenizer does not tell where tokens lie in a "
+            f"note: of {counted(unplaced, 'neighbor')} no passage is shown: the tokenizer does not tell where "
+            "tokens lie in a "
             "text, and decoding them does not give it back."
         )
     return marked
@@ -550,13 +555,13 @@ def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
     facts = {"index": str(found.path), "rows": rows, "part": found.manifest["part"], "bytes": size}
     if asked not in (None, found.width):
         d = found.manifest["projection"]["outputs"]
-        of = "one output" if d == 1 else f"{d:,} outputs"
         print_message(
-            f"note: {found.width} numbers a sample in place of {asked}: the nearest width of a sketch of {of}."
+            f"note: {found.width} numbers a sample in place of {asked}: the nearest width of a sketch of "
+            f"{counted(d, 'output')}."
         )
     print_result(
         form,
         facts,
         repr(found),
-        f"{rows:,} rows, {each:,.0f} bytes a sample and {size['pictures'] / rows:,.0f} of pictures",
+        f"{counted(rows, 'row')}, {each:,.0f} bytes a sample and {size['pictures'] / rows:,.0f} of pictures",
     )

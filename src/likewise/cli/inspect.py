@@ -17,6 +17,7 @@ from likewise.cli.output import (
     print_result,
     table,
 )
+from likewise.wording import agreeing, counted
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 
@@ -59,7 +60,7 @@ def neighbors(
     ).removeprefix("sample ")
     if k > len(rows):
         print_message(
-            f"note: this run keeps {len(rows)} neighbors of each sample (likewise analyze --neighbors)."
+            f"note: this run keeps {counted(len(rows), 'neighbor')} of each sample (likewise analyze --neighbors)."
         )
     print_result(form, {"of": own, "neighbors": rows}, table(told, title))
 
@@ -119,7 +120,7 @@ def compare(
             for _, row in near.iterrows()
         ]
         stay = int(near["before_stays"].sum())
-        said = f"{stay} of {len(near)} neighbors of sample {sample} stay"
+        said = f"{stay} of {len(near)} neighbors of sample {sample} {agreeing(stay, 'stays', 'stay')}"
         print_result(form, {"sample": before.place(sample), "neighbors": rows}, said, table(rows))
         return
     found = compare_runs(before, after, across_settings=across_settings)
@@ -202,7 +203,10 @@ def verify(
             files=found.files + kept.files, bytes=found.bytes + kept.bytes, damaged=damaged
         )
     facts = {"whole": found.whole, **found._asdict()}
-    checked, command = f"{found.files} files, {found.bytes / 1e6:.1f} MB", "index" if is_index else "analyze"
+    checked, command = (
+        f"{counted(found.files, 'file')}, {found.bytes / 1e6:.1f} MB",
+        "index" if is_index else "analyze",
+    )
     if found.whole:
         print_result(form, facts, f"{run} is whole: {checked}")
         return

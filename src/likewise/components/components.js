@@ -310,7 +310,7 @@ export function mountMap(root, source) {
 
   function select(samples) {
     chosen = samples && new Set(samples);
-    told.textContent = samples ? `${samples.length.toLocaleString("en")} samples circled.` : "Drag to circle samples; double-click to let go.";
+    told.textContent = samples ? `${samples.length.toLocaleString("en")} ${samples.length === 1 ? "sample" : "samples"} circled.` : "Drag to circle samples; double-click to let go.";
     draw();
     source.select(samples ?? []);
   }

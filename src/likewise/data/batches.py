@@ -13,6 +13,7 @@ from likewise.data.dataset import open_source
 from likewise.data.source import Source
 from likewise.fingerprint import Fingerprint
 from likewise.padding import IGNORED
+from likewise.wording import counted
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ class Batches(Sequence[Samples]):
         return self.samples(range(start, min(start + self.size, self.n)))
 
     def __repr__(self) -> str:
-        return f"Batches({self.n:,} samples in {len(self):,} batches of {self.size})"
+        return (
+            f"Batches({counted(self.n, 'sample')} in {counted(len(self), 'batch', 'batches')} of {self.size})"
+        )
 
     def samples(self, where: range) -> Samples:
         """Return the samples at these places of this sequence, as one batch."""

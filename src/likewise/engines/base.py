@@ -21,6 +21,7 @@ from likewise.data import Samples
 from likewise.engines.factors import DenseGradient, ParameterGradient
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse
 from likewise.linalg import Power, columns_in_cache, product
+from likewise.wording import agreeing, counted
 
 
 class ZeroGradientWarning(UserWarning):
@@ -107,7 +108,7 @@ class ZeroGradientLog:
         if self._ids:
             first = sorted(self._ids)
             warnings.warn(
-                f"{len(first)} of {len(self._seen)} samples have no gradient (ids "
+                f"{len(first)} of {len(self._seen)} samples {agreeing(len(first), 'has', 'have')} no gradient (ids "
                 f"{', '.join(map(str, first[:10]))}{' ...' if len(first) > 10 else ''}): no "
                 "parameter moves their outputs, so nothing is similar to them, not even themselves. "
                 "Their similarities are 0; gram.zero_gradients() tells which.",
@@ -398,7 +399,7 @@ def _raise_not_finite(ids: Tensor, finite: Tensor, dtype: torch.dtype) -> None:
     if not finite.all():
         bad = ids[~finite.to(ids.device)]
         raise ValueError(
-            f"The gradient of {len(bad)} samples is not finite, the first with ids "
+            f"The gradient of {counted(len(bad), 'sample')} is not finite, the first with ids "
             f"{bad[:5].tolist()}: look for NaN or infinity in their inputs (or an overflow in "
             f"{dtype}), and leave them out."
         )

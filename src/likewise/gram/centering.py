@@ -17,6 +17,7 @@ from torch import Tensor
 
 from likewise.data import Batches
 from likewise.kernels import Kernel
+from likewise.wording import counted
 
 VISIBLE_ERROR = 1e-3  # of a centered similarity: a larger one is worth a warning
 
@@ -36,7 +37,8 @@ def warn_of_cancellation(centering: "Centering", dtype: torch.dtype) -> None:
     coarse = int((error > VISIBLE_ERROR).sum())
     if coarse:
         warnings.warn(
-            f"The gradients of {coarse} of {len(error)} samples are nearly the same for all samples (they differ by "
+            f"The gradients of {coarse:,} of {counted(len(error), 'sample')} are nearly the same for all samples "
+            "(they differ by "
             f"{float(centering.scales.max()) ** -1:.1g} of their length), so that centered similarities are off by up "
             f"to about {float(error.max()):.1g}: convert model and data to float64, or use centered=False.",
             stacklevel=2,

@@ -59,6 +59,7 @@ from likewise.kernels import CORRELATION, Kernel, mean_diagonal, refuse_out_of_r
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
 from likewise.model_state import exclusive, tensor_versions
+from likewise.wording import counted
 
 COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions
 FEW_GRADIENTS = (
@@ -720,7 +721,7 @@ def refuse_infinite_outputs(outputs: Tensor, ids: Tensor, *, masked: bool) -> No
     if not finite.all():
         bad = ids[~finite.all(1).to(ids.device)]
         raise ValueError(
-            f"The outputs of {len(bad)} samples are not finite, the first with ids {bad[:5].tolist()}, "
+            f"The outputs of {counted(len(bad), 'sample')} are not finite, the first with ids {bad[:5].tolist()}, "
             "and would spread to the means of others: look at their inputs and labels, or leave them out."
         )
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from likewise.index.counterfactual import Counterfactual
 from likewise.marked_text import MarkedText
 from likewise.thumbnails import Picture
+from likewise.wording import counted
 
 SHOWN = 5  # neighbors that are printed
 NOVEL = 99.0  # percentile of the index's own rows
@@ -170,7 +171,7 @@ class Explanation:
         return "; ".join([*agreement, novelty])
 
     def __repr__(self) -> str:
-        return f"Explanation({self.headline}, {len(self.neighbors)} neighbors)"
+        return f"Explanation({self.headline}, {counted(len(self.neighbors), 'neighbor')})"
 
     def __str__(self) -> str:
         near = ", ".join(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from likewise import files
 from likewise.index.explanation import Explanation, picture_text
 from likewise.thumbnails import Picture
+from likewise.wording import counted
 
 
 class Answer(NamedTuple):
@@ -29,6 +30,7 @@ def write_page(path: Path, index: str, answers: Sequence[Answer]) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["counted"] = counted
     template = environment.get_template("page.html")
     marked = any(near.passage is not None for one in answers for near in one.explanation.neighbors)
     text = template.render(

@@ -68,6 +68,7 @@ from likewise.statistics.reliability import (
     PredictionTargets,
     Reliability,
 )
+from likewise.wording import counted
 
 CANDIDATES = 256  # that are re-ranked
 MOST_GRADIENT = 2**30  # bytes of the sum of gradients that are kept in the index
@@ -159,10 +160,11 @@ class Index:
         if state["part"] is not None:
             i, n = state["part"]
             return (
-                f"Index({self.path}, part {i} of {n}, {rows:,} samples × {self.width} {state['dtype']}, {of})"
+                f"Index({self.path}, part {i} of {n}, {counted(rows, 'sample')} × {self.width} "
+                f"{state['dtype']}, {of})"
             )
         removed = f", {rows - len(self):,} removed" if rows != len(self) else ""
-        return f"Index({self.path}, {len(self):,} samples{removed} × {self.width} {state['dtype']}, {of})"
+        return f"Index({self.path}, {counted(len(self), 'sample')}{removed} × {self.width} {state['dtype']}, {of})"
 
     def __len__(self) -> int:
         return self._columns.m

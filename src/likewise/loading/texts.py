@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from likewise.marked_text import TokenText, token_spans
 from likewise.padding import IGNORED, PaddingCollate
+from likewise.wording import agreeing
 
 Task = Literal["causal-lm", "sequence-classification"]
 TASKS: tuple[Task, ...] = ("causal-lm", "sequence-classification")
@@ -160,6 +161,7 @@ class Texts(Dataset[dict[str, Tensor]]):
             return ()
         length = self._tokenization.max_length
         return (
-            f"{self.truncated:,} of {len(self):,} texts are longer than {length:,} tokens, and only these are read: "
+            f"{self.truncated:,} of {len(self):,} texts {agreeing(self.truncated, 'is', 'are')} longer than "
+            f"{length:,} tokens, and only these are read: "
             "--max-length sets another limit.",
         )

@@ -10,6 +10,7 @@ from likewise.manifest import REPORT, report_ending
 from likewise.report.payload import Run, pack_payload, read_run
 from likewise.report.verdict import percent, steps, verdict
 from likewise.report.words import WORDS
+from likewise.wording import counted
 
 STATIC = Path(__file__).parent / "static"
 COMPONENTS = Path(__file__).parents[1] / "components"
@@ -70,7 +71,7 @@ def page(run: Run, source: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = percent
+    environment.filters |= {"percent": percent, "counted": counted}
     return environment.get_template("page.html").render(
         run=run,
         nonce=secrets.token_urlsafe(24),  # what scripts of this page carry, and injected ones would not

@@ -7,6 +7,7 @@ import numpy as np
 
 from likewise.report.payload import Run
 from likewise.report.suggestions import suggestion_judge
+from likewise.wording import agreeing, counted
 
 SECONDS_PER_LABEL = 5
 MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
@@ -70,7 +71,7 @@ def verdict(run: Run) -> Verdict:
         detail = f"{worst} come first: a wrong label, or a case that is not learned."
         return Verdict(headline, detail, caveats, worst)
     if "target_suspicion" in run.columns:
-        headline = f"Of {run.n:,} samples, those with the most suspicious labels come first."
+        headline = f"Of {counted(run.n, 'sample')}, those with the most suspicious labels come first."
         return Verdict(headline, "A sample may have several labels.", caveats, "Labels that look most wrong")
     what = "texts" if "log_likelihood" in run.columns else "samples"
     detail = "The most novel come first: rare cases, broken inputs, or another data set."
@@ -112,22 +113,22 @@ def standing_group(run: Run) -> str:
 def _headline_without_labels(run: Run, what: str) -> str:
     if "status" not in run.columns:
         pairs = 0 if run.duplicates is None else len(run.duplicates["first"])
-        return f"{run.n:,} {what}, {pairs or 'no'} near-duplicate {_plural(pairs, 'pair', 'pairs')}."
+        return f"{run.n:,} {what}, {pairs or 'no'} near-duplicate {agreeing(pairs, 'pair', 'pairs')}."
     alone = int((run.columns["status"] == "isolated").sum())
     if not alone:
         return f"None of {run.n:,} {what} stands alone."
-    return f"{alone:,} of {run.n:,} {what} {_plural(alone, 'is', 'are')} unlike all others."
+    return f"{alone:,} of {run.n:,} {what} {agreeing(alone, 'is', 'are')} unlike all others."
 
 
 def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
     count, told = int(run.columns["label_issue"].sum()), run.manifest.get("wrong_labels") or {}
-    labels = _plural(run.n, "label", "labels")
+    labels = agreeing(run.n, "label", "labels")
     reason = told.get("reason", "")
     distinct = bool(told.get("distinct"))
     if count and distinct:
-        headline = f"{count:,} of {run.n:,} {labels} {_plural(count, 'looks', 'look')} wrong."
+        headline = f"{count:,} of {run.n:,} {labels} {agreeing(count, 'looks', 'look')} wrong."
     elif count:
-        headline = f"{count:,} of {run.n:,} {labels} {_plural(count, 'is', 'are')} worth a look."
+        headline = f"{count:,} of {run.n:,} {labels} {agreeing(count, 'is', 'are')} worth a look."
     elif reason:
         headline = f"How many of {run.n:,} {labels} are wrong cannot be told from one network."
     else:
@@ -153,7 +154,8 @@ def _expected(run: Run, told: dict[str, Any], count: int) -> str:
         start = f"{judge} contradict them: some are wrong, others rare or ambiguous. " if count else ""
         return f"{start}How many of all labels are wrong is not clear, about {high:,} at most: a spot check tells more."
     flags = f" {_precision(told['precision'], count)}" if count and told["precision"] else ""
-    return f"In all about {likely:,} labels seem to be wrong ({low:,} to {high:,}).{flags}"
+    seem = agreeing(likely, "label seems", "labels seem")
+    return f"In all about {likely:,} {seem} to be wrong ({low:,} to {high:,}).{flags}"
 
 
 def _precision(share: list[float], count: int) -> str:
@@ -204,7 +206,7 @@ def _steps(run: Run) -> Iterator[Step]:
         if alone:
             yield Step(
                 f"{alone:,}",
-                _plural(alone, "sample to label or collect next", "samples to label or collect next"),
+                agreeing(alone, "sample to label or collect next", "samples to label or collect next"),
                 "Hardly any sample is similar to them: predictions there rest on little. Check that they belong, then "
                 "collect and label more of their kind.",
                 "Show them",
@@ -214,7 +216,7 @@ def _steps(run: Run) -> Iterator[Step]:
     if pairs:
         yield Step(
             f"{pairs:,}",
-            _plural(pairs, "near-duplicate pair", "near-duplicate pairs"),
+            agreeing(pairs, "near-duplicate pair", "near-duplicate pairs"),
             f"Far closer than is usual{' in their class' if run.manifest['classes'] else ''}. Drop copies, and keep "
             "them on one side of a split.",
             "Compare them",
@@ -231,8 +233,8 @@ def _label_steps(run: Run) -> Iterator[Step]:
         minutes = max(1, round(count * SECONDS_PER_LABEL / 60))
         yield Step(
             f"{count:,}",
-            _plural(count, "label to review", "labels to review"),
-            f"About {minutes:,} {_plural(minutes, 'minute', 'minutes')}, one key a label. Download the decisions, "
+            agreeing(count, "label to review", "labels to review"),
+            f"About {counted(minutes, 'minute')}, one key a label. Download the decisions, "
             "write corrected data with likewise apply, train again.",
             "Start",
             part="review-part",
@@ -334,7 +336,7 @@ def _shift_step(run: Run) -> Iterator[Step]:
     if far:
         yield Step(
             f"{far:,}",
-            _plural(far, "prediction to check", "predictions to check"),
+            agreeing(far, "prediction to check", "predictions to check"),
             f"Similar samples are predicted differently. Do not act on these without a second look.{besides}",
             "Show them",
             opens=f"shift:{limit}",
@@ -366,7 +368,3 @@ def _accuracy_by_split(run: Run) -> str:
     splits = np.unique(of).tolist()
     told = ", ".join(f"{name} {percent(right[of == name].mean())}" for name in splits)
     return f"Accuracy by split: {told}." if 1 < len(splits) <= MOST_SPLITS else ""
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return one if count == 1 else many

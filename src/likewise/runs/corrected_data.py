@@ -25,6 +25,7 @@ from likewise.loading.tables import MISSING, table_columns
 from likewise.runs.export import escape_formulas
 from likewise.runs.result import Analysis
 from likewise.version import VERSION
+from likewise.wording import agreeing, counted
 
 if TYPE_CHECKING:
     import pandas
@@ -86,7 +87,7 @@ class Corrections:
     def __repr__(self) -> str:
         return (
             f"Corrections({self.relabeled:,} relabeled, {self.dropped:,} dropped, {int(self.kept.sum()):,} of "
-            f"{len(self.kept):,} samples stay)"
+            f"{counted(len(self.kept), 'sample')} {agreeing(int(self.kept.sum()), 'stays', 'stay')})"
         )
 
     def write(
@@ -254,8 +255,8 @@ class _Source:
         missing = [name for name in names if not (self.path / name).is_file()]
         if missing:
             raise ValueError(
-                f"{self.path} is not as it was analyzed: there is no {missing[0]}, {len(missing)} images are "
-                "missing in all. Say where the data are by --data (data=)."
+                f"{self.path} is not as it was analyzed: there is no {missing[0]}, {counted(len(missing), 'image')} "
+                f"{agreeing(len(missing), 'is', 'are')} missing in all. Say where the data are by --data (data=)."
             )
         labels, kept = self.corrections.labels, self.corrections.kept
         found = [(self.path / name, name, int(labels[i])) for i, name in enumerate(names) if kept[i]]
@@ -284,7 +285,7 @@ class _Source:
         before = self.run.table["label"].to_numpy().astype(int)
         if len(values) < len(before):
             raise ValueError(
-                f"The data are not as they were analyzed: {len(values):,} rows, expected {len(before):,}."
+                f"The data are not as they were analyzed: {counted(len(values), 'row')}, expected {len(before):,}."
             )
         written: dict[int, Any] = {}
         for row, (value, number) in enumerate(zip(values, before, strict=False)):
@@ -512,7 +513,8 @@ def _write_table(path: Path, table: "pandas.DataFrame") -> None:
     changed = sum(int((escaped[name] != table[name]).sum()) for name in texts)
     if changed:
         warnings.warn(
-            f"{changed} texts in {path.name} start like a formula of a spreadsheet and got an apostrophe in front; "
+            f"{counted(changed, 'text')} in {path.name} {agreeing(changed, 'starts', 'start')} like a formula of a "
+            "spreadsheet and got an apostrophe in front; "
             "parquet keeps them as they are.",
             stacklevel=2,
         )

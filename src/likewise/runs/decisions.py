@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from likewise import files
+from likewise.wording import counted
 
 VERDICTS = ("wrong", "right", "unsure", "relabel", "drop")
 MOST_LISTED = 5
@@ -96,7 +97,8 @@ class DecisionReader:
                 ", …" if len(unknown) > MOST_LISTED else ""
             )
             raise ValueError(
-                f"{source} decides on {len(unknown)} samples that the run does not have ({listed}): its samples are "
+                f"{source} decides on {counted(len(unknown), 'sample')} that the run does not have ({listed}): its "
+                "samples are "
                 f"0 to {self.n - 1}."
             )
         return [known[sample] for sample in sorted(known)]

@@ -55,7 +55,7 @@ def rerank_neighbors(gram: GramMatrix, sketches: Sketches, samples: np.ndarray, 
         that means over 128 samples leave, 0 where there are no more.
 
     """
-    announce(f"comparing {CANDIDATES} candidates of each of {len(samples):,} texts exactly")
+    announce(f"comparing {CANDIDATES} candidates of each of {counted(len(samples), 'text')} exactly")
     plain, rows = gram.with_centering(False).with_kernel(CORRELATION), torch.as_tensor(samples)
     n = gram.data.n
     candidates = _candidates(sketches, rows, min(n - 1, max(k, CANDIDATES)))

@@ -16,6 +16,7 @@ from likewise.gram import GramMatrix, join_passages, passages_by
 from likewise.marked_text import mark_text
 from likewise.progress import announce
 from likewise.runs.store import Arrays
+from likewise.wording import counted
 
 NEIGHBORS = 3  # of each text
 # A pair takes about eight training steps (benchmarks/passages.py, 2026-11-18), and a run about five of each text: one
@@ -42,7 +43,7 @@ def compute_passages(gram: GramMatrix, samples: np.ndarray, indices: np.ndarray)
         where the model cannot be differentiated twice, or not in the memory that there is.
 
     """
-    announce(f"finding the passages that similarities of {len(samples):,} texts rest on")
+    announce(f"finding the passages that similarities of {counted(len(samples), 'text')} rest on")
     near = indices[:, :NEIGHBORS]
     try:
         found = [passages_by(gram, gram.data.take([i]), gram.data.take(near[i].tolist())) for i in samples]
@@ -122,7 +123,8 @@ def describe_passages(found: Arrays, table: dict[str, Any], unplaced: int) -> di
     problem = bytes(found["problem"].tolist()).decode("utf-8", "replace") if "problem" in found else ""
     if unplaced:
         problem = (
-            f"of {unplaced:,} neighbors it is not known where tokens lie in the text: the tokenizer tells no places, "
+            f"of {counted(unplaced, 'neighbor')} it is not known where tokens lie in the text: the tokenizer tells "
+            "no places, "
             "and decoding its tokens does not give the text back"
         )
     pairs = len(table["sample"])

@@ -31,6 +31,7 @@ from likewise.readouts import (
     usual_combinations,
 )
 from likewise.runs.columns import Request, Targets, visit_pairs
+from likewise.wording import agreeing
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
 SAMPLES_TIMED = 32  # for a plan, at most
@@ -56,7 +57,7 @@ class Method(NamedTuple):
     def describe(self, time: str = "") -> str:
         """Return the choice in a sentence; `time`, what it takes in words, comes before the epochs."""
         count = f"{self.epochs:,.0f}"
-        epochs = f"{count} plain {'epoch' if count == '1' else 'epochs'}"
+        epochs = f"{count} plain {agreeing(round(self.epochs), 'epoch')}"
         cost = f"{time}, {epochs}" if time else f"about {epochs}"
         readout = readout_name(self.net.readout)
         outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout

@@ -13,6 +13,7 @@ from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity,
 from likewise.runs.decisions import DecisionReader, count_verdicts
 from likewise.statistics.calibration import wilson_interval
 from likewise.thumbnails import Picture
+from likewise.wording import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -240,7 +241,7 @@ class Analysis:
             labels += " (how many are wrong cannot be told from one network)"
         elif s.label_issues and not told.get("distinct", True):
             labels += " (not a group of their own: they may as well be rare or ambiguous)"
-        return f"Analysis({s.samples:,} samples{labels}; {self.folder})"
+        return f"Analysis({counted(s.samples, 'sample')}{labels}; {self.folder})"
 
     def _repr_html_(self) -> str:
         column = "label_suspicion" if "label_suspicion" in self.table else "novelty"

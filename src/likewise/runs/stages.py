@@ -74,6 +74,7 @@ from likewise.statistics.label_issues import (
 from likewise.statistics.novelty import NEIGHBORS, closest_others
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
+from likewise.wording import counted
 
 SHARDS = 64  # of a run, as far as shards are neither tiny nor huge
 SMALLEST_SHARD, LARGEST_SHARD = 256, 4096  # samples
@@ -367,7 +368,8 @@ def _describe_reheating(hot: Reheated) -> str:
     if hot.skipped:
         return f"Not reheated: {hot.skipped}."
     return (
-        f"Reheated {len(hot.rounds)} times at a learning rate of {hot.learning_rate:.1e}, {hot.epochs:.1f} epochs in "
+        f"Reheated {counted(len(hot.rounds), 'time')} at a learning rate of {hot.learning_rate:.1e}, "
+        f"{hot.epochs:.1f} epochs in "
         f"{hot.seconds:,.0f} s: training accuracy fell from {hot.accuracy_before:.1%} to {hot.accuracy_after:.1%}."
     )
 
@@ -396,7 +398,7 @@ def _exact_statistics(folder: RunStore, gram: GramMatrix) -> tuple[Arrays, PairS
     if _stands_in(gram):
         error = folder.stage("error", lambda: _measure_readout_error(gram))
         folder.state["approximations"] = [
-            f"Gradients{_replaced_outputs(gram)} were compared. On {int(error['samples'])} samples compared "
+            f"Gradients{_replaced_outputs(gram)} were compared. On {counted(int(error['samples']), 'sample')} compared "
             f"{_reference_name(gram)}, a plain similarity is off by {float(error['all_pairs']):.3f} (root mean "
             f"square), by {float(error['similar_pairs']):.3f} among the most similar tenth of pairs."
         ]
@@ -424,7 +426,7 @@ def _sketched_statistics(
     error = folder.stage("error", lambda: _measure_error(gram, features))
     folder.state["approximations"] = [
         f"Gradients{_replaced_outputs(gram)} were projected at random to {gram.d * q} numbers a sample. On "
-        f"{int(error['samples'])} samples compared {_reference_name(gram)}, a plain similarity is off by "
+        f"{counted(int(error['samples']), 'sample')} compared {_reference_name(gram)}, a plain similarity is off by "
         f"{float(error['all_pairs']):.3f} (root mean square), by {float(error['similar_pairs']):.3f} among the most "
         "similar tenth of pairs. Density and uncertainty are estimates too."
     ]

@@ -21,6 +21,7 @@ from likewise.statistics.label_issues import advice
 from likewise.statistics.spot_check import spot_check
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import kept
+from likewise.wording import counted
 
 PICTURES = 3_500_000  # bytes
 MOST_PICTURES = 1500  # a quarter of a millisecond each, where there is no index to read them from
@@ -202,7 +203,7 @@ def _caveats(targets: Targets, n: int) -> list[str]:
     if targets.chances is not None and are_chances(targets.outputs):
         found.append("Outputs look like probabilities and are taken as such, not as logits.")
     if n < 100:
-        found.append(f"With {n} samples, neighbors are few: read single numbers with care.")
+        found.append(f"With {counted(n, 'sample')}, neighbors are few: read single numbers with care.")
     return found
 
 

@@ -34,6 +34,7 @@ from likewise.progress import announce
 from likewise.readouts import all_outputs
 from likewise.statistics.targets import MOST_CLASSES, class_chances
 from likewise.votes import contradiction
+from likewise.wording import counted
 
 Train = Callable[[Dataset[Any]], nn.Module]
 SCHEMA = 1
@@ -94,7 +95,10 @@ class CrossValidated:
 
     def __repr__(self) -> str:
         k = int(self.folds.max()) + 1
-        return f"CrossValidated({len(self.labels):,} samples in {k} folds, accuracy {self.accuracy:.3f})"
+        return (
+            f"CrossValidated({counted(len(self.labels), 'sample')} in {counted(k, 'fold')}, accuracy "
+            f"{self.accuracy:.3f})"
+        )
 
 
 def crossval(

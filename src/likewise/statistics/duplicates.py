@@ -28,6 +28,7 @@ from likewise.checks import check_flag, check_integer, check_number
 from likewise.data import Batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.statistics.targets import of_classes, refuse_unbounded
+from likewise.wording import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -86,10 +87,8 @@ class Duplicates(NamedTuple):
         count, samples = len(self.first), len(self.first.unique()) + len(self.second.unique())
         samples -= int(torch.isin(self.first.unique(), self.second).sum()) if not self.across.all() else 0
         between = int(self.across.sum())
-        pairs = f"{count:,} pair{'' if count == 1 else 's'}"
-        return (
-            f"Duplicates({pairs} of {samples:,} samples{f', {between:,} across splits' if between else ''})"
-        )
+        pairs = counted(count, "pair")
+        return f"Duplicates({pairs} of {counted(samples, 'sample')}{f', {between:,} across splits' if between else ''})"
 
 
 DUPLICATE_COLUMNS = ("first", "second", "similarity", "input_similarity", "same_label", "across")

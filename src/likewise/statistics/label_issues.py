@@ -28,6 +28,7 @@ from likewise.statistics.targets import (
 )
 from likewise.votes import EXPONENT, class_votes, contradiction
 from likewise.watch import Watch
+from likewise.wording import counted
 
 DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
 SAME_ORDER = (
@@ -86,14 +87,14 @@ class LabelSuspicion(NamedTuple):
 
     def __repr__(self) -> str:
         if self.reason:
-            flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
+            flags = f"{counted(len(self.suspicion), 'label')}, {int(self.flagged.sum())} flagged"
             todo = advice(reheated=self.reheated is not None and not self.reheated.skipped)
             return f"LabelSuspicion({flags}; cannot tell from one network how many are wrong. {self.reason} {todo})"
         low, likely, high = (round(v) for v in self.errors)
         errors = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
         sure = f", {self.precision.likely:.0%} of the flagged" if self.precision.likely > 0 else ""
         group = "" if self.distinct else "; they do not stand out as a group"
-        flags = f"{len(self.suspicion)} labels, {int(self.flagged.sum())} flagged"
+        flags = f"{counted(len(self.suspicion), 'label')}, {int(self.flagged.sum())} flagged"
         return f"LabelSuspicion({flags}; {errors}{sure}{group})"
 
 

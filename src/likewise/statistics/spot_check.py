@@ -28,6 +28,7 @@ from torch import Tensor
 from likewise.checks import check_integer, check_seed, check_tensor, describe
 from likewise.statistics.label_issues import LabelSuspicion
 from likewise.statistics.noise_rate import Interval
+from likewise.wording import agreeing, counted
 
 STRATA = ("flagged", "next", "rest")
 WEIGHTS = (0.4, 0.2, 0.4)  # of decisions, by stratum
@@ -111,12 +112,16 @@ class SpotCheck:
         if not isinstance(wrong, Mapping):
             given = wrong.tolist() if isinstance(wrong, Tensor) else list(wrong)
             if len(given) > len(drawn):
-                raise ValueError(f"{len(given)} decisions for {len(drawn)} samples that were drawn.")
+                raise ValueError(
+                    f"{counted(len(given), 'decision')} for {counted(len(drawn), 'sample')} drawn: expected no more "
+                    "than those."
+                )
             wrong = dict(zip(drawn, given, strict=False))
         others = [sample for sample in wrong if sample not in set(drawn)]
         if others:
             raise ValueError(
-                f"{len(others)} decisions are about samples that were not drawn ({others[:5]}): only those in "
+                f"{counted(len(others), 'decision')} {agreeing(len(others), 'is', 'are')} about samples that were "
+                f"not drawn ({others[:5]}): only those in "
                 "`samples` stand for the others."
             )
         odd = [value for value in wrong.values() if value is not None and value not in (0, 1)]

@@ -11,6 +11,7 @@ from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.model import Network
 from likewise.readouts import all_outputs, are_chances
+from likewise.wording import agreeing, counted
 
 MOST_CLASSES = 100_000
 LABELS_TRIED = 8  # samples, from the first to the last, on which a readout is tried with other labels
@@ -73,7 +74,8 @@ def finite_labels(labels: Tensor) -> Tensor:
     wrong = (~labels.isfinite()).reshape(len(labels), -1).any(1).nonzero()[:, 0]
     if len(wrong):
         raise ValueError(
-            f"{len(wrong)} labels are NaN or infinite, the first of samples {wrong[:5].tolist()}: leave "
+            f"{counted(len(wrong), 'label')} {agreeing(len(wrong), 'is', 'are')} NaN or infinite, the first of "
+            f"samples {wrong[:5].tolist()}: leave "
             "these samples out."
         )
     return labels

@@ -21,7 +21,7 @@ function makeDensity(state) {
         { class: "bin" },
         element(
           "button",
-          { type: "button", class: "bar-button", "aria-label": `${title}: ${samples.length} samples`, disabled: !samples.length, "data-count": samples.length, onclick: () => { state.select(samples, title); goToSamples(); } },
+          { type: "button", class: "bar-button", "aria-label": `${title}: ${counted(samples.length, "sample")}`, disabled: !samples.length, "data-count": samples.length, onclick: () => { state.select(samples, title); goToSamples(); } },
           element("span", { class: "count" }, samples.length.toLocaleString("en")),
           element("span", { class: "bar", style: `height: ${samples.length ? Math.max(2, (110 * samples.length) / most) : 0}px` }),
         ),

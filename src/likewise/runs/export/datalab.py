@@ -17,6 +17,7 @@ from likewise.checks import check_type
 from likewise.runs.export.tables import escape_formulas
 from likewise.runs.result import Analysis
 from likewise.statistics.label_issues import LabelSuspicion
+from likewise.wording import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -88,7 +89,8 @@ def register_issue_manager() -> type:
             found = datalab_issues(run) if run is not None else _suspicion_issues(suspicion)
             if len(found) != len(self.datalab.data):
                 raise ValueError(
-                    f"{len(found):,} samples were judged and the Datalab has {len(self.datalab.data):,}: they must be "
+                    f"The run judged {counted(len(found), 'sample')}, the Datalab has {len(self.datalab.data):,}: "
+                    "they must be "
                     "the same samples, in the same order."
                 )
             scores = found["label_score"].to_numpy()

@@ -15,6 +15,7 @@ from likewise.index.explanation import picture_text
 from likewise.runs.decisions import Decision, DecisionReader, OtherRunError
 from likewise.runs.result import Analysis
 from likewise.thumbnails import Picture
+from likewise.wording import agreeing, counted
 
 OTHER_ANSWERS = {"[wrong, no class fits]": "wrong", "[unsure]": "unsure", "[drop]": "drop"}
 
@@ -78,9 +79,12 @@ def select_suspects(run: Analysis, count: int | None = None) -> Suspects:
     shows_images = any(picture.kind == "image" for picture in pictures.values())
     samples = [_suspect(run, i, pictures.get(i)) for i in chosen]
     shown = [s for s in samples if s.image is not None] if shows_images else samples
-    if len(shown) < len(samples):
+    left = len(samples) - len(shown)
+    if left:
         warnings.warn(
-            f"{len(samples) - len(shown)} of {len(samples)} suspects have no picture in the run and are left out.",
+            f"{left} of {counted(len(samples), 'suspect')} "
+            f"{agreeing(left, 'has no picture in the run and is', 'have no picture in the run and are')} "
+            "left out.",
             stacklevel=3,
         )
     return Suspects(run, shown, shows_images)
