@@ -288,6 +288,64 @@ def test_texts_are_selected_by_several_checkpoints(folders, offline, tmp_path, c
     assert rows[1]["score"] == pytest.approx(float(expected[rows[1]["row"]]), abs=1e-5)
 
 
+def test_selected_texts_are_written_where_asked_for_and_centering_can_be_left_out(
+    folders, offline, tmp_path, capsys
+):
+    data = tmp_path / "data.jsonl"
+    data.write_text((folders / "data.jsonl").read_text())
+    lines = data.read_text().splitlines()
+    words = ["index", str(folders / "causal"), str(data), "--text", "text", "--width", "256"]
+    assert exit_code([*words, "--out", str(tmp_path / "index")]) == 0
+    (tmp_path / "target.jsonl").write_text("\n".join(lines[3:9]) + "\n")
+
+    def select(*more, code=0):
+        words = [
+            "select",
+            str(tmp_path / "index"),
+            "--target",
+            str(tmp_path / "target.jsonl"),
+            "--by",
+            "mean",
+        ]
+        out = tmp_path / "chosen.jsonl"
+        assert exit_code([*words, "--count", "10", "--out", str(out), "--force", *more]) == code
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    without = select()
+    assert not any("text" in row for row in without)
+    for row in select("--texts", "--baseline", "rds"):
+        assert row["text"] == json.loads(lines[row["row"]])["text"]
+    beside = [json.loads(line) for line in (tmp_path / "chosen.rds.jsonl").read_text().splitlines()]
+    assert all(row["text"] == json.loads(lines[row["row"]])["text"] for row in beside)
+    from transformers import AutoModelForCausalLM
+
+    index = lw.Index(
+        tmp_path / "index", model=AutoModelForCausalLM.from_pretrained(folders / "causal").eval()
+    )
+    rows = single_rows(folders, "causal", ["text"])[3:9]
+    targets = [{name: value[0] for name, value in row.items() if name != "token_type_ids"} for row in rows]
+    scores = lw.score_targets(index, lw.batches(targets, pad_id=0), by="mean", centered=False).scores
+    plain = select("--plain")
+    assert [row["row"] for row in plain] == scores.argsort(descending=True, stable=True)[:10].tolist()
+    assert plain[0]["score"] == pytest.approx(float(scores.max()), abs=1e-5)
+    assert [row["score"] for row in plain] != [row["score"] for row in without]
+    pairs = tmp_path / "pairs.jsonl"
+    halves = [json.loads(line)["text"] for line in lines]
+    pairs.write_text("".join(json.dumps({"asked": text, "said": f"the {text}"}) + "\n" for text in halves))
+    words = ["index", str(folders / "causal"), str(pairs), "--text", "asked,said", "--width", "64"]
+    assert exit_code([*words, "--out", str(tmp_path / "pairs")]) == 0
+    words = ["select", str(tmp_path / "pairs"), "--target", str(pairs), "--count", "2", "--texts"]
+    assert exit_code([*words, "--out", str(tmp_path / "some.jsonl")]) == 0
+    for row in map(json.loads, (tmp_path / "some.jsonl").read_text().splitlines()):
+        assert row["texts"] == {"asked": halves[row["row"]], "said": f"the {halves[row['row']]}"}
+    moved = data.rename(tmp_path / "moved.jsonl")
+    select("--texts", code=2)
+    assert select("--texts", "--data", str(moved))[0]["text"]
+    moved.write_text("\n".join(reversed(lines)) + "\n")
+    select("--texts", "--data", str(moved), code=2)
+    assert "is not the one that the index was built from" in capsys.readouterr().err
+
+
 def test_selection_by_plain_gradients_of_texts_names_the_better_index(folders, offline, tmp_path, capsys):
     words = ["index", str(folders / "causal"), str(folders / "data.jsonl"), "--text", "text", "--width", "64"]
     line = (folders / "data.jsonl").read_text().splitlines()[7]

@@ -2,6 +2,7 @@
 
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -214,6 +215,9 @@ def select(
             help="Rank by the best target, by the mean over targets, or let targets choose in turn."
         ),
     ] = "max",
+    centered: Annotated[
+        bool, typer.Option("--centered/--plain", help="Less what all rows share, or plain similarity.")
+    ] = True,
     diverse: Annotated[bool, typer.Option("--diverse", help="Rows that are unlike each other.")] = False,
     exclude_duplicates: Annotated[
         float | None, typer.Option(min=-1, max=1, help="Leave out rows so similar to one chosen before: .99.")
@@ -225,6 +229,12 @@ def select(
     model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
     weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    data: Annotated[
+        str | None, typer.Option(help="The data set, if it is not where it was: for --texts and --baseline.")
+    ] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Write the texts of chosen rows too, read from the data set.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="A file of JSON lines, one for each chosen row.")] = Path(
         "selected.jsonl"
     ),
@@ -242,11 +252,12 @@ def select(
     from likewise.index import select as select_rows
     from likewise.index.selection import write_rows, write_selection
 
-    refuse_existing(out, force, *target, *folders)
+    refuse_existing(out, force, *target, *folders, *([] if data is None else [data]))
     if len(folders) > 1 and (model is not None or weights is not None):
         raise ValueError("--model and --weights are of one index: of several, each knows its own.")
-    several = [open_index(folder, model, weights, None, device, False) for folder in folders]
+    several = [open_index(folder, model, weights, data, device, False) for folder in folders]
     found, settings = several[0]
+    text_of = _read_texts(found, folders[0], settings, data is None) if texts else None
     indexes = [index for index, _ in several]
     read = _read_new(found, settings, target)
     targets = read_batches(read)
@@ -261,11 +272,12 @@ def select(
         share=share,
         count=count,
         by=by,
+        centered=centered,
         diverse=diverse,
         exclude_duplicates=exclude_duplicates,
     )
-    scores = score_targets(indexes, targets, by="mean" if by == "mean" else "max")
-    write_selection(out, found, chosen, scores, read.names)
+    scores = score_targets(indexes, targets, by="mean" if by == "mean" else "max", centered=centered)
+    write_selection(out, found, chosen, scores, read.names, text_of)
     facts: dict[str, Any] = {
         "index": [str(folder) for folder in folders],
         "out": str(out),
@@ -277,7 +289,7 @@ def select(
     if baseline == "rds":
         rows = _select_by_states(found, settings, targets, len(chosen), by)
         beside = out.with_suffix(f".rds{out.suffix}")
-        write_rows(beside, found, rows)
+        write_rows(beside, found, rows, text_of)
         shared = len(set(rows.tolist()) & set(chosen.tolist()))
         facts |= {"baseline": rows.tolist(), "baseline_out": str(beside), "shared": shared}
         told.append(
@@ -293,6 +305,34 @@ def _is_plain_of_texts(index: "Index") -> bool:
     from likewise.readouts import is_log_likelihood
 
     return are_plain(index.manifest["projection"]) and is_log_likelihood(index.network.readout)
+
+
+def _read_texts(
+    index: "Index", folder: Path, settings: Settings, moved: bool
+) -> Callable[[int], dict[str, Any]]:
+    """Return what reads the text of a row, or its two, from the data set that the index was built from.
+
+    `moved`: whether the data set is looked for where the index lies now, since nobody said where it is.
+    """
+    if moved:
+        settings = locate_paths(settings, _folder_of_index(folder), ["data"])
+    read = open_data(settings, on_demand=True)
+    index.attach(read_batches(read))
+    show = read.show
+    names = [] if settings.text_column is None else [name.strip() for name in settings.text_column.split(",")]
+
+    def text_of(row: int) -> dict[str, Any]:
+        shown = None if show is None else show(row)
+        if isinstance(shown, str):
+            return {"text": shown}
+        if not isinstance(shown, dict) or not names or not shown.keys() >= set(names):
+            raise ValueError(f"--texts writes texts, and the data set of {folder} has none: join by row.")
+        return (
+            {"text": shown[names[0]]} if len(names) == 1 else {"texts": {name: shown[name] for name in names}}
+        )
+
+    text_of(0)
+    return text_of
 
 
 def _select_by_states(index: "Index", settings: Settings, targets: Any, count: int, by: Any) -> Any:

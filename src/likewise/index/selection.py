@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -184,7 +184,12 @@ def diversity(index: Index) -> float:
 
 
 def write_selection(
-    path: Path, index: Index, chosen: Tensor, scores: TargetScores, names: Sequence[str] | None = None
+    path: Path,
+    index: Index,
+    chosen: Tensor,
+    scores: TargetScores,
+    names: Sequence[str] | None = None,
+    text_of: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> None:
     """Write the chosen rows as JSON lines: rank, row, name, label, score, and the target that speaks for it.
 
@@ -194,6 +199,7 @@ def write_selection(
         chosen: (count,) row numbers, best first.
         scores: Of all rows of the index.
         names: Of the targets.
+        text_of: Fields with the text of a row, written too; None writes nothing of the data.
 
     """
     places = torch.searchsorted(index.rows, chosen)
@@ -208,27 +214,35 @@ def write_selection(
             "score": round(float(scores.scores[place]), 6),
             "target": target if names is None else names[target],
             "similarity": round(float(scores.similarities[place]), 6),
+            **({} if text_of is None else text_of(row)),
         }
         lines.append(json.dumps(line, ensure_ascii=False))
     write_text(path, "\n".join(lines) + "\n")
 
 
-def write_rows(path: Path, index: Index, chosen: Tensor) -> None:
+def write_rows(
+    path: Path, index: Index, chosen: Tensor, text_of: Callable[[int], Mapping[str, Any]] | None = None
+) -> None:
     """Write rows as JSON lines: rank, row, name and label.
 
     Args:
         path: The file.
         index: What was chosen from.
         chosen: (count,) row numbers, best first.
+        text_of: Fields with the text of a row, written too; None writes nothing of the data.
 
     """
-    samples = [index.sample(row) for row in chosen.tolist()]
-    lines = [
-        json.dumps(
-            {"rank": rank, "row": one.row, "name": one.name, "label": one.label_name}, ensure_ascii=False
-        )
-        for rank, one in enumerate(samples, 1)
-    ]
+    lines = []
+    for rank, row in enumerate(chosen.tolist(), 1):
+        sample = index.sample(row)
+        line = {
+            "rank": rank,
+            "row": row,
+            "name": sample.name,
+            "label": sample.label_name,
+            **({} if text_of is None else text_of(row)),
+        }
+        lines.append(json.dumps(line, ensure_ascii=False))
     write_text(path, "\n".join(lines) + "\n")
 
 
