@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.index.projection import Projector
 from likewise.statistics.novelty import counted_share, novel_share
 
 WIDE = 4096  # more than outputs times parameters: every coordinate has a bucket of its own
@@ -383,3 +384,31 @@ def test_an_index_names_its_readout_as_the_user_writes_it(tmp_path):
         return outputs[:, 0, :2]
 
     assert repr(lw.build_index(model, tokens, tmp_path / "own", readout=own)).endswith("own)")
+
+
+def test_a_second_question_about_the_same_inputs_does_not_project_them_again(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+    tokens, new = torch.randint(0, 7, (40, 9)), torch.randint(0, 7, (2, 9))
+    index = lw.build_index(model, tokens, tmp_path / "index", readout=lw.sequence_log_likelihood())
+    calls, project = [], Projector.project_all
+    monkeypatch.setattr(
+        Projector, "project_all", lambda self, data: calls.append(data.n) or project(self, data)
+    )
+    found = index.nearest(new, k=3)
+    index.passages(new, found)
+    index.novelty(new.clone())
+    assert calls == [2]
+    fresh = lw.Index(tmp_path / "index", model=model, readout=lw.sequence_log_likelihood())
+    for changed in (new[:1], new.flip(1)):
+        before = len(calls)
+        expected = fresh.nearest(changed, k=3)
+        assert torch.equal(index.nearest(changed, k=3).similarities, expected.similarities)
+        assert len(calls) == before + 2
+    new[0, 0] = (new[0, 0] + 1) % 7  # written to in place
+    before = index.nearest(new, k=3)
+    assert torch.equal(before.similarities, fresh.nearest(new, k=3).similarities)
+    with torch.no_grad():
+        model[1].weight.mul_(2)
+    with pytest.raises(ValueError):
+        index.nearest(new, k=3)

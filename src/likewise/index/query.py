@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.utils._pytree import tree_flatten, tree_map
 
 from likewise.checks import check_flag, check_integer, check_type
-from likewise.data import Batches, batches
+from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix, MatchedPassages, join_passages, passages_by, similarity_errors
 from likewise.gram.last_layer import Features
 from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
@@ -101,6 +102,20 @@ class Novelty(NamedTuple):
     feature_length: Tensor  # (n,) of that
 
 
+class _Asked(NamedTuple):
+    """Inputs that an index was asked about, with their sketches."""
+
+    samples: Samples
+    sketches: Tensor  # (n, width)
+
+    def is_of(self, samples: Samples) -> bool:
+        """Whether these are the same inputs, labels and numbers."""
+        (mine, form), (theirs, other) = (tree_flatten(_tensors(one)) for one in (self.samples, samples))
+        return form == other and all(
+            torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(mine, theirs, strict=True)
+        )
+
+
 class Index:
     """An index of a data set by a model, opened by memory map.
 
@@ -147,6 +162,7 @@ class Index:
         self._data: list[Batches] = []
         self._mean: MeanGradient | None = None
         self._lists: Approximation | None = None
+        self._asked: _Asked | None = None
         if model is not None:
             self._net = self._check_network(model, readout)
         if data is not None:
@@ -760,7 +776,16 @@ class Index:
         return self._projector
 
     def _project(self, new: Batches) -> Tensor:
-        return self.projector(new).project_all(new).sketches
+        """Return the sketches of inputs; those of the last few are known, for another question about them."""
+        _ = self.network  # refuses one that has changed since
+        if new.n > TOGETHER or len(new) > 1:
+            return self.projector(new).project_all(new).sketches
+        samples = new.samples(range(new.n))
+        if self._asked is None or not self._asked.is_of(samples):
+            labels = None if samples.labels is None else samples.labels.clone()
+            kept = Samples(tree_map(torch.clone, samples.inputs), labels, samples.ids.clone())
+            self._asked = _Asked(kept, self.projector(new).project_all(new).sketches)
+        return self._asked.sketches.clone()
 
     @property
     def _dependent_buckets(self) -> int:
@@ -903,6 +928,10 @@ class Index:
                 f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: "
                 f"its exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
             )
+
+
+def _tensors(samples: Samples) -> list[Any]:
+    return [samples.inputs, samples.ids, *([] if samples.labels is None else [samples.labels])]
 
 
 def _row_numbers(rows: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
