@@ -318,7 +318,7 @@ def test_decisions_on_labels_that_are_not_flagged_count_too(runs, tmp_path, caps
     path.write_text(json.dumps({"run": manifest["data"], "decisions": listed}))
     assert exit_code(["analyze", str(settings), "--decisions", str(path), "-q"]) == 0
     told = capsys.readouterr().out
-    assert "of 1 flagged labels decided, 1 are wrong" in told
+    assert "of 1 flagged label decided, 1 is wrong" in told
     assert "of 4 labels decided, flagged or not, 3 are wrong" in told
 
 
