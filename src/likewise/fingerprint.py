@@ -152,6 +152,20 @@ def sampled_checksums(tensors: list[Tensor]) -> list[str]:
     return checksums([_spread(_integers(tensor)) for tensor in tensors])
 
 
+def tensor_states(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
+    """Return what changes when one of the tensors is replaced or written to.
+
+    Writes that PyTorch does not count (through `.data`, or an array that shares the memory) are noticed at a few
+    numbers of each tensor.
+    """
+    given = list(tensors)
+    places = [(t.data_ptr(), 0 if t.is_inference() else t._version) if _is_plain(t) else id(t) for t in given]
+    few: dict[torch.device, list[Tensor]] = {}
+    for tensor in given:
+        few.setdefault(tensor.device, []).append(_spread(_integers(tensor)).to(torch.int64))
+    return (*places, *_fetched([_checksum(torch.cat(parts)) for parts in few.values()]))
+
+
 def describe_module(module: torch.nn.Module) -> str:
     """Return the modules as they print themselves, without addresses in memory."""
     return _without_addresses(repr(module))
@@ -203,6 +217,10 @@ def _state(tensor: Tensor) -> tuple[int, int, int] | None:
     if tensor.is_inference() or tensor.layout is not torch.strided:
         return None
     return id(tensor), tensor.data_ptr(), tensor._version
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _integers(tensor: Tensor) -> Tensor:

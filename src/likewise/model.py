@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.checks import check_names, check_type, describe, refuse_unreadable
 from likewise.cuda_graphs import is_recording
-from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module
+from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module, tensor_states
 from likewise.model_state import (
     ParameterWriteError,
     WriteGuard,
@@ -393,6 +393,11 @@ class Network:
             copied = value.detach().clone()
             copy = evaluation.copies[name] = _Copy(value, copied, (value._version, copied._version))
         return copy.value.detach()
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes whenever a parameter or buffer of the model is written to or replaced."""
+        with exclusive:
+            return tensor_states([*self.model.parameters(), *self.model.buffers()])
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
         """Add weights, modules and readout: what ranks that share a pass must have in common."""

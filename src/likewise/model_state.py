@@ -101,13 +101,6 @@ class WriteGuard(TorchDispatchMode):
                     raise ParameterWriteError(name)
 
 
-def tensor_versions(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Return what changes whenever a parameter or buffer is written to or replaced."""
-    with exclusive:
-        tensors = [*model.parameters(), *model.buffers()]
-    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
-
-
 @contextmanager
 def preserve_attributes(model: nn.Module) -> Iterator[None]:
     """Restore every module's mode and attributes, also what forward adds to its lists and dicts."""

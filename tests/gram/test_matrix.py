@@ -228,3 +228,23 @@ def test_no_pass_starts_inside_another():
     with pytest.raises(RuntimeError, match="inside another"):
         gram.over_rows(lambda k: lw.soft_neighbors(gram))
     assert lw.soft_neighbors(gram).shape == (12,)  # and nothing is stuck
+
+
+WRITES = {
+    "through .data": lambda value: value.data.mul_(3),
+    "through an array": lambda value: value.detach().numpy().__imul__(3),
+    "counted": lambda value: value.detach().mul_(3),
+}
+
+
+@pytest.mark.parametrize("what", ["model", "tensor", "TensorDataset"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_centered_matrices_follow_every_write_to_the_model_and_the_data(what, write):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), X.float().clone()
+    data = torch.utils.data.TensorDataset(x) if what == "TensorDataset" else x
+    gram = lw.GramMatrix(model, data, centered=True)
+    lw.soft_neighbors(gram)
+    write(model[0].weight if what == "model" else x)
+    expected = lw.GramMatrix(model, x.clone(), centered=True)
+    torch.testing.assert_close(gram.dense(), expected.dense())
+    torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))

@@ -110,6 +110,10 @@ class Batches(Sequence[Samples]):
         fingerprint.put("data", f"number of {name}", str(self.n))
         fingerprint.put("data", name, self._source.checksum(self._positions))
 
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when samples in memory are written to; nothing of samples that are read."""
+        return self._source.state()
+
     def take(self, places: Sequence[int]) -> "Batches":
         """Return the samples at these places, in batches."""
         return Batches(self._source, [self._positions[i] for i in places], self.size, self.given)

@@ -15,7 +15,7 @@ from likewise.data.cache import ItemCache, item_bytes
 from likewise.data.labels import LABEL_NAMES, refuse_text_labels, separate_labels
 from likewise.data.source import Source, checksum_of_positions, refuse_empty
 from likewise.data.tables import column
-from likewise.fingerprint import checksums
+from likewise.fingerprint import checksums, tensor_states
 from likewise.model_state import preserve_generators
 from likewise.padding import RaggedError, pad_columns
 
@@ -86,6 +86,10 @@ class ItemSource:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         shapes = str(sorted({(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors}))
         return " ".join([shapes, *checksums(tensors), checksum_of_positions(positions)])
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when the tensors of a TensorDataset are written to; nothing of other data sets."""
+        return tensor_states(self._dataset.tensors) if isinstance(self._dataset, TensorDataset) else ()
 
     def with_cache(self, max_bytes: int) -> tuple[Source, int]:
         """Return a source that decodes each sample once, as far as they fit; a list holds them already."""

@@ -26,6 +26,9 @@ class Source(Protocol):
     def checksum(self, positions: Sequence[int]) -> str:
         """Return a checksum of the samples at these positions, of a few if they are not in memory."""
 
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when samples in memory are written to; nothing of samples that are read."""
+
     def with_cache(self, max_bytes: int) -> "tuple[Source, int]":
         """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
 

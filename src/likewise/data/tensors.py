@@ -9,7 +9,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from likewise.checks import describe
 from likewise.data.source import Source, checksum_of_positions, refuse_empty
 from likewise.data.tables import ColumnNames
-from likewise.fingerprint import ChecksumCache
+from likewise.fingerprint import ChecksumCache, tensor_states
 
 
 class TensorSource:
@@ -76,6 +76,12 @@ class TensorSource:
         leaves = tree_leaves((self._inputs, self._labels))
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         return " ".join([*self._checksums.get(tensors).values(), checksum_of_positions(positions)])
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when one of the tensors is written to."""
+        return tensor_states(
+            leaf for leaf in tree_leaves((self._inputs, self._labels)) if isinstance(leaf, Tensor)
+        )
 
     def with_cache(self, max_bytes: int) -> tuple[Source, int]:
         """Return itself: nothing is read anew."""

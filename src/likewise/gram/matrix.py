@@ -58,13 +58,11 @@ from likewise.gram.strips import (
 from likewise.kernels import CORRELATION, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
-from likewise.model_state import exclusive, tensor_versions
+from likewise.model_state import exclusive
 from likewise.wording import counted
 
 COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions
-FEW_GRADIENTS = (
-    16  # of all samples and outputs: up to so many, all pairs cost less than forming each whitened
-)
+FEW_GRADIENTS = 16  # of all samples and outputs: all their pairs cost less than to whiten each of them
 
 
 class GramMatrix:
@@ -305,7 +303,7 @@ class GramMatrix:
 
         Two passes for all kernels together, where their vectors fit into memory.
         """
-        state = tensor_versions(self.net.model)
+        state = self._state_of(self._reference)
         results = self._joint_sums(kernels)
         reference = self.data is self.columns is self._reference
         if self.centered and reference and self.kernel in kernels:  # centering then needs no more passes
@@ -584,13 +582,17 @@ class GramMatrix:
         """Return the features of all columns if they are kept, computed now if they were not yet."""
         if self._feature_cache is None:
             return None
-        state = tensor_versions(self.net.model)
+        state = self._state_of(self.columns)
         kept = self._feature_cache.get(self.columns, state)
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
         if kept is None and whole.tiles().fits:
             kept = _retry_changed_parts(self._compute_features)
             self._feature_cache.put(self.columns, state, kept)
         return kept
+
+    def _state_of(self, data: Batches) -> tuple[Any, ...]:
+        """Return what changes with the model, the reference set, or these samples: of what is kept, it is the key."""
+        return self.net.state(), self._reference.state(), data.state()
 
     def _compute_features(self) -> KeptFeatures:
         engine, data, exponent = self.engine, self.columns, self.kernel.right_power
@@ -610,14 +612,14 @@ class GramMatrix:
         return KeptFeatures(Features(tensors[0], factors, None), gram, exponent, rank_floor(self.net.dtype))
 
     def _centering(self) -> CenteredPair:
-        """Return means and scales of rows and columns, recomputed if the model has changed since."""
+        """Return means and scales of rows and columns, recomputed if the model or the data changed since."""
         plain = self.with_centering(False)
-        state = tensor_versions(self.net.model)
         reference_centering, grand_mean = self._reference_centering()
 
         def of(data: Batches) -> Centering:
             if data is self._reference:
                 return reference_centering
+            state = self._state_of(data)
             centering = self._centerings.get("other", data, self.kernel, state)
             if centering is None:
                 part = copy.copy(plain)
@@ -630,8 +632,8 @@ class GramMatrix:
         return CenteredPair(of(self.data), of(self.columns), grand_mean)
 
     def _reference_centering(self) -> tuple[Centering, Tensor]:
-        """Return the centering of the reference set and the grand mean, recomputed if the model has changed since."""
-        state = tensor_versions(self.net.model)
+        """Return the centering of the reference set and the grand mean, recomputed if the model or the data changed since."""
+        state = self._state_of(self._reference)
         known = self._centerings.get("reference", self._reference, self.kernel, state)
         if known is None:
             reference = self.with_centering(False)
@@ -639,8 +641,8 @@ class GramMatrix:
             known = self._center_reference(reference._joint_sums((self.kernel,))[0], state)
         return known, known.means.mean()
 
-    def _center_reference(self, sums: RowSums, state: tuple[tuple[int, int], ...]) -> Centering:
-        """Return the centering of the reference set, stored for the model's present state."""
+    def _center_reference(self, sums: RowSums, state: tuple[Any, ...]) -> Centering:
+        """Return the centering of the reference set, stored for the present state of model and data."""
         centering = Centering.from_sums(*sums, self._reference.n, self.dtype)
         warn_of_cancellation(centering, self.dtype)
         self._centerings.put("reference", self._reference, self.kernel, state, centering)

@@ -52,7 +52,6 @@ from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_p
 from likewise.index.store import IndexFolder
 from likewise.locks import FolderLockedError
 from likewise.model import Network, to_network
-from likewise.model_state import tensor_versions
 from likewise.progress import announce
 from likewise.readouts import Readout, reads_text
 from likewise.statistics.neighbors import NearestReducer
@@ -158,7 +157,7 @@ class Index:
         self._folder = IndexFolder.open(self.path, verify=check_flag("verify", verify))
         self._projector: Projector | None = None
         self._net: Network | None = None
-        self._model_versions: tuple[tuple[int, int], ...] = ()
+        self._model_state: tuple[Any, ...] = ()
         self._data: list[Batches] = []
         self._mean: MeanGradient | None = None
         self._lists: Approximation | None = None
@@ -733,7 +732,7 @@ class Index:
             names = state["parameters"] if set(state["parameters"]) <= known else None
             net = to_network(model, recover_readout(state["readout"]) if readout is None else readout, names)
         refuse_other_network(state, describe_network(net), f"The index in {self.path}")
-        self._model_versions = tensor_versions(net.model)
+        self._model_state = net.state()
         return net
 
     @property
@@ -749,11 +748,9 @@ class Index:
                 f"New inputs are projected by the model: open the index with it, likewise.Index({str(self.path)!r}, "
                 "model=model)."
             )
-        if (
-            tensor_versions(self._net.model) != self._model_versions
-        ):  # written to since: perhaps the same values
+        if self._net.state() != self._model_state:  # written to since: perhaps the same values
             refuse_other_network(self.manifest, describe_network(self._net), f"The index in {self.path}")
-            self._model_versions = tensor_versions(self._net.model)
+            self._model_state = self._net.state()
         return self._net
 
     def _read(self, x: Any) -> Batches:
