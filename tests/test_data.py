@@ -1,7 +1,16 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 import likewise as lw
 
@@ -372,3 +381,37 @@ def test_how_far_texts_are_padded_does_not_change_their_fingerprint(texts):
     assert len(set(found)) == 1
     other = dataset.select(range(10, -1, -1))
     assert read_data(lw.batches(other, pad_id=tokenizer.pad_token_id))[0] not in found
+
+
+def mix(items):
+    x, y = default_collate(items)
+    return torch.lerp(x, x.roll(1, 0), torch.rand(())), y
+
+
+COLLATES = {
+    "sorts": (
+        lambda items: default_collate(sorted(items, key=lambda item: float(item[0].sum()))),
+        "in the order",
+    ),
+    "turns round": (lambda items: default_collate(items[::-1]), "in the order"),
+    "mixes": (mix, "in the order"),
+    "drops": (lambda items: default_collate(items[:3]), "one row for each"),
+}
+
+
+@pytest.mark.parametrize(("collate", "text"), COLLATES.values(), ids=COLLATES)
+def test_collate_functions_that_do_not_keep_the_order_are_refused(collate, text):
+    with pytest.raises(ValueError, match=text):
+        lw.batches(DataLoader(TensorDataset(X, Y), batch_size=4, collate_fn=collate))
+
+
+def test_a_loader_reads_what_its_sampler_does():
+    data = lw.batches(DataLoader(TensorDataset(X, Y), batch_size=4, sampler=SequentialSampler(range(7))))
+    assert data.n == 7 and torch.equal(data[1].inputs, X[4:7])
+
+
+def test_a_loader_without_batches_converts_each_item():
+    data = lw.batches(
+        DataLoader(TensorDataset(X, Y), batch_size=None, collate_fn=lambda item: (2 * item[0], item[1]))
+    )
+    assert torch.equal(data[0].inputs, 2 * X) and torch.equal(data.labels(), Y)

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from likewise.checks import describe, to_tensor
 from likewise.data.items import ItemSource
@@ -44,10 +51,10 @@ def open_source(
     """
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
         size = _ordered_batch_size(dataset) if fixed else _batch_size(dataset)
-        alone = dataset.batch_size is None and dataset.batch_sampler is None
-        collate = default_collate if alone else dataset.collate_fn
-        source = _open_samples(dataset.dataset, labels, collate, fixed, pad_id)
-        n = len(source)
+        source = _open_samples(
+            dataset.dataset, labels, _batch_collate(dataset), fixed, pad_id, batch_size=size
+        )
+        n = min(len(source), len(_inner_sampler(dataset))) if fixed else len(source)
         dropped = getattr(dataset.batch_sampler, "drop_last", dataset.drop_last)
         return source, size, n - n % size if dropped and fixed else n
     collate = getattr(dataset, "collate_batch", default_collate)
@@ -62,6 +69,7 @@ def _open_samples(
     fixed: bool,
     pad_id: int | None,
     columns: Sequence[str] | None = None,
+    batch_size: int | None = None,
 ) -> Source:
     if dataset is None or isinstance(dataset, str | bytes | PathLike):
         raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
@@ -85,7 +93,7 @@ def _open_samples(
     by_columns = hasattr(dataset, "column_names") and collate is default_collate
     if not by_columns and collate is default_collate:
         collate = PaddingCollate(pad_id)
-    return ItemSource(dataset, collate, labels, by_columns, fixed, pad_id)
+    return ItemSource(dataset, collate, labels, by_columns, fixed, pad_id, batch_size)
 
 
 def _input_names(dataset: Any, labels: Any) -> Any:
@@ -142,8 +150,7 @@ def _refuse_list_of_columns(dataset: Any) -> None:
 
 def _ordered_batch_size(loader: DataLoader[Any]) -> int:
     """Return the batch size of a loader that reads its data set from first to last, or refuse it."""
-    drawn = loader.batch_sampler
-    inner = getattr(drawn, "sampler", loader.sampler)
+    drawn, inner = loader.batch_sampler, _inner_sampler(loader)
     if type(inner) is not SequentialSampler or (drawn is not None and type(drawn) is not BatchSampler):
         culprit = inner if type(drawn) is BatchSampler or drawn is None else drawn
         raise ValueError(
@@ -152,6 +159,21 @@ def _ordered_batch_size(loader: DataLoader[Any]) -> int:
             "for part of the data, give a torch.utils.data.Subset."
         )
     return loader.batch_size or getattr(drawn, "batch_size", None) or 256
+
+
+def _inner_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what draws single samples."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _batch_collate(loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
+    """Return what puts items into a batch; a loader without batches has a function of each item."""
+    if loader.batch_size is not None or loader.batch_sampler is not None:
+        return loader.collate_fn
+    convert = loader.collate_fn
+    if convert is default_convert:
+        return default_collate
+    return lambda items: default_collate([convert(item) for item in items])
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:

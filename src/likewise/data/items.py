@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from likewise.checks import describe, refuse_unreadable
 from likewise.data.cache import ItemCache, item_bytes
@@ -17,7 +17,9 @@ from likewise.data.source import Source, checksum_of_positions, refuse_empty
 from likewise.data.tables import column
 from likewise.fingerprint import checksums, tensor_states
 from likewise.model_state import preserve_generators
-from likewise.padding import RaggedError, pad_columns
+from likewise.padding import PaddingCollate, RaggedError, pad_columns
+
+OTHER_ORDER = 16  # samples that a collate function is tried on
 
 
 class ItemSource:
@@ -31,6 +33,7 @@ class ItemSource:
         by_columns: bool,
         fixed: bool,
         pad_id: int | None = None,
+        batch_size: int | None = None,
     ) -> None:
         self._dataset, self._collate, self._by_columns = dataset, collate, by_columns
         self._pad_id = pad_id
@@ -49,6 +52,12 @@ class ItemSource:
         if fixed:
             with preserve_generators():  # the data set may draw when it is read
                 self._refuse_chance()
+                if (
+                    not by_columns
+                    and collate is not default_collate
+                    and not isinstance(collate, PaddingCollate)
+                ):
+                    self._refuse_other_order(min(batch_size or OTHER_ORDER, OTHER_ORDER))
 
     def __len__(self) -> int:
         return self._n
@@ -181,6 +190,30 @@ class ItemSource:
                 raise ValueError(
                     f"Sample {place} differs each time it is read: random augmentation? Every statistic "
                     "reads the data twice; give the data set without it."
+                )
+
+    def _refuse_other_order(self, size: int) -> None:
+        """Raise if the rows of a batch are not its samples in order: two batches, and the same with the first sample last."""
+        for start in sorted({0, self._n // 2 // size * size}):
+            places = list(range(start, min(start + size, self._n)))
+            rows, rolled = (
+                [leaf for leaf in tree_leaves(self(order)) if isinstance(leaf, Tensor)]
+                for order in (places, places[1:] + places[:1])
+            )
+            for leaf in rows:
+                if leaf.dim() == 0 or len(leaf) != len(places):
+                    raise ValueError(
+                        f"The collate function makes a tensor {tuple(leaf.shape)} of {len(places)} samples: one row "
+                        "for each, along the first dimension, is needed. Let it drop nothing; leave samples out by "
+                        "torch.utils.data.Subset."
+                    )
+            if not all(_same(a.roll(-1, 0), b) for a, b in zip(rows, rolled, strict=True)):
+                raise ValueError(
+                    f"The collate function does not put samples {places[0]} to {places[-1]} into a batch in the order "
+                    "in which it is given them, or draws at random: row i of a batch would be taken for sample i, and "
+                    "every result would name the wrong ones. Does it sort by length, or mix samples? Leave the order "
+                    "as it is (pack_padded_sequence sorts by itself with enforce_sorted=False), and mix only in "
+                    "training."
                 )
 
 

@@ -632,7 +632,7 @@ class GramMatrix:
         return CenteredPair(of(self.data), of(self.columns), grand_mean)
 
     def _reference_centering(self) -> tuple[Centering, Tensor]:
-        """Return the centering of the reference set and the grand mean, recomputed if the model or the data changed since."""
+        """Return the centering of the reference set and the grand mean, recomputed if model or data changed."""
         state = self._state_of(self._reference)
         known = self._centerings.get("reference", self._reference, self.kernel, state)
         if known is None:
