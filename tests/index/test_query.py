@@ -9,6 +9,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.index.projection import Projector
+from likewise.index.store import OutdatedIndexError
 from likewise.statistics.novelty import counted_share, novel_share
 
 WIDE = 4096  # more than outputs times parameters: every coordinate has a bucket of its own
@@ -328,6 +329,18 @@ def test_a_new_input_that_is_not_finite_is_named_and_nothing_is_lost(build, net,
             ask(wrong)
     again = index.nearest(new, 3)
     assert torch.equal(again.indices, expected.indices) and files_of(index.path) == before
+
+
+def test_an_index_that_another_one_changes_is_not_called_damaged(build, net, data, new):
+    writer = build(width=WIDE, dtype="float32")
+    unread, counted, asked = (lw.Index(writer.path, model=net) for _ in range(3))
+    before, _ = asked.nearest(new, 3), len(counted)
+    writer.add((new, torch.zeros(5, dtype=torch.int64)))
+    writer.remove([7])
+    assert torch.equal(unread.nearest(new, 3).indices, writer.nearest(new, 3).indices) and len(unread) == 44
+    assert torch.equal(asked.nearest(new, 3).indices, before.indices)  # as it was opened
+    with pytest.raises(OutdatedIndexError, match="open it again"):
+        counted.nearest(new, 3)
 
 
 def test_another_model_readout_or_precision_is_refused(build, net, new):

@@ -193,7 +193,7 @@ class ItemSource:
                 )
 
     def _refuse_other_order(self, size: int) -> None:
-        """Raise if the rows of a batch are not its samples in order: two batches, and the same with the first sample last."""
+        """Raise if the rows of a batch are not its samples in order: two batches, then with the first one last."""
         for start in sorted({0, self._n // 2 // size * size}):
             places = list(range(start, min(start + size, self._n)))
             rows, rolled = (

@@ -49,7 +49,7 @@ from likewise.index.projection import (
     refuse_other_version,
 )
 from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_per_shard
-from likewise.index.store import IndexFolder
+from likewise.index.store import IndexFolder, OutdatedIndexError
 from likewise.locks import FolderLockedError
 from likewise.model import Network, to_network
 from likewise.progress import announce
@@ -694,7 +694,11 @@ class Index:
                 f"{self.path} is part {i} of {n} of an index: likewise merge, or likewise.merge_indexes, puts the "
                 f"{n} parts together."
             )
-        return Columns(self._folder, self._device)
+        try:
+            return Columns(self._folder, self._device)
+        except OutdatedIndexError:  # nothing was read of it yet
+            self._reload()
+            return Columns(self._folder, self._device)
 
     @property
     def _device(self) -> torch.device:

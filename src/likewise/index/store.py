@@ -78,6 +78,21 @@ class Shard(NamedTuple):
         return found if self.pictures is None else {**found, self.pictures_name: self.pictures}
 
 
+class OutdatedIndexError(RuntimeError):
+    """Another process, or another object, added rows to an index or removed some since it was opened.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"Rows were added to the index in {path}, or removed, since it was opened here: open it again, by "
+            "likewise.Index(folder, ...)."
+        )
+        self.path = path
+
+
 class Rows:
     """The content of a shard, mapped from its file; what is not asked for is not read.
 
@@ -249,7 +264,18 @@ class IndexFolder:
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of one of the named files: "origins", "summary" or "removed"."""
         entry = self.state["files"].get(name)
-        return {} if entry is None else _map_tensors(self.path, entry["name"])
+        if entry is None:
+            return {}
+        try:
+            return _map_tensors(self.path, entry["name"])
+        except DamagedIndexError:
+            if self.is_outdated():
+                raise OutdatedIndexError(self.path) from None
+            raise
+
+    def is_outdated(self) -> bool:
+        """Whether the folder has another manifest than this one: rows were added or removed since it was read."""
+        return read_manifest(self.path, INDEX) != self.state
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write a named file beside the one before, for the next manifest: its name has the checksum."""
