@@ -331,6 +331,40 @@ def test_dependence_is_refused_also_where_a_float64_model_rounds_to_float32():
         lw.GramMatrix(SumsInFloat32(shared=0.01), torch.randn(6, 4, dtype=torch.float64)).dense()
 
 
+class HalfInside(nn.Module):
+    """A float32 model that works in half precision by itself, by autocast or by casts."""
+
+    def __init__(self, dtype, casts):
+        super().__init__()
+        torch.manual_seed(0)
+        self.dtype, self.casts = dtype, casts
+        self.a, self.b, self.out = nn.Linear(20, 32), nn.Linear(32, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        if self.casts:
+            h = x.to(self.dtype)
+            for layer in (self.a, self.b):
+                h = torch.tanh(
+                    nn.functional.linear(h, layer.weight.to(self.dtype), layer.bias.to(self.dtype))
+                )
+        else:
+            with torch.autocast("cpu", dtype=self.dtype):
+                h = torch.tanh(self.b(torch.tanh(self.a(x))))
+        return self.out(h.to(x.dtype))
+
+
+@pytest.mark.parametrize("engine", ["auto", "autograd"])
+@pytest.mark.parametrize("casts", [False, True], ids=["autocast", "casts"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_inside_forward_is_rounding_and_no_fault(dtype, casts, engine):
+    model, x = HalfInside(dtype, casts), torch.randn(40, 20, generator=torch.Generator().manual_seed(1))
+    exact = HalfInside(torch.float32, casts=True).double()
+    exact.dtype = torch.float64
+    found = lw.soft_neighbors(lw.GramMatrix(lw.Network(model, lw.all_outputs), x, engine=engine))
+    expected = lw.soft_neighbors(lw.GramMatrix(lw.Network(exact, lw.all_outputs), x.double()))
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.05)
+
+
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
 

@@ -41,6 +41,7 @@ SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the 
 FLOAT64_TOLERANCE = 1e-5  # a part of the model may still work in float32
 FULL_TOLERANCE = 1e-3  # of gradients of one batch in full float32
 COMPARED = 2**18  # entries whose difference a CPU takes at once: it stays in its cache
+ROUNDINGS_INSIDE = 4  # by how many roundings of half precision inside forward outputs may differ
 FAR = 0.25  # in TF32, relative to the largest entry
 OUTPUTS_CHECKED = 4  # samples whose outputs are compared at each check
 REGROUPED = (
@@ -337,8 +338,9 @@ class SpotCheck:
     def _check(self, candidate: "_Candidate") -> None:
         start = time.perf_counter()
         if not _agrees_in_another_batch(self._net, candidate):
-            _check_outputs(self._net, candidate)
-            _check_gradient(self._net, candidate)
+            tolerance = max(rounding_tolerance(self._net), _inner_tolerance(self._net, candidate.sample))
+            _check_outputs(self._net, candidate, tolerance)
+            _check_gradient(self._net, candidate, tolerance)
         self._cost = time.perf_counter() - start
 
     def _below(self, bound: int) -> int:
@@ -392,7 +394,7 @@ def _agrees_in_another_batch(net: Network, candidate: _Candidate) -> bool:
     return first_mismatch(net, candidate.gradient, theirs, tolerance) is None
 
 
-def _check_outputs(net: Network, candidate: _Candidate) -> None:
+def _check_outputs(net: Network, candidate: _Candidate, tolerance: float) -> None:
     """Raise if outputs are random, or depend on the batch."""
     few = candidate.samples[candidate.few]
     if candidate.outputs is None:  # the engine takes each sample alone, so this is what it takes
@@ -403,12 +405,12 @@ def _check_outputs(net: Network, candidate: _Candidate) -> None:
         alone = network_outputs(net, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
     apart = (together - alone).abs().amax(1)
     scale = alone.abs().max()
-    if not (apart <= rounding_tolerance(net) * scale).all() and not _agree_in_float64(net, candidate):
+    if not (apart <= tolerance * scale).all() and not _agree_in_float64(net, candidate):
         number = int(few.ids[int(apart.nan_to_num(torch.inf).argmax())])
         again, same = (network_outputs(net, candidate.samples) for _ in range(2))
         what = (
             "something in the model is random for it, such as F.dropout without training=False"
-            if (again - same).abs().max() > rounding_tolerance(net) * scale
+            if (again - same).abs().max() > tolerance * scale
             else "they depend on the other samples of its batch"
         )
         raise DependentSampleError(
@@ -432,21 +434,21 @@ def _agree_in_float64(net: Network, candidate: _Candidate) -> bool:
     return bool((together - alone).abs().max() <= FLOAT64_TOLERANCE * alone.abs().max())
 
 
-def _check_gradient(net: Network, candidate: _Candidate) -> None:
+def _check_gradient(net: Network, candidate: _Candidate, tolerance: float) -> None:
     """Raise if the gradient of a sample is not that of the sample alone."""
     pair = repeat_samples(candidate.sample, 2)
     weights = torch.stack([candidate.u, torch.zeros_like(candidate.u)])
     ours, theirs = candidate.gradient, weighted_gradient(net, pair, weights)
     if not all_finite(ours) and not all_finite(theirs):
         return  # the pass itself names all samples whose gradient is not finite
-    name = first_mismatch(net, ours, theirs, rounding_tolerance(net))
+    name = first_mismatch(net, ours, theirs, tolerance)
     if name is None:
         return
     if len(candidate.samples) > 1:  # a ReLU may fall on the other side in another batch: look at the same one
         inside = torch.zeros(len(candidate.samples), len(candidate.u))
         inside[candidate.place] = candidate.u
         same = weighted_gradient(net, candidate.samples, inside)
-        if first_mismatch(net, ours, same, rounding_tolerance(net)) is None:
+        if first_mismatch(net, ours, same, tolerance) is None:
             return
         if candidate.again is not None and _agrees_in_full_float32(net, candidate, inside):
             return
@@ -545,7 +547,11 @@ def _refuse_dependent(net: Network, samples: Samples, once: Tensor) -> None:
         return
     again = _outputs(net, samples)
     apart = max((once - other).abs().max() for other in (again, alone) if other.shape == once.shape)
-    if tolerance < apart <= FLOAT64_TOLERANCE * scale and _rounds_inside(net, samples, once.dtype):
+    inner = _inner_epsilon(net, samples) if tolerance < apart else 0.0
+    if (
+        inner > torch.finfo(once.dtype).eps
+        and apart <= max(FLOAT64_TOLERANCE, ROUNDINGS_INSIDE * inner) * scale
+    ):
         return
     if (once - again).abs().max() > tolerance:
         raise ValueError(
@@ -575,12 +581,19 @@ class _FloatingTypes(TorchFunctionMode):
         return result
 
 
-def _rounds_inside(net: Network, samples: Samples, dtype: torch.dtype) -> bool:
-    """Return whether the forward pass rounds more than its outputs' type does: a cast to float32 inside."""
+def _inner_tolerance(net: Network, samples: Samples) -> float:
+    """Return the tolerated difference of gradients where forward rounds to half precision by itself, else 0."""
+    epsilon = _inner_epsilon(net, repeat_samples(samples, max(2, len(samples))))
+    return epsilon**0.5 if epsilon > torch.finfo(torch.float32).eps else 0.0
+
+
+def _inner_epsilon(net: Network, samples: Samples) -> float:
+    """Return the rounding of the coarsest type inside the forward pass, such as of a cast or of autocast in it."""
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
     with torch.enable_grad(), _FloatingTypes() as types:
         net.function(parameters, samples.inputs, samples.labels, samples.ids)
-    return any(torch.finfo(seen).eps > torch.finfo(dtype).eps for seen in types.seen)
+    real = [seen for seen in types.seen if seen.is_floating_point]
+    return max((float(torch.finfo(seen).eps) for seen in real), default=0.0)
 
 
 def _outputs(net: Network, samples: Samples) -> Tensor:
@@ -649,19 +662,27 @@ def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Ten
         low = torch.finfo(net.dtype).eps > torch.finfo(torch.float32).eps
         double_net = in_float64(net, samples) if low else None
         if double_net is None:
-            name = first_mismatch(
-                net, compute(net), weighted_gradient(net, samples, weights), rounding_tolerance(net)
-            )
+            ours, theirs = compute(net), weighted_gradient(net, samples, weights)
+            name = _mismatch_by_rounding(net, samples, ours, theirs, rounding_tolerance(net))
             if name is None:
                 return None
             double_net = in_float64(net, samples)
             if double_net is None:
                 return name
         ours, theirs = compute(double_net), weighted_gradient(double_net, samples, weights)
-        name = first_mismatch(double_net, ours, theirs, FLOAT64_TOLERANCE)
+        name = _mismatch_by_rounding(double_net, samples, ours, theirs, FLOAT64_TOLERANCE)
         if name is None or matches_finite_difference(double_net, samples, weights, name, ours, theirs):
             return None
         return name
+
+
+def _mismatch_by_rounding(
+    net: Network, samples: Samples, ours: Parts, theirs: Parts, tolerance: float
+) -> str | None:
+    """Return the first parameter for which two vectors differ by more than a tolerance, and than rounding inside."""
+    name = first_mismatch(net, ours, theirs, tolerance)
+    inner = 0.0 if name is None else _inner_tolerance(net, samples)
+    return name if inner <= tolerance else first_mismatch(net, ours, theirs, inner)
 
 
 def in_float64(net: Network, samples: Samples) -> Network | None:
