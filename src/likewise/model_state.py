@@ -48,6 +48,8 @@ def evaluation(model: nn.Module, torch_generators: bool = True) -> Iterator[None
         stack.enter_context(torch.autocast(device, enabled=False))
         for module in model.modules():  # not model.eval(): what overrides it may merge weights
             module.training = False
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.scale_grad_by_freq = False  # by counts of the batch: no gradient of a sample
         yield
 
 

@@ -191,6 +191,19 @@ def test_sparse_gradients():
         assert torch.allclose(found, lw.similarity(sparse, ids, engine=engine), atol=1e-6)
 
 
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_scaled_by_counts_of_a_batch_are_those_of_each_sample(table):
+    torch.manual_seed(0)
+    ids = torch.randint(0, 3, (7, 5))
+    model = nn.Sequential(table(9, 4, scale_grad_by_freq=True), nn.Flatten(), nn.LazyLinear(2))
+    model(ids)
+    found = lw.similarity(model, ids), lw.similarity(model, ids[:2], ids)
+    assert model[0].scale_grad_by_freq
+    model[0].scale_grad_by_freq = False
+    expected = lw.similarity(model, ids)
+    torch.testing.assert_close(found, (expected, expected[:2]))
+
+
 def test_centered_matrices_follow_the_model_and_are_refused_where_they_mislead():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     gram = lw.GramMatrix(model, X, centered=True)
