@@ -1,5 +1,6 @@
 """Verdicts on how well a network fits its labels."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,3 +15,11 @@ def test_verdicts():
     crowd = lw.GramMatrix(nn.Linear(3, 1), 0.01 * X)
     assert lw.fit_quality(crowd, torch.randn(12)).verdict == "underfit"
     assert lw.fit_quality(crowd, torch.ones(12)).verdict == "fit"
+
+
+@pytest.mark.parametrize("statistic", [lw.fit_quality, lw.denoising, lw.label_suspicion, lw.reliability])
+def test_labels_that_losses_ignore_are_no_values(statistic):
+    labels = torch.arange(12) % 3
+    labels[[2, 5]] = -100
+    with pytest.raises(ValueError, match=r"2 labels are -100.*samples \[2, 5\]"):
+        statistic(lw.GramMatrix(nn.Linear(3, 3), (X, labels)))

@@ -10,6 +10,7 @@ from likewise.data import Batches, column
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.model import Network
+from likewise.padding import IGNORED
 from likewise.readouts import all_outputs, are_chances
 from likewise.wording import agreeing, counted
 
@@ -78,7 +79,21 @@ def finite_labels(labels: Tensor) -> Tensor:
             f"samples {wrong[:5].tolist()}: leave "
             "these samples out."
         )
+    _refuse_ignored(labels)
     return labels
+
+
+def _refuse_ignored(labels: Tensor) -> None:
+    """Raise if −100 stands among class numbers: PyTorch's losses ignore it, and it is no value to average."""
+    found = labels.reshape(len(labels), -1)
+    if found.is_floating_point() or found.shape[1] != 1:
+        return
+    ignored = (found[:, 0] == IGNORED).nonzero()[:, 0]
+    if len(ignored) and int((found < 0).sum()) == len(ignored):
+        raise ValueError(
+            f"{len(ignored)} labels are {IGNORED}, by which losses ignore a sample, the first of samples "
+            f"{ignored[:5].tolist()}: leave these samples out."
+        )
 
 
 def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
