@@ -74,3 +74,43 @@ def test_containers_and_buffers_that_forward_fills_are_emptied_again():
     model = Logging()
     lw.similarity(model, X)
     assert model.log == [] and model.memory == {} and "cache" not in dict(model.named_buffers())
+
+
+def test_a_tensor_that_the_users_call_left_behind_is_an_error_where_forward_reads_it():
+    model = Caching()
+    model(X)
+    with pytest.raises(ValueError, match=r"keeps w, .*Clear it first \(model\.w = None"):
+        lw.GramMatrix(model, X).dense()
+    model.w = None
+    lw.GramMatrix(model, X).dense()
+
+
+class Looks(nn.Linear):
+    """Keeps its last outputs for others to look at."""
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
+def test_a_tensor_that_forward_only_leaves_behind_is_none():
+    model = Looks(3, 2)
+    kept = model(X)
+    torch.testing.assert_close(lw.GramMatrix(model, X).dense(), lw.GramMatrix(Looks(3, 2), X).dense())
+    assert model.last is kept
+    kept.sum().backward()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_cached_parametrizations_do_not_hide_gradients_and_keep_none_of_ours(warm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))
+    expected = lw.GramMatrix(model, X).dense()
+    with nn.utils.parametrize.cached():
+        if warm:
+            model(X)
+        weight = model[0].weight if warm else None
+        torch.testing.assert_close(lw.GramMatrix(model, X).dense(), expected)
+        assert weight is None or model[0].weight is weight
+        model(X).sum().backward()
+    assert all(value.grad is not None for value in model.parameters())

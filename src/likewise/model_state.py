@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -44,6 +45,7 @@ def evaluation(model: nn.Module, torch_generators: bool = True) -> Iterator[None
         stack.enter_context(preserve_attributes(model))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_select_exact_kernels(model))
+        stack.enter_context(_suspend_parametrization_cache())
         device = next(model.parameters()).device.type
         stack.enter_context(torch.autocast(device, enabled=False))
         for module in model.modules():  # not model.eval(): what overrides it may merge weights
@@ -162,6 +164,24 @@ def _select_exact_kernels(model: nn.Module) -> Iterator[None]:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             for backend in backends:
                 backend.enabled = False
+        yield
+    finally:
+        _complete(restore)
+
+
+@contextmanager
+def _suspend_parametrization_cache() -> Iterator[None]:
+    """Compute parametrized weights anew inside `torch.nn.utils.parametrize.cached()`.
+
+    The cache is of the process, and a weight in it depends on the parameters of the call that put it there.
+    """
+    enabled, known = parametrize._cache_enabled, parametrize._cache
+
+    def restore() -> None:
+        parametrize._cache_enabled, parametrize._cache = enabled, known
+
+    try:
+        parametrize._cache_enabled, parametrize._cache = 0, {}
         yield
     finally:
         _complete(restore)

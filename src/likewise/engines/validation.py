@@ -519,7 +519,7 @@ def _draw_weights(shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def check_independent_samples(net: Network, samples: Samples, once: Tensor | None = None) -> None:
-    """Raise if outputs differ between two calls, or between a batch and its samples alone.
+    """Raise if outputs differ between two calls, or between a batch and its samples alone, or come from an old one.
 
     Call it inside `net.evaluation_mode`.
 
@@ -529,8 +529,34 @@ def check_independent_samples(net: Network, samples: Samples, once: Tensor | Non
         once: Their outputs as one batch in full float32, if they were computed before.
 
     """
+    _refuse_old_graphs(net, samples)
     with full_float32():  # in TF32, right outputs differ by more than dependent ones may
         _refuse_dependent(net, samples, _outputs(net, samples) if once is None else once)
+
+
+def _refuse_old_graphs(net: Network, samples: Samples) -> None:
+    """Raise if forward reads a tensor that an earlier call computed from parameters: their gradients would miss it."""
+    held = {
+        f"{name}.{attribute}" if name else attribute: value
+        for name, module in net.model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf
+    }
+    if not held:
+        return
+    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+    with torch.enable_grad():
+        total = network_outputs(net, samples, parameters).sum()
+    if not total.requires_grad:
+        return
+    reached = torch.autograd.grad(total, list(held.values()), retain_graph=True, allow_unused=True)
+    for name, gradient in zip(held, reached, strict=True):
+        if gradient is not None:
+            raise ValueError(
+                f"{type(net.model).__name__} keeps {name}, which an earlier call computed from parameters, and forward "
+                f"uses it again: the gradients of these parameters would miss it. Clear it first (model.{name} = None, "
+                "or what the model has for that)."
+            )
 
 
 def _refuse_dependent(net: Network, samples: Samples, once: Tensor) -> None:
