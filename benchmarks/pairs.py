@@ -1,86 +1,46 @@
-"""What do exact gradient kernels of all pairs cost? torch.func beside both engines, in one run.
+"""What do all pairs of sketches cost, with the ten statistics of a run?
 
-python benchmarks/pairs.py          one CPU thread, about a minute
+Random sketches around ten centers, ten classes, one CPU thread, CPU time.
+
+    python benchmarks/pairs.py                   # 10,000 samples
+    python benchmarks/pairs.py --samples 50000
+    python benchmarks/pairs.py --profile         # by operation
 """
 
-import platform
-import statistics
+import argparse
 import time
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.profiler import ProfilerActivity, profile
 
-import likewise as lw
-
-
-def lenet(d: int) -> nn.Module:
-    convolutions = [nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU()]
-    return nn.Sequential(
-        *convolutions, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 170), nn.ReLU(), nn.Linear(170, d)
-    )
-
-
-def allconv(d: int) -> nn.Module:
-    first = [nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    second = [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    third = [nn.Conv2d(64, 144, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-    return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(144, d))
-
-
-def toy(d: int) -> nn.Module:
-    hidden = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), *hidden, nn.Linear(64, d))
-
-
-def by_torch_func(model: nn.Module, x: Tensor) -> Tensor:
-    """The usual recipe: per-sample gradients of each output by vmap, then matrix products."""
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    d = model(x[:1]).shape[1]
-
-    def output(theta: dict[str, Tensor], one: Tensor, i: int) -> Tensor:
-        return functional_call(model, theta, (one[None],))[0, i]
-
-    rows = []
-    for i in range(d):
-        found = vmap(grad(lambda t, one, i=i: output(t, one, i)), (None, 0), chunk_size=256)(parameters, x)
-        rows.append(torch.cat([g.flatten(1) for g in found.values()], 1))
-    flat = torch.stack(rows, 1).flatten(0, 1)
-    return (flat @ flat.T).view(len(x), d, len(x), d).transpose(1, 2)
+from likewise.gram import Sketches
+from likewise.runs.columns import Request, Targets, pair_statistics
 
 
 def main() -> None:
+    """Print the seconds."""
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("--samples", type=int, default=10_000)
+    arguments.add_argument("--width", type=int, default=1072, help="numbers of a sketch")
+    arguments.add_argument("--profile", action="store_true")
+    given = arguments.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"{platform.machine()}, one thread, torch {torch.__version__}; CPU seconds, median of 3 (spread)")
-    image = (1, 28, 28)
-    for name, make, n, d, shape in [
-        ("lenet", lenet, 256, 1, image),
-        ("allconv", allconv, 256, 1, image),
-        ("lenet", lenet, 128, 10, image),
-        ("allconv", allconv, 128, 10, image),
-        ("toy MLP", toy, 2048, 1, (2,)),
-    ]:
-        model, x = make(d).eval(), torch.randn(n, *shape)
-        kernel = lw.Kernel(0, 0, lw.whole_block)
-        ways = {"torch.func": lambda m=model, x=x: by_torch_func(m, x)}
-        for engine in ("autograd", "layers"):
-            gram = lw.GramMatrix(model, x, kernel=kernel, engine=engine)
-            assert gram.d == d  # set-up and check once
-            ways[engine] = gram.dense
-        report = []
-        for way, function in ways.items():
-            seconds = []
-            for _ in range(3):
-                start = time.process_time()
-                found = function()
-                seconds.append(time.process_time() - start)
-            exact = by_torch_func(model.double(), x[:16].double())
-            model.float()
-            error = (found[:16, :16].double() - exact).norm() / exact.norm()
-            spread = max(seconds) - min(seconds)
-            report.append(f"{way} {statistics.median(seconds):.2f} ({spread:.2f}), error {error:.0e}")
-        print(f"{name:8} N = {n}, d = {d}: " + "; ".join(report), flush=True)
+    n, q = given.samples, given.width
+    y = torch.randint(0, 10, (n,))
+    sketches = 0.5 * torch.randn(10, q)[y] + 0.7 * torch.randn(n, q) + torch.randn(q)
+    source = Sketches(torch.nn.functional.normalize(sketches, dim=1), centered=True)
+    request = Request(n, 10, 0.9, Targets(y, torch.randn(n, 10)), 0)
+    if given.profile:
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            pair_statistics(source, request)
+        print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
+        return
+    start = time.process_time()
+    pair_statistics(source, request)
+    print(f"{n:,} samples, {q:,} numbers each: {time.process_time() - start:.2f} s of CPU time")
 
 
 if __name__ == "__main__":
