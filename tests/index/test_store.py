@@ -208,3 +208,30 @@ def test_another_order_of_classes_is_called_that_and_not_another_data_set(build,
     with pytest.raises(ValueError, match="the classes in another order"):
         lw.merge_indexes([index.path, other.path], tmp_path / "both")
     assert len(lw.Index(index.path)) == 40
+
+
+@pytest.mark.parametrize("form", ["tensors", "TensorDataset", "items with labels apart"])
+@pytest.mark.parametrize("what", ["label", "input"])
+def test_an_index_of_data_that_changed_in_one_sample_is_not_opened_for_them(form, what, build, data):
+    if form == "items with labels apart" and what == "input":
+        pytest.skip("items are read: only a few are compared")
+    x, y = (part.clone() for part in data)
+
+    def call():
+        if form == "items with labels apart":
+            return build(data=list(x), labels=y)
+        return build(data=(x, y) if form == "tensors" else torch.utils.data.TensorDataset(x, y))
+
+    call()
+    assert len(call()) == 40
+    if what == "label":
+        y[2] = (y[2] + 1) % 3
+    else:
+        x[2] += 1
+    with pytest.raises(ValueError, match=r"another data set .*have changed"):
+        call()
+
+
+def test_the_same_data_in_another_container_open_an_index(build, data):
+    build()
+    assert len(build(data=torch.utils.data.TensorDataset(*data))) == 40

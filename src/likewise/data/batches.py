@@ -114,6 +114,10 @@ class Batches(Sequence[Samples]):
         """Return what changes when samples in memory are written to; nothing of samples that are read."""
         return self._source.state()
 
+    def memory_checksum(self) -> str | None:
+        """Return a checksum of all that is in memory, after a word for its form; None where nothing is."""
+        return self._source.memory_checksum(self._positions)
+
     def take(self, places: Sequence[int]) -> "Batches":
         """Return the samples at these places, in batches."""
         return Batches(self._source, [self._positions[i] for i in places], self.size, self.given)

@@ -100,6 +100,13 @@ class ItemSource:
         """Return what changes when the tensors of a TensorDataset are written to; nothing of other data sets."""
         return tensor_states(self._dataset.tensors) if isinstance(self._dataset, TensorDataset) else ()
 
+    def memory_checksum(self, positions: Sequence[int]) -> str | None:
+        """Return a checksum of the tensors of a TensorDataset, and of labels that were given apart."""
+        tensors = list(self._dataset.tensors) if isinstance(self._dataset, TensorDataset) else []
+        form = f"{len(tensors)} tensors of a data set{'' if self._given is None else ', labels'}:"
+        tensors += [] if self._given is None else [self._given]
+        return " ".join([form, *checksums(tensors), checksum_of_positions(positions)]) if tensors else None
+
     def with_cache(self, max_bytes: int) -> tuple[Source, int]:
         """Return a source that decodes each sample once, as far as they fit; a list holds them already."""
         if isinstance(self._dataset, list | tuple | TensorDataset):

@@ -29,6 +29,9 @@ class Source(Protocol):
     def state(self) -> tuple[Any, ...]:
         """Return what changes when samples in memory are written to; nothing of samples that are read."""
 
+    def memory_checksum(self, positions: Sequence[int]) -> str | None:
+        """Return a checksum of all that is in memory, after a word for its form; None where nothing is."""
+
     def with_cache(self, max_bytes: int) -> "tuple[Source, int]":
         """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
 

@@ -98,7 +98,8 @@ def build_index(
         The index, opened, with its data set attached: `exact=True` works at once.
 
     Raises:
-        ValueError: The folder holds another index, or something else.
+        ValueError: The folder holds another index, or something else. Of the data, all that are in memory are compared;
+            of those that are read item by item, their number and eight samples.
 
     Example:
         >>> import torch, tempfile, likewise as lw
@@ -201,6 +202,7 @@ def _new_state(projector: Projector, data: Batches, dtype: str, shard_rows: int)
         "dtype": dtype,
         "shard_rows": shard_rows,
         "data": [describe_data(data)],
+        "in_memory": data.memory_checksum(),
         "finished": False,
         "shards": [],
         "files": {},
@@ -287,6 +289,19 @@ def refuse_another(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]
                 f"{path} is an index with another {words}{tell_difference(there[name], here[name])}: choose another "
                 "folder, or delete that one."
             )
+    _refuse_changed_data(path, there.get("in_memory"), here["in_memory"])
+
+
+def _refuse_changed_data(path: Path, there: str | None, here: str | None) -> None:
+    """Raise if data in memory, of the same form, are not all those that an index was built from."""
+    if there is None or here is None:
+        return
+    forms = [text.partition(":")[0] for text in (there, here)]
+    if forms[0] == forms[1] and there != here:
+        raise ValueError(
+            f"{path} is an index with another data set (as many samples, and some of them or of their labels have "
+            "changed): choose another folder, or delete that one."
+        )
 
 
 def _shards_of_part(spans: list[range], part: tuple[int, int] | None) -> list[range]:

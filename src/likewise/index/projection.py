@@ -527,5 +527,5 @@ def tell_difference(there: Any, here: Any) -> str:
         pairs = ", ".join(f"{name}: there {there.get(name)!r:.60}, here {here[name]!r:.60}" for name in apart)
         return f" ({pairs})" if pairs else ""
     if isinstance(there, list) and isinstance(here, list):
-        return f" (there {len(there)}, here {len(here)})"
+        return f" (there {len(there)}, here {len(here)})" if len(there) != len(here) else ""
     return ""
