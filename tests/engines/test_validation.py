@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import likewise as lw
 from likewise.data import Samples
-from likewise.engines import TracedEngine, differentiable_gradients, validation
-from likewise.engines.validation import find_mismatch
+from likewise.engines import TracedEngine, differentiable_gradients, pass_check, validation
+from likewise.engines.comparison import find_mismatch
 
 
 class Tokens(nn.Module):
@@ -549,7 +549,7 @@ def test_columns_of_a_large_network_are_checked_though_their_ids_are_those_of_ro
 def test_samples_verified_before_the_first_pass_are_checked_again_only_with_autocast(monkeypatch, autocast):
     monkeypatch.setattr(validation, "LARGE", 0)
     checked = []
-    monkeypatch.setattr(validation.SpotCheck, "_check", lambda self, candidate: checked.append(candidate))
+    monkeypatch.setattr(pass_check.PassCheck, "_check", lambda self, candidate: checked.append(candidate))
     net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), autocast=autocast)
     gram = lw.GramMatrix(net, torch.randn(2, 4))
     gram.diagonal()

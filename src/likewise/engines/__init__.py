@@ -5,7 +5,10 @@ dense            DenseEngine: everything from explicit rows, Jacobians or activa
 traced           TracedEngine: from inputs and output gradients of operations on parameters
 selection        chooses the engine, and its batch size
 memory           memory of tensors, measured, and what fits into a limit
-validation       compares gradients with autograd, before the first number and in every pass
+comparison       compares gradients with those of autograd, parameter by parameter
+validation       does so before the first number, on samples in several orders
+pass_check       does so for some samples of every pass
+independence     whether outputs are those of a sample alone
 tracer           records operations on parameters, and which dimension is the batch
 gradient_batch   the gradients of a batch by parameter
 rules            parameter gradients of one operation, a rule for each function
@@ -42,10 +45,11 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
+from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import OperationCounter, check_independent_samples, first_pass
+from likewise.engines.validation import OperationCounter, first_pass
 
 __all__ = [
     "SECOND_ORDER",

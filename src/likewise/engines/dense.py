@@ -31,16 +31,16 @@ from likewise.engines.base import (
     whiten_outputs,
     whiten_rows,
 )
-from likewise.engines.memory import fit_batch_size, is_out_of_memory
-from likewise.engines.tracer import repeat_samples
-from likewise.engines.validation import (
+from likewise.engines.comparison import (
     Parts,
-    SpotCheck,
     find_mismatch,
     flatten_gradients,
     gradient_parts,
     network_outputs,
 )
+from likewise.engines.memory import fit_batch_size, is_out_of_memory
+from likewise.engines.pass_check import PassCheck
+from likewise.engines.tracer import repeat_samples
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network, Parameters, annotate_errors
 from likewise.readouts import main_tensor
@@ -77,7 +77,7 @@ class DenseEngine(Engine):
         self,
         source: Source,
         max_memory: int,
-        check: SpotCheck | None = None,
+        check: PassCheck | None = None,
     ) -> None:
         self._source, self._max_memory = source, max_memory
         self._check = check

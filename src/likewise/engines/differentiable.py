@@ -31,10 +31,12 @@ from likewise.engines.factors import (
     merge_small,
 )
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.independence import check_independent_samples
 from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
-from likewise.engines.validation import check_independent_samples, find_fault, full_float32
+from likewise.engines.validation import find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.model import Network, Parameters
+from likewise.precision import full_float32
 
 _independent: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()

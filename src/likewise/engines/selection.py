@@ -1,7 +1,7 @@
 """Selects the gradient engine of a model: the traced engine if its gradients are correct, else the reference.
 
 Before the first number is returned, the traced gradients of a few samples are compared with plain autograd,
-parameter by parameter (validation.py). Where they differ, or the model cannot be traced, the dense engine takes
+parameter by parameter (validation.py, comparison.py). Where they differ, or the model cannot be traced, the dense engine takes
 over and a warning says why. With either engine, every later pass checks some of its samples.
 """
 
@@ -19,9 +19,10 @@ from likewise.engines.dense import DenseEngine, Jacobians
 from likewise.engines.factors import describe_shapes, resize_outputs
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
+from likewise.engines.pass_check import PassCheck
 from likewise.engines.traced import TracedEngine
 from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
-from likewise.engines.validation import SpotCheck, find_fault, regrouping_fault, reverse_samples
+from likewise.engines.validation import find_fault, regrouping_fault, reverse_samples
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
 from likewise.precision import full_float32
@@ -31,7 +32,7 @@ from likewise.readouts import Outputs, Readout
 SLACK = 1.25
 CACHE = 48 * 2**20  # bytes beyond which a CPU gets slower a sample, measured
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
-CHECKED_LARGE = 1  # the same of a large model; SpotCheck looks at all outputs of other samples, in every pass
+CHECKED_LARGE = 1  # the same of a large model; PassCheck looks at all outputs of other samples, in every pass
 MEASURED = 4  # outputs whose memory is measured; that of more, and of a large model, is counted from shapes
 MANY_OUTPUTS = 512  # beyond which a warning says what they cost
 EngineName = Literal["auto", "autograd", "layers"]
@@ -56,7 +57,7 @@ def select_engine(
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
-        large: Check the model on fewer samples; SpotCheck looks at others in every pass.
+        large: Check the model on fewer samples; PassCheck looks at others in every pass.
         d: The number of outputs, if it is known; else the network is called on a sample.
 
     """
@@ -84,10 +85,8 @@ def select_engine(
                 if fault is None:
                     shapes = None if trial is None else trial.gradients
                     is_verified = large and net.autocast is None  # the check is without autocast
-                    spot_check = SpotCheck(net, n, verified=samples if is_verified else None)
-                    return TracedEngine(
-                        net, trace, fit.size, fit.memory, spot_check, shapes, fit.gradient_size
-                    )
+                    check = PassCheck(net, n, verified=samples if is_verified else None)
+                    return TracedEngine(net, trace, fit.size, fit.memory, check, shapes, fit.gradient_size)
                 reason, remedy = fault
             except RegroupedError as problem:
                 reason, remedy = regrouping_fault(problem)
@@ -101,7 +100,7 @@ def select_engine(
             f"numbers are exact. {remedy}",
             stacklevel=2,
         )
-    return DenseEngine(Jacobians(net), max_memory, check=SpotCheck(net, n))
+    return DenseEngine(Jacobians(net), max_memory, check=PassCheck(net, n))
 
 
 def _checkable(net: Network, shape: tuple[int, int, int], max_memory: int, large: bool) -> Network:

@@ -38,6 +38,7 @@ from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
+from likewise.engines.pass_check import PassCheck
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -47,7 +48,7 @@ from likewise.engines.tracer import (
     UntraceableError,
     repeat_samples,
 )
-from likewise.engines.validation import KEEP_ORDER, SpotCheck, find_fault_of_batch
+from likewise.engines.validation import KEEP_ORDER, find_fault_of_batch
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
 from likewise.precision import full_float32
@@ -97,7 +98,7 @@ class TracedEngine(Engine):
         trace: Trace,
         size: int,
         memory: MemoryUse = UNKNOWN_MEMORY,
-        check: SpotCheck | None = None,
+        check: PassCheck | None = None,
         known: GradientBatch | None = None,
         gradient_size: int | None = None,
     ) -> None:
