@@ -1,7 +1,7 @@
 """Selects the gradient engine of a model: the traced engine if its gradients are correct, else the reference.
 
 Before the first number is returned, the traced gradients of a few samples are compared with plain autograd,
-parameter by parameter (validation.py, comparison.py). Where they differ, or the model cannot be traced, the dense engine takes
+parameter by parameter (validation.py). Where they differ, or the model cannot be traced, the dense engine takes
 over and a warning says why. With either engine, every later pass checks some of its samples.
 """
 
