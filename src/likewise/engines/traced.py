@@ -121,7 +121,9 @@ class TracedEngine(Engine):
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
-        powers = concatenate_powers([self._self_kernel(chunk, exponent) for chunk in self._chunks(samples)])
+        powers = concatenate_powers(
+            list(map(partial(self._self_kernel, exponent=exponent), self._chunks(samples)))
+        )
         assert powers is not None
         return powers
 
@@ -136,11 +138,12 @@ class TracedEngine(Engine):
                 rows = whiten_rows(rows, self_kernel, overwrite=True)
                 ranks.append(self_kernel.rank)
             parts.append(rows)
+            del chunk
         return Rows(torch.cat(parts), torch.cat(ranks) if ranks else None)
 
     def features(self, samples: Samples, exponent: float) -> Features:
         """Return S(x): outer products of linear layers as factors, everything else dense."""
-        parts = [self._features(chunk, exponent) for chunk in self._chunks(samples)]
+        parts = list(map(partial(self._features, exponent=exponent), self._chunks(samples)))
         columns = zip(*(part.tensors for part in parts), strict=True)
         concatenated = [tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in columns]
         ranks = [part.ranks for part in parts if part.ranks is not None]
@@ -198,6 +201,8 @@ class TracedEngine(Engine):
     def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
         """Return J(x) of some parameters: outer products of linear layers as factors, everything else dense."""
         parts = []
+        if self._outer is None:  # as they were counted: else a linear layer would take all its entries
+            self._outer = frozenset(self._known_factor_sizes(samples))
         for chunk in self._chunks(samples, names):
             gradients = chunk.gradients
             known = self._outer_products(gradients, names)
@@ -213,6 +218,7 @@ class TracedEngine(Engine):
                     self._finite_checks.note(tensor, chunk.samples)
                 tensors += [inputs, deltas]
             parts.append(tuple(tensors))
+            del chunk, gradients, known
         tensors = list(join_tensors(parts))
         return Features(tensors[0], tuple(zip(tensors[1::2], tensors[2::2], strict=True)), None)
 
@@ -262,6 +268,7 @@ class TracedEngine(Engine):
             )
             for tensor in results[-1]:
                 self._finite_checks.note(tensor, chunk.samples)
+            del chunk
         return join_tensors(results)
 
     def _parts(self, gradients: GradientBatch) -> GradientParts:
@@ -432,27 +439,34 @@ class TracedEngine(Engine):
     def _chunks(
         self, samples: Samples, names: tuple[str, ...] | None = None, size: int | None = None
     ) -> Iterator[Chunk]:
-        """Yield the gradients of consecutive samples, of all parameters or of some."""
+        """Yield the gradients of consecutive samples, of all parameters or of some.
+
+        Nothing here holds a chunk while the next is computed: neither must who asks (map, or del at the end of a loop),
+        or two of them take memory at a time.
+        """
         for part in samples.split(equal_size(len(samples), size or self._size)):
-            batch = (
-                part if len(part) > 1 else repeat_samples(part, 2)
-            )  # PyTorch is wrong about some batches of one
-            chunk = self.graphs.chunk(batch, partial(self._compute_recordable, names=names), names)
-            chunk = chunk or Chunk(batch, self._compute_gradients(batch, names))
-            if self._net.observer is not None and names is None:
-                observed = chunk.observed(len(part))
-                if observed is not None:
-                    self._net.observer.keep(part.ids, observed)
-            if self._check is not None and names is None:
-                self._check.offer(
-                    chunk.called_on,
-                    chunk.outputs,
-                    self._gradient_in(chunk),
-                    chunk.d,
-                    count=len(batch),
-                    again=self._gradient_of,
-                )
-            yield chunk if len(part) > 1 else chunk.first()
+            yield self._chunk(part, names)
+
+    def _chunk(self, part: Samples, names: tuple[str, ...] | None) -> Chunk:
+        batch = (
+            part if len(part) > 1 else repeat_samples(part, 2)
+        )  # PyTorch is wrong about some batches of one
+        chunk = self.graphs.chunk(batch, partial(self._compute_recordable, names=names), names)
+        chunk = chunk or Chunk(batch, self._compute_gradients(batch, names))
+        if self._net.observer is not None and names is None:
+            observed = chunk.observed(len(part))
+            if observed is not None:
+                self._net.observer.keep(part.ids, observed)
+        if self._check is not None and names is None:
+            self._check.offer(
+                chunk.called_on,
+                chunk.outputs,
+                self._gradient_in(chunk),
+                chunk.d,
+                count=len(batch),
+                again=self._gradient_of,
+            )
+        return chunk if len(part) > 1 else chunk.first()
 
     def _gradient_of(self, samples: Samples, place: int, u: Tensor) -> list[Tensor]:
         """Return J(x)ᵀ u of the sample at a place of a batch, by parameter."""

@@ -145,5 +145,7 @@ def _join_features(
         rows = whiten_rows(features.rows, own, overwrite=True)
         return (rows, *(part for pair in zip(inputs, deltas, strict=True) for part in pair))
 
-    tensors = join_results(compute, data.spans(), what, None, engine.finish_checks)
+    size = min(data.size, engine.batch_size or data.size)  # whose copies `group_parameters` counts
+    spans = data.spans() if data.given else data.spans(size)
+    tensors = join_results(compute, spans, what, None, engine.finish_checks)
     return Features(tensors[0], tuple(zip(tensors[1::2], tensors[2::2], strict=True)), None)
