@@ -384,9 +384,9 @@ def test_neighbors_of_texts_with_passages_are_exact_though_the_run_compares_sket
             assert marked.tolist() == rows["neighbor"][:3].tolist()
     assert np.mean(of_sketches) < 0.6 and np.mean(again) > (0.9 if n <= 128 else 0.8)
     told = " ".join(run.manifest["approximations"])
-    assert "Neighbors of the 20 texts with marked passages are exact" in told
-    assert ("leaves them off by" in told) == (n > 128)
-    assert "20 texts with marked passages are exact" in (tmp_path / "run" / "report.html").read_text(
-        encoding="utf-8"
-    )
+    assert "Neighbors of the 20 texts with marked passages are by exact gradients" in told
+    assert ("leaves similarities off by" in told) == (n > 128)
+    assert "20 texts with marked passages are by exact gradients" in (
+        tmp_path / "run" / "report.html"
+    ).read_text(encoding="utf-8")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -27,7 +27,7 @@ class NeighborLists(NamedTuple):
 
     indices: np.ndarray  # (n, k)
     similarities: np.ndarray  # (n, k) centered
-    exact: np.ndarray  # (n,) whether they are by gradients, not by sketches
+    exact: np.ndarray  # (n,) whether they are by exact gradients, not by sketches
 
     def with_exact(self, found: dict[str, np.ndarray]) -> "NeighborLists":
         """Return these lists with those that `rerank_neighbors` found in their places."""
@@ -78,10 +78,10 @@ def describe_reranking(found: dict[str, np.ndarray]) -> str:
     """Return a sentence for the run's list of approximations."""
     texts = counted(len(found["samples"]), "text")
     error = float(found["error"])
-    centered = f"; the mean they are centered by leaves them off by {error:.4f}" if error else ""
+    centered = f"; the mean that they are centered by leaves similarities off by {error:.4f}" if error else ""
     return (
-        f"Neighbors of the {texts} with marked passages are exact: the {CANDIDATES} nearest by sketches were compared "
-        f"again by gradients{centered}."
+        f"Neighbors of the {texts} with marked passages are by exact gradients: the {CANDIDATES} nearest by sketches "
+        f"were compared again{centered}."
     )
 
 

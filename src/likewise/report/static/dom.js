@@ -107,7 +107,7 @@ function passageLegend(data, sample = null) {
   if (!passages) return null;
   const where = `Passages are marked for the ${counted(passages.samples, "text")} that ${passages.samples === 1 ? "is" : "are"} most novel, with the ${passages.perSample} nearest of each`;
   if (sample != null && !passages.has(sample)) return element("p", { class: "quiet passage-legend" }, `${where}: not for this one. likewise analyze --passages sets how many.`);
-  return element("p", { class: "quiet passage-legend" }, element("span", { class: "passage-scale", "aria-hidden": "true" }, ...[0.1, 0.4, 0.7, 1].map((strength) => element("mark", { style: `--strength: ${strength}` }, "ab"))), " Marked: what each token of a neighbor contributes to the ", term(data, "passage", "plain similarity"), " of the two texts; the stronger the color, the larger its share, up to the largest in that text. Underlined: the strongest passage. ", element("mark", { class: "against", style: "--strength: 0" }, "Dotted"), `: tokens that speak against it. ${where}; similarities of these texts are exact.`);
+  return element("p", { class: "quiet passage-legend" }, element("span", { class: "passage-scale", "aria-hidden": "true" }, ...[0.1, 0.4, 0.7, 1].map((strength) => element("mark", { style: `--strength: ${strength}` }, "ab"))), " Marked: what each token of a neighbor contributes to the ", term(data, "passage", "plain similarity"), " of the two texts; the stronger the color, the larger its share, up to the largest in that text. Underlined: the strongest passage. ", element("mark", { class: "against", style: "--strength: 0" }, "Dotted"), `: tokens that speak against it. ${where}; neighbors of these texts are by exact gradients.`);
 }
 
 // A button with a sample's picture, its label, and a line more; with the passages that its similarity to another rests on.
@@ -121,7 +121,7 @@ function tile(state, sample, note, mark = "", passages = null) {
       { type: "button", class: `tile passages ${mark}`, "data-sample": sample, "aria-label": `${nameOf(data, sample)}, ${label}, ${note}, plain similarity ${passages.similarity.toFixed(2)}, ${told}`, title: nameOf(data, sample), onclick: () => state.open(sample) },
       markedText(passages),
       element("span", { class: "tile-label" }, label),
-      element("span", { class: "tile-note" }, `${note} · plain ${passages.similarity.toFixed(2)}, ${told}`),
+      element("span", { class: "tile-note" }, `${note} · plain ${passages.similarity.toFixed(2)} (exact), ${told}`),
     );
   }
   return element(
@@ -139,7 +139,7 @@ function neighborTiles(state, sample, most = Infinity) {
   return Array.from({ length: Math.min(data.k, most) }, (_, rank) => {
     const other = data.neighbors[sample * data.k + rank];
     const mark = !group ? "" : group.values[other] === group.values[sample] ? "same" : "other";
-    return tile(state, other, `${similarity(data, sample, rank).toFixed(2)}${data.passages?.has(sample) ? " exact" : ""}`, mark, data.passages?.get(sample, other));
+    return tile(state, other, similarity(data, sample, rank).toFixed(2), mark, data.passages?.get(sample, other));
   });
 }
 
