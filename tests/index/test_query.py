@@ -1,6 +1,8 @@
 """Answers of an index: against exact float64 gradients, and against the package's own statistics."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -430,3 +432,22 @@ def test_a_second_question_about_the_same_inputs_does_not_project_them_again(tmp
         model[1].weight.mul_(2)
     with pytest.raises(ValueError):
         index.nearest(new, k=3)
+
+
+def test_threads_that_ask_at_once_get_their_own_answers(build, new, monkeypatch):
+    """The sketches of the last inputs are kept: another thread's must not be taken for them."""
+    index = build(width=256)
+    questions = [new[:2], new[2:4]]
+    expected = [index.nearest(question, 3).similarities for question in questions]
+    both, kept = threading.Barrier(2), []
+
+    def keep(self, asked):
+        kept.append(asked)
+        both.wait(timeout=30)  # until the other thread has kept its own
+
+    latest = property(lambda self: kept[-1] if kept else None, keep)
+    monkeypatch.setattr(lw.Index, "_asked", latest, raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda question: index.nearest(question, 3).similarities, questions))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

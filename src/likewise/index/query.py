@@ -781,12 +781,12 @@ class Index:
         _ = self.network  # refuses one that has changed since
         if new.n > TOGETHER or len(new) > 1:
             return self.projector(new).project_all(new).sketches
-        samples = new.samples(range(new.n))
-        if self._asked is None or not self._asked.is_of(samples):
+        samples, asked = new.samples(range(new.n)), self._asked  # which another thread may replace
+        if asked is None or not asked.is_of(samples):
             labels = None if samples.labels is None else samples.labels.clone()
             kept = Samples(tree_map(torch.clone, samples.inputs), labels, samples.ids.clone())
-            self._asked = _Asked(kept, self.projector(new).project_all(new).sketches)
-        return self._asked.sketches.clone()
+            self._asked = asked = _Asked(kept, self.projector(new).project_all(new).sketches)
+        return asked.sketches.clone()
 
     @property
     def _dependent_buckets(self) -> int:
