@@ -401,7 +401,7 @@ def test_thresholds_and_exponents_that_are_no_numbers_are_refused(bad):
 def test_labels_of_the_data_that_are_not_finite_are_named(statistic, bad):
     labels = torch.zeros(6, 1).double()
     labels[3] = bad
-    with pytest.raises(ValueError, match=r"1 labels are NaN or infinite, the first of samples \[3\]"):
+    with pytest.raises(ValueError, match=r"1 label is NaN or infinite, the first of samples \[3\]"):
         statistic(lw.GramMatrix(linear(), (inputs(), labels)))
 
 
@@ -414,7 +414,7 @@ def test_an_output_that_is_not_finite_but_has_a_zero_gradient_is_named(bad):
     labels[4] = 1
     net = lw.Network(linear(), readout)
     gram = lw.GramMatrix(net, (inputs(), labels))
-    with pytest.raises(ValueError, match=r"outputs of 1 samples are not finite, the first with ids \[4\]"):
+    with pytest.raises(ValueError, match=r"outputs of 1 sample are not finite, the first with ids \[4\]"):
         lw.denoising(gram, labels=torch.zeros(6, 1).double())
     others = gram.with_columns((inputs(4), torch.tensor([0.0, 0, 1, 0])))
     with pytest.raises(ValueError, match=r"ids \[2\]|ids \[4\]"):

@@ -89,6 +89,6 @@ def test_infinite_outputs_are_named_and_no_hook_is_left(tmp_path):
 
     model, x = Inverse(*convolutional()), torch.rand(70, 3, 8, 8) + 1
     x[41, 0, 0, 0] = 0
-    with pytest.raises(ValueError, match=r"outputs of 1 samples are not finite.* \[41\]"):
+    with pytest.raises(ValueError, match=r"outputs of 1 sample are not finite.* \[41\]"):
         lw.build_index(model, x, tmp_path, width=64, readout=lambda outputs, labels: outputs[:, :1])
     assert not model._forward_hooks and not model._forward_pre_hooks and not model[-1]._forward_pre_hooks
