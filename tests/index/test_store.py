@@ -213,8 +213,6 @@ def test_another_order_of_classes_is_called_that_and_not_another_data_set(build,
 @pytest.mark.parametrize("form", ["tensors", "TensorDataset", "items with labels apart"])
 @pytest.mark.parametrize("what", ["label", "input"])
 def test_an_index_of_data_that_changed_in_one_sample_is_not_opened_for_them(form, what, build, data):
-    if form == "items with labels apart" and what == "input":
-        pytest.skip("items are read: only a few are compared")
     x, y = (part.clone() for part in data)
 
     def call():
@@ -230,6 +228,73 @@ def test_an_index_of_data_that_changed_in_one_sample_is_not_opened_for_them(form
         x[2] += 1
     with pytest.raises(ValueError, match=r"another data set .*have changed"):
         call()
+
+
+class Items(torch.utils.data.Dataset):
+    """Samples that are read one by one."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+@pytest.mark.parametrize("what", ["nothing", "input", "names", "show"])
+def test_a_build_that_was_stopped_keeps_no_shard_of_what_changed_since(
+    build, data, tmp_path, monkeypatch, files_of, what
+):
+    x, y = (part.clone() for part in data)
+    names, shown = [f"n{i}" for i in range(40)], [f"text {i}" for i in range(40)]
+    note, noted = lw.index.store.IndexFolder.note_shard, []
+
+    def stop(self, shard, of):
+        note(self, shard, of)
+        noted.append(shard.start)
+        if len(noted) == 2:
+            raise Killed
+
+    with monkeypatch.context() as context:
+        context.setattr(lw.index.store.IndexFolder, "note_shard", stop)
+        with pytest.raises(Killed):
+            build(data=Items(x, y), names=names, show=shown)
+    if what == "input":
+        x[2] += 1  # none of those by which data sets are told apart
+    elif what == "names":
+        names[3] = "other"
+    elif what == "show":
+        shown = [f"other {i}" for i in range(40)]
+    write, written = lw.index.store.IndexFolder.write_shard, []
+    monkeypatch.setattr(
+        lw.index.store.IndexFolder,
+        "write_shard",
+        lambda self, start, *a: written.append(start) or write(self, start, *a),
+    )
+    build(data=Items(x, y), names=names, show=shown)
+    assert written == ([20, 30] if what == "nothing" else [0, 10, 20, 30])
+    fresh = build("fresh", data=Items(x, y), names=names, show=shown)
+    assert files_of(tmp_path / "index") == files_of(fresh.path)
+
+
+@pytest.mark.parametrize("what", ["label", "names", "show"])
+def test_a_finished_index_of_items_is_not_opened_for_others_of_them(build, data, what):
+    x, y = (part.clone() for part in data)
+    names, shown = [f"n{i}" for i in range(40)], [f"text {i}" for i in range(40)]
+    build(data=Items(x, y), names=names, show=shown)
+    assert len(build(data=Items(x, y), names=names, show=shown)) == 40
+    assert len(build(data=Items(x, y))) == 40  # what is not given is not compared
+    if what == "label":
+        y[12] = (y[12] + 1) % 3
+    elif what == "names":
+        names[12] = "other"
+    else:
+        shown[10] = "other"
+    expected = {"label": "data set .*changed", "names": "list of names", "show": "show"}[what]
+    with pytest.raises(ValueError, match=rf"another {expected}.* in rows 10 to 19"):
+        build(data=Items(x, y), names=names, show=shown)
 
 
 def test_the_same_data_in_another_container_open_an_index(build, data):

@@ -98,8 +98,9 @@ def build_index(
         The index, opened, with its data set attached: `exact=True` works at once.
 
     Raises:
-        ValueError: The folder holds another index, or something else. Of the data, all that are in memory are compared;
-            of those that are read item by item, their number and eight samples.
+        ValueError: The folder holds another index, or something else. All samples of finished shards are read and
+            compared, names too, and of what `show` returns one sample a shard. A build that was stopped, and whose
+            data, names or pictures changed since, begins anew; `Index(out)` opens an index without reading the data.
 
     Example:
         >>> import torch, tempfile, likewise as lw

@@ -61,6 +61,19 @@ class PictureMaker:
         """Return the names of a batch; empty ones where there are none."""
         return ["" if self._names is None else str(self._names[i]) for i in places]
 
+    def find_difference(self, places: range, stored: Mapping[str, Tensor]) -> str | None:
+        """Return what was given of these samples and is stored otherwise, None where all is the same.
+
+        Names are compared one by one, of what `show` returns the first sample's picture; neither where it is not given.
+        """
+        if self._names is not None:
+            there = [decode_picture(stored, row)[1] for row in range(len(places))]
+            if there != [_storable(name) for name in self.names(places)]:
+                return "list of names (some have changed"
+        if self._show is not None and decode_picture(stored, 0)[0] != self.picture(places[0]):
+            return "show (it returns something else"
+        return None
+
     def _find_values(self) -> Range | None:
         """Return what is drawn as black and white, from a few samples; None where they come as they are drawn."""
         places = np.linspace(0, self._data.n - 1, min(self._data.n, COMPARED)).astype(int).tolist()
@@ -131,6 +144,11 @@ class StoredPictures:
 
 def _array(samples: Samples, i: int) -> np.ndarray:
     return np.asarray(samples.inputs[i].detach().float().cpu().numpy())
+
+
+def _storable(name: str) -> str:
+    """Return a name as it is read back: lone surrogates become question marks."""
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _bytes(parts: Sequence[bytes]) -> Tensor:

@@ -140,6 +140,18 @@ class Task:
         self.folder.note_shard(shard, self.digest)
         return shard
 
+    def find_change(self, shard: Shard) -> str | None:
+        """Return what differs between a shard that is there and the samples at its places; None where nothing does.
+
+        Reads the samples; forms no gradient.
+        """
+        where = range(shard.start - self.first_row, shard.stop - self.first_row)
+        if read_data(self.data.take(where))[0] != shard.data:
+            return "data set (as many samples, and some of them or of their labels have changed"
+        if self._maker is None or shard.pictures is None:
+            return None
+        return self._maker.find_difference(where, self.folder.read_pictures(shard))
+
     @property
     def comparison_shards(self) -> int:
         """How many shards take as long to build as `error_factors` does, roughly: a comparison costs 1.4 sketches."""
@@ -170,8 +182,8 @@ def fill(task: Task, spans: list[range]) -> None:
     starts = [task.first_row + span.start for span in spans]
 
     def look(_: range) -> Tensor:  # on one rank, for all
-        known = {shard.start for shard in _known_shards(task)}
         listed = {shard.start for shard in folder.shards if shard.source == task.source_number}
+        known = {shard.start for shard in _same_shards(task, refuse=bool(listed))}
         whole = folder.state["finished"] and set(starts) <= listed and not folder.find_damage()
         return torch.tensor([float(whole), *(float(start in known) for start in starts)])
 
@@ -238,6 +250,24 @@ def _known_shards(task: Task) -> list[Shard]:
     folder = task.folder
     named = [shard for shard in folder.shards if shard.source == task.source_number]
     return [shard for shard in named if folder.is_intact(shard)] + folder.noted_shards(task.digest)
+
+
+def _same_shards(task: Task, refuse: bool) -> list[Shard]:
+    """Return the shards that are there, if all are of the samples as they are now; else none, or raise.
+
+    None can stay where one differs: the mean sketch that is subtracted from all rows may have been another.
+    """
+    there = _known_shards(task)
+    for shard in there:
+        changed = task.find_change(shard)
+        if changed is not None and refuse:
+            raise ValueError(
+                f"{task.folder.path} is an index with another {changed}, in rows {shard.start:,} to "
+                f"{shard.stop - 1:,}): choose another folder, or delete that one."
+            )
+        if changed is not None:
+            return []
+    return there
 
 
 def _finish(task: Task, starts: list[int], factors: Tensor) -> None:
