@@ -466,3 +466,26 @@ def test_columns_that_the_model_does_not_take_are_named(tmp_path, capsys):
         capsys.readouterr().err.split()
     )
     assert exit_code([*given, str(tmp_path / "run"), "-q", "--columns", "width,height"]) == 0
+
+
+@pytest.mark.parametrize(
+    "labels, options, note",
+    [
+        ("123", [], "labels go from 1 to 3, and the network has 3 outputs, for classes 0 to 2"),
+        ("bc", [], "the data name 2 classes (b, c), and the network has 3 outputs"),
+        ("bc", ["--classes", "a,b,c"], None),
+        ("abc", [], None),
+        ("01", [], None),
+    ],
+)
+def test_labels_that_are_not_numbered_as_the_outputs_are_noted(
+    tmp_path, monkeypatch, capsys, labels, options, note
+):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("import torch\nmodel = torch.nn.Linear(2, 3)\n")
+    rows = "".join(f"{i},{i % 5},{labels[i % len(labels)]}\n" for i in range(12))
+    Path("data.csv").write_text(f"width,height,kind\n{rows}")
+    assert exit_code(["index", "net.py:model", "data.csv", "--label", "kind", *options]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert ("outputs, for" in told or "name all by --classes" in told) == (note is not None)
+    assert note is None or note in told

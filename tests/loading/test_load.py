@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import pickle
 import struct
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import likewise as lw
-from likewise.loading import Read, data, import_object, model
+from likewise.loading import Read, data, import_object, model, new_inputs
 
 
 @pytest.fixture(autouse=True)
@@ -313,6 +314,16 @@ def test_a_folder_of_classes_gives_images_labels_and_names(pets):
     assert len(list(read.dataset)) == 5
 
 
+def test_images_that_are_not_read_are_noted(pets, folder):
+    assert data(pets).notes == ()  # files of other kinds, and what is hidden, are none
+    draw(folder / "pets" / "cat" / "more" / "deep" / "x.png")
+    write(folder / "pets" / "dog" / "c.HEIC", "none")
+    (folder / "pets" / "dog" / "empty").mkdir()
+    read = data(pets)
+    assert len(read.names) == 5
+    assert len(read.notes) == 1 and "not read in pets: cat/more, dog/c.HEIC. " in read.notes[0]
+
+
 def test_a_flat_folder_has_no_labels(folder):
     for i in range(4):
         draw(folder / "flat" / f"{i}.tif")
@@ -465,6 +476,18 @@ def test_labels_are_classes_or_numbers(folder, frame, suffix, label, values, cla
     assert read.labels.dtype == (torch.float32 if label == "price" else torch.long)
     assert read.dataset.shape == (4, 6 - (label != "kind"))
     read_back(read, 4)
+
+
+def test_a_line_of_json_ends_with_a_line_feed_only(folder):
+    rows = [{"text": "one\u2028two\x85three\x0c", "kind": "a"}, {"text": "four", "kind": "b"}]
+    lines = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (folder / "t.jsonl").write_bytes(f"\ufeff{lines}\r\n\r\n".encode())
+    (folder / "length.py").write_text("def of(text):\n    return [len(text)]\n")
+    read = data("t.jsonl", label="kind", text_column="text", prepare="length.py:of")
+    assert [read.show(i) for i in range(2)] == [row["text"] for row in rows]
+    told = {"text_column": "text", "prepare": "length.py:of", "columns": None, "image_size": None}
+    asked = new_inputs(["-"], lambda: "\ufeffa\u2028b\nc\n", **told, limit=None, show_columns=None)
+    assert asked.names == ("a\u2028b", "c")
 
 
 def test_labels_of_pandas_own_types(folder, frame):

@@ -130,6 +130,35 @@ def test_json_lines_change_in_their_labels_only(here):
     ]
 
 
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_names_of_columns_stay_as_they_are_written(here, start):
+    lines = (here / "rows.csv").read_text().splitlines()
+    columns = len(lines[0].split(","))
+    header = ["", *["same" if name != "kind" else name for name in lines[0].split(",")]]
+    text = "".join(
+        f"{line}\n" for line in [",".join(header), *(f"{i},{line}" for i, line in enumerate(lines[1:]))]
+    )
+    (here / "odd.csv").write_text(start + text, encoding="utf-8")
+    assert header.count("same") == columns - 1 >= 2
+    decided = decide("row-run", Decision(0, "relabel", 2))
+    options = ["--to", "table", "-o", "clean.csv", "--data", "odd.csv", "--quiet"]
+    assert exit_code(["apply", "row-run", decided, *options]) == 0
+    found = (here / "clean.csv").read_text(encoding="utf-8").splitlines()
+    assert found[0] == ",".join(header) and found[2:] == text.splitlines()[2:]
+
+
+def test_json_lines_with_other_separators_of_lines_are_corrected(here):
+    text = "one\u2028two\x85"
+    rows = [json.loads(line) for line in (here / "lines.jsonl").read_text().splitlines() if line]
+    written = [json.dumps({**row, "note": text}, ensure_ascii=False) for row in rows]
+    (here / "odd.jsonl").write_text("\n".join(written), encoding="utf-8")
+    decided = decide("line-run", Decision(0, "relabel", 2))
+    options = ["--to", "table", "-o", "clean.jsonl", "--data", "odd.jsonl", "--quiet"]
+    assert exit_code(["apply", "line-run", decided, *options]) == 0
+    found = (here / "clean.jsonl").read_text(encoding="utf-8").split("\n")
+    assert found[1:-1] == written[1:] and json.loads(found[0])["note"] == text
+
+
 def test_parquet_keeps_types_and_rows_that_were_not_analyzed(here):
     decided = decide("number-run", Decision(3, "relabel", 2), Decision(4, "drop"))
     assert exit_code(["apply", "number-run", decided, "--to", "clean.parquet", "--quiet"]) == 0

@@ -99,6 +99,7 @@ def open_inputs(settings: Settings) -> tuple[Any, Any]:
     read = open_data(settings)
     net = _read_by(model, settings)
     _refuse_misfit(net, read, settings)
+    _note_other_classes(net, read, settings)
     return net, read
 
 
@@ -354,6 +355,35 @@ def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
             f"{settings.model} cannot be called with a sample of {settings.data}, a batch of shape "
             f"{shapes}: {error}. What may help: {hints}."
         ) from error
+
+
+def _note_other_classes(net: Any, read: Any, settings: Settings) -> None:
+    """Say it where labels are not numbered as the outputs are, or may not be: nothing else would show it."""
+    from torch import Tensor
+
+    from likewise.loading.paths import listed
+
+    if read.labels is None or read.labels.is_floating_point() or read.labels.dim() != 1:
+        return
+    with net.evaluation_mode():
+        found = net.call_model({}, read_batches(read).samples(range(1)).inputs)
+    outputs = getattr(found, "logits", found)
+    d = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
+    least, most = int(read.labels.min()), int(read.labels.max())
+    if d < 2 or least < 0:
+        return
+    if most >= d:
+        advice = "number labels from 0." if least == 1 and most == d else "is this the model of these data?"
+        print_message(
+            f"note: labels go from {least:,} to {most:,}, and the network has {d:,} outputs, for classes 0 to "
+            f"{d - 1:,}: its predictions are not compared with the labels. If outputs are classes, {advice}"
+        )
+    elif read.classes is not None and settings.classes is None and len(read.classes) < d:
+        print_message(
+            f"note: the data name {len(read.classes):,} classes ({listed(read.classes, 4)}), and the network has {d:,} "
+            "outputs: labels are numbered from 0 in the order of their names. If the network knows other classes too, "
+            "name all by --classes, in the order of its outputs."
+        )
 
 
 def _columns_read(read: Any, settings: Settings) -> list[str]:

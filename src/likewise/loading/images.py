@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+# Images too, for others: they are not read, and that is said.
+OTHER_SUFFIXES = (
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".jfif",
+    ".jp2",
+    ".heic",
+    ".heif",
+    ".avif",
+    ".tga",
+    ".ico",
+    ".svg",
+)
 # A file's content decides how it is read, not its name: without this list, one could start any decoder.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 USED = ("image_size", "gray", "prepare", "limit", "follow_links")
@@ -38,7 +53,9 @@ def read_folder(folder: Path, options: Options) -> Read:
     files = [found.files[i] for i in kept]
     names = tuple(file.relative_to(folder).as_posix() for file in files)
     labels = None if found.labels is None else torch.tensor([found.labels[i] for i in kept])
-    return read_images(files, names, options)._replace(labels=labels, classes=found.classes)
+    return read_images(files, names, options)._replace(
+        labels=labels, classes=found.classes, notes=_unread(folder, found.classes)
+    )
 
 
 class ImageBytes(NamedTuple):
@@ -140,6 +157,27 @@ def _scan(folder: Path, root: Path | None) -> _Scanned:
 def _visible(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _unread(folder: Path, classes: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return a note on images beside those that are read: in folders inside of classes, or of other formats."""
+    inside = [folder] if classes is None else [folder / name for name in classes]
+    others = [
+        Path(entry.path).relative_to(folder).as_posix()
+        for place in inside
+        for entry in _visible(place)
+        if (entry.is_dir() and _holds_images(entry.path)) or entry.name.lower().endswith(OTHER_SUFFIXES)
+    ]
+    if not others:
+        return ()
+    return (
+        f"not read in {folder}: {listed(others, 4)}. Images are {' '.join(SUFFIXES)} files, those of a class in one "
+        "folder.",
+    )
+
+
+def _holds_images(folder: str) -> bool:
+    return any(name.lower().endswith(SUFFIXES) for _, _, names in os.walk(folder) for name in names)
 
 
 def _refuse_outside(path: Path, root: Path) -> None:

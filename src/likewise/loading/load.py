@@ -14,7 +14,7 @@ from likewise.loading.imports import build_object, import_object, is_import, lib
 from likewise.loading.paths import existing, listed
 from likewise.loading.pretrained import PretrainedFolder, is_pretrained
 from likewise.loading.python_objects import read_object
-from likewise.loading.tables import read_table, table_columns, table_read
+from likewise.loading.tables import read_table, table_columns, table_read, text_lines
 from likewise.loading.texts import Tokenization
 from likewise.loading.weights import load_weights
 
@@ -180,7 +180,7 @@ def _names_data(word: str, options: Options) -> bool:
 
 def _standard_input(content: str, options: Options) -> Read:
     if options.text_column is not None:
-        texts = [line for line in content.splitlines() if line.strip()]
+        texts = [line for line in text_lines(content) if line.strip()]
         if not texts:
             raise ValueError("Standard input holds no text: give one a line.")
         return _texts(texts, options)

@@ -45,6 +45,14 @@ def table_columns(path: Path) -> list[str]:
     return [str(name) for name in library("pandas", "pandas").read_csv(path, sep=separator, nrows=0).columns]
 
 
+def text_lines(text: str) -> list[str]:
+    """Return the lines of a text without a byte order mark.
+
+    Only line feeds end a line: the other separators of Unicode, at which `splitlines` splits too, may stand in a text.
+    """
+    return text.removeprefix("\ufeff").removesuffix("\n").split("\n")
+
+
 def text_columns(options: Options, there: Iterable[str]) -> list[str]:
     """Return the columns of text: the one that is named, or two, separated by a comma, of pairs."""
     if options.text_column is None:
@@ -96,7 +104,7 @@ def _frame(path: Path, options: Options) -> "DataFrame":
 def _json_lines(path: Path) -> "DataFrame":
     """Return JSON objects, one a line, as they are: no word becomes a date or a missing value."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_lines(path.read_text(encoding="utf-8")), 1):
         if not line.strip():
             continue
         try:

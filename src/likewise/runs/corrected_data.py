@@ -21,7 +21,7 @@ from likewise import files
 from likewise.checks import check_flag
 from likewise.loading.images import SUFFIXES
 from likewise.loading.imports import build_object, import_object, is_import
-from likewise.loading.tables import MISSING, table_columns
+from likewise.loading.tables import MISSING, table_columns, text_lines
 from likewise.runs.export import escape_formulas
 from likewise.runs.result import Analysis
 from likewise.version import VERSION
@@ -186,7 +186,7 @@ class _Source:
 
         column = self.label_column
         if path.suffix.lower() == ".jsonl":
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            lines = [line for line in text_lines(path.read_text(encoding="utf-8")) if line.strip()]
             rows = [json.loads(line) for line in lines]
             labels = self._correct([row[column] for row in rows])
             for i, label in enumerate(labels):
@@ -197,7 +197,9 @@ class _Source:
         separator = SEPARATORS[path.suffix.lower()]
         frame = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
         frame[column] = self._correct(frame[column].tolist())
-        return frame[self._stays(len(frame))].to_csv(None, index=False, sep=separator)
+        return frame[self._stays(len(frame))].to_csv(
+            None, index=False, sep=separator, header=_own_header(path, separator)
+        )
 
     def corrected_table(self) -> Any:
         """Return the table, with the types of its columns, as a pyarrow.Table."""
@@ -210,9 +212,7 @@ class _Source:
             table = pyarrow.parquet.read_table(self.path, use_threads=False, pre_buffer=False)
         elif self.path.suffix.lower() == ".jsonl":
             text = self.path.read_text(encoding="utf-8")
-            table = pyarrow.Table.from_pylist(
-                [json.loads(line) for line in text.splitlines() if line.strip()]
-            )
+            table = pyarrow.Table.from_pylist([json.loads(line) for line in text_lines(text) if line.strip()])
         else:
             separator = SEPARATORS[self.path.suffix.lower()]
             frame = pandas.read_csv(self.path, sep=separator, keep_default_na=False, na_values=list(MISSING))
@@ -315,6 +315,14 @@ class _Source:
         if all(str(value) == self.classes[key] for key, value in written.items()):
             return type(next(iter(written.values())))(self.classes[number])
         return type(next(iter(written.values())))(number)
+
+
+def _own_header(path: Path, separator: str) -> list[str]:
+    """Return the names of columns as a table writes them; pandas renames empty ones and those that are there twice."""
+    import pandas
+
+    first = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, header=None, nrows=1)
+    return [str(name) for name in first.iloc[0]]
 
 
 _KINDS = {
