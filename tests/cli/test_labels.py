@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -106,6 +107,44 @@ def test_duplicates_writes_pairs_within_and_between_data_sets(table, capsys):
     found = pandas.read_csv(table / "between.csv")
     assert set(found["second"]) == set(range(50, 90))
     assert (found["second"] - found["first"] == 50).all()
+
+
+def test_duplicates_between_data_sets_compare_labels_by_name_and_columns_in_one_order(tmp_path, capsys):
+    (tmp_path / "net.py").write_text("import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 3)\n")
+    chance = np.random.default_rng(0)
+    train = pandas.DataFrame(chance.normal(size=(60, 2)), columns=["u", "v"])
+    train["kind"] = ["ant", "bee", "cow"] * 20
+    train.to_csv(tmp_path / "train.csv", index=False)
+    own = train[train["kind"] != "ant"].reset_index(drop=True)
+    own.loc[0, "kind"] = "cow"  # was bee
+    own.to_csv(tmp_path / "test.csv", index=False)
+    own[["kind", "v", "u"]].to_csv(tmp_path / "shuffled.csv", index=False)
+    own.assign(kind=1).to_csv(tmp_path / "numbers.csv", index=False)
+    words = [
+        "duplicates",
+        f"{tmp_path}/net.py:model",
+        "--label",
+        "kind",
+        "--against",
+        f"{tmp_path}/train.csv",
+    ]
+
+    def found(name, *options):
+        given = [*words, f"{tmp_path}/{name}.csv", "--out", f"{tmp_path}/{name}-pairs.csv", *options]
+        return exit_code(given), capsys.readouterr()
+
+    assert found("test")[0] == 0
+    pairs = pandas.read_csv(tmp_path / "test-pairs.csv")
+    same = [own["kind"][i] == train["kind"][j] for i, j in zip(pairs["first"], pairs["second"], strict=True)]
+    assert pairs["same_label"].tolist() == same and 0 < same.count(False) < len(same)
+    code, told = found("shuffled")
+    assert code == 2 and "--columns" in told.err
+    assert found("shuffled", "--columns", "u,v")[0] == 0
+    again = pandas.read_csv(tmp_path / "shuffled-pairs.csv")
+    pandas.testing.assert_frame_equal(again, pairs)
+    code, told = found("numbers")
+    assert code == 0 and "labels of pairs are not compared" in told.err
+    assert "different labels" not in told.out
 
 
 def test_no_command_replaces_what_it_reads_or_what_is_there(table, capsys):

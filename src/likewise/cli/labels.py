@@ -14,6 +14,7 @@ from likewise.cli.options import (
     open_data,
     open_inputs,
     read_batches,
+    renumber_classes,
     takes_settings,
 )
 from likewise.cli.output import (
@@ -134,6 +135,8 @@ def duplicates(
     refuse_existing(out, force, settings.data, *([] if against is None else [against]))
     net, read = open_inputs(settings)
     other = None if against is None else open_data(settings.model_copy(update={"data": against}))
+    if other is not None:
+        read, other = _number_alike(read, other, settings.data, str(against))
     rows = read_batches(read)
     columns = None if other is None else read_batches(other)
     sketch = settings.sketch
@@ -154,6 +157,20 @@ def duplicates(
     if len(found.first):
         lines.append(_closest_pairs(found, read, read if other is None else other))
     print_result(form, facts, *lines)
+
+
+def _number_alike(rows: "Read", columns: "Read", data: str, against: str) -> "tuple[Read, Read]":
+    """Return two data sets with equal classes numbered alike: each has numbered its own by their names."""
+    if rows.labels is None or columns.labels is None or rows.classes == columns.classes:
+        return rows, columns
+    if rows.classes is None or columns.classes is None:
+        print_message(
+            f"note: of {data} and {against} one has names as labels and the other numbers: labels of pairs are not "
+            "compared."
+        )
+        return rows._replace(labels=None, classes=None), columns._replace(labels=None, classes=None)
+    every = tuple(sorted({*rows.classes, *columns.classes}))
+    return renumber_classes(rows, every), renumber_classes(columns, every)
 
 
 def _closest_pairs(found: "Duplicates", rows: "Read", columns: "Read") -> str:
