@@ -94,3 +94,24 @@ def test_thumbnails_hold_nothing_but_pixels():
     found = picture(Image.open(stored))
     assert b"Ann" not in found.content and len(found.content) < 1000
     assert not set(Image.open(io.BytesIO(found.content)).info) & {"exif", "icc_profile", "xmp"}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_image_of_the_user_stays_as_it_is(mode):
+    image = Image.new(mode, (300, 200), "gray")
+    before = image.tobytes()
+    assert picture(image).kind == "image"
+    assert image.size == (300, 200) and image.tobytes() == before
+
+
+@pytest.mark.parametrize("dtype, most", [("uint16", 65535), ("int32", 4095), ("float32", 1)])
+def test_images_of_more_than_eight_bits_are_drawn_by_their_range(dtype, most):
+    slope = np.linspace(0, most, 16 * 16).reshape(16, 16)
+    seen = picture(Image.fromarray(slope.astype(dtype)))
+    drawn = np.asarray(Image.open(io.BytesIO(seen.content)).convert("L")).astype(float)
+    assert abs(drawn - slope / most * 255).max() <= 2
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.array(3), torch.tensor(0.25)])
+def test_a_single_number_is_shown_as_text(value):
+    assert picture(value) == ("text", str(value.item()).encode())

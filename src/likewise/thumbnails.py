@@ -53,7 +53,7 @@ def picture(raw: Any, values: Range | None = None, excerpt_length: int = EXCERPT
         row = json.dumps(_row(raw, excerpt_length), ensure_ascii=False)
         return Picture("row", row.encode("utf-8", "replace"))
     if hasattr(raw, "convert") and hasattr(raw, "resize"):  # a PIL image
-        return Picture("image", _webp(raw)) if min(raw.size) else None
+        return Picture("image", _webp(_of_eight_bits(raw, values))) if min(raw.size) else None
     try:
         return _of_array(np.asarray(raw), values)
     except ValueError:  # lists of different lengths
@@ -101,6 +101,8 @@ def _of_array(array: np.ndarray, values: Range | None) -> Picture | None:
     image = _channels_last(array)
     if image is not None:
         return Picture("image", _webp(_image(image, values)))
+    if array.ndim == 0:
+        return Picture("text", str(array.item()).encode())
     if array.dtype.kind == "f" and array.ndim <= 2 and array.shape[-1] > COLUMNS:
         line = np.atleast_2d(array)[0].astype(float)
         edges = np.linspace(0, len(line), min(len(line), POINTS) + 1).astype(int)
@@ -153,10 +155,20 @@ def _image(image: np.ndarray, values: Range | None) -> Any:
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3])
 
 
+def _of_eight_bits(image: Any, values: Range | None) -> Any:
+    """Return a PIL image whose pixels have more than 8 bits drawn by their range; to convert would clip them."""
+    if image.mode[0] not in "IF":
+        return image
+    return _image(np.asarray(image)[..., None], values)
+
+
 def _webp(image: Any) -> bytes:
     """Return the pixels of an image as WebP, tiny ones without loss, and nothing beside them."""
-    image = image if image.mode == "RGB" else image.convert("RGB")
     small = max(image.size) <= 16
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    elif max(image.size) > SIDE:
+        image = image.copy()  # which is made small, in place; this one is the user's
     image.thumbnail((SIDE, SIDE))
     into = io.BytesIO()
     bare: dict[str, Any] = {"icc_profile": b"", "exif": b"", "xmp": b""}  # else those of the file
