@@ -189,6 +189,27 @@ def test_long_texts_are_cut_and_counted(folders, offline, tmp_path, capsys):
         folder.tokenization(65)
 
 
+@pytest.mark.parametrize("kind, options", [("causal", []), ("classifier", ["--label", "label"])])
+@pytest.mark.parametrize("text", ["", "  "])
+def test_a_text_without_tokens_is_named(folders, tmp_path, capsys, kind, options, text):
+    rows = [json.loads(line) for line in (folders / "data.jsonl").read_text().splitlines()]
+    rows[5]["text"] = text
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    given = [
+        "analyze",
+        str(folders / kind),
+        str(path),
+        "--text",
+        "text",
+        *options,
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert exit_code(given) == 2
+    assert f"Text 5 (from 0) is {text!r}, of which" in " ".join(capsys.readouterr().err.split("\n"))
+
+
 def test_pairs_of_sentences_are_tokenized_together(folders, offline):
     folder = loading.PretrainedFolder(str(folders / "classifier"))
     read = loading.data(

@@ -47,6 +47,9 @@ class Tokenization:
         Args:
             columns: One or two columns of text.
 
+        Raises:
+            ValueError: A text has no tokens.
+
         """
         if len(columns) not in (1, 2):
             raise ValueError(f"One column of texts or two are read, found {len(columns)}.")
@@ -55,6 +58,7 @@ class Tokenization:
         rows, truncated = list[Row](), 0
         for start in range(0, len(columns[0]), TOGETHER):
             for tokens, is_cut in self._tokenize([column[start : start + TOGETHER] for column in columns]):
+                _refuse_empty(tokens, len(rows), columns)
                 rows.append(tokens)
                 truncated += is_cut
         return Texts(dict(enumerate(rows)), self, columns, truncated)
@@ -113,6 +117,16 @@ class Tokenization:
             yield tokens, len(first) + len(kept) < len(prompt) + len(completion)
 
 
+def _refuse_empty(tokens: Row, i: int, columns: Sequence[Sequence[str]]) -> None:
+    """Raise if there is nothing for the model to read: a batch would read its padding."""
+    if len(tokens["input_ids"]):
+        return
+    shown = " and ".join(repr(column[i][:40]) for column in columns)
+    raise ValueError(
+        f"Text {i} (from 0) is {shown}, of which the tokenizer makes no tokens: fill it in, or leave the row out."
+    )
+
+
 class Texts(Dataset[dict[str, Tensor]]):
     """Tokens of texts, of several lengths; batches are padded to the longest text in them.
 
@@ -144,7 +158,9 @@ class Texts(Dataset[dict[str, Tensor]]):
         if not 0 <= i < len(self):
             raise IndexError(f"text {i} of {len(self)}")
         if i not in self._rows:
-            self._rows[i] = self._tokenization.tokenize_one(self._texts(i))
+            tokens = self._tokenization.tokenize_one(self._texts(i))
+            _refuse_empty(tokens, i, self._columns)
+            self._rows[i] = tokens
         return self._rows[i]
 
     def _texts(self, i: int) -> list[str]:
