@@ -92,6 +92,33 @@ def test_labels_of_a_new_table_are_the_classes_of_the_index(indexes, made, capsy
     assert "the network was not trained again" in heard.out  # what would change the prediction
 
 
+@pytest.mark.parametrize("numbers", [(-1, 0, 1), (1000, 1001, 5000)])
+def test_new_labels_that_are_integers_are_the_classes_of_the_index(tmp_path, capsys, numbers):
+    (tmp_path / "net.py").write_text("import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 3)\n")
+    rows = [f"{i % 7},{i % 4},{numbers[i % 3]}" for i in range(30)]
+    (tmp_path / "data.csv").write_text("u,v,y\n" + "\n".join(rows))
+    (tmp_path / "new.csv").write_text("u,v,y\n" + "\n".join(row for row in rows if not row.endswith("-1")))
+    given = ["index", f"{tmp_path}/net.py:model", f"{tmp_path}/data.csv", "--label", "y", "--out"]
+    assert exit_code([*given, f"{tmp_path}/index", "-q"]) == 0
+    capsys.readouterr()
+    found = answers(capsys, f"{tmp_path}/index", f"{tmp_path}/new.csv")
+    expected = [row.rsplit(",", 1)[1] for row in rows if not row.endswith("-1")]
+    assert [one["label_name"] for one in found] == expected
+
+
+def test_a_column_of_labels_that_is_not_filled_in_is_left_out(tmp_path, capsys):
+    (tmp_path / "net.py").write_text("import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 3)\n")
+    rows = [f"{i % 7},{i % 4},{'abc'[i % 3]}" for i in range(30)]
+    (tmp_path / "data.csv").write_text("u,v,y\n" + "\n".join(rows))
+    (tmp_path / "new.csv").write_text("u,v,y\n1,2,\n3,1,a\n")
+    given = ["index", f"{tmp_path}/net.py:model", f"{tmp_path}/data.csv", "--label", "y", "--out"]
+    assert exit_code([*given, f"{tmp_path}/index", "-q"]) == 0
+    assert exit_code(["ask", f"{tmp_path}/index", f"{tmp_path}/new.csv", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "the label 'y' is not filled in everywhere" in " ".join(told.err.split())
+    assert [one["label"] for one in json.loads(told.out[told.out.index("{") :])["answers"]] == [None, None]
+
+
 def test_columns_of_a_new_table_are_found_by_their_names(indexes, made, capsys, tmp_path):
     lines = (made / "table" / "wine.csv").read_text().splitlines()
     (tmp_path / "new.csv").write_text("\n".join(lines[:4]))

@@ -533,18 +533,36 @@ def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
         max_memory=settings.max_memory or 2**31,
     )
     print_message(*(f"note: {note}" for note in read.notes))
-    return _number_labels(read, index.classes)
+    return _number_labels(read, index.classes, settings.classes is not None)
 
 
-def _number_labels(read: "Read", classes: list[str] | None) -> "Read":
-    """Return new inputs with their labels, if they have any, numbered as the classes of the index are."""
-    if read.labels is None or read.classes is None or classes is None:
+def _number_labels(read: "Read", classes: list[str] | None, are_given: bool) -> "Read":
+    """Return new inputs with their labels, if they have any, numbered as the classes of the index are.
+
+    `are_given`: whether names of classes were given to the index, and not found in its data.
+    """
+    if read.labels is None or classes is None:
+        return read
+    if (
+        read.classes is None
+        and not are_given
+        and _are_integers(classes)
+        and not read.labels.is_floating_point()
+    ):
+        # integers that were no class numbers there, -1, 0 and 1 say, and some of which could be here
+        found, numbers = read.labels.unique(return_inverse=True)
+        read = read._replace(labels=numbers, classes=tuple(str(label) for label in found.tolist()))
+    if read.classes is None:
         return read
     unknown = [name for name in read.classes if name not in classes]
     if unknown:
         print_message(f"note: {unknown[0]} is no class of the index: labels of the new inputs are left out.")
         return read._replace(labels=None, classes=None)
     return renumber_classes(read, tuple(classes))
+
+
+def _are_integers(names: list[str]) -> bool:
+    return all(name.removeprefix("-").isdecimal() for name in names)
 
 
 def _size_of_images(index: "Index") -> tuple[int, int] | None:

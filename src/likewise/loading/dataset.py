@@ -46,13 +46,16 @@ class Options(NamedTuple):
     )
     limit: int | None = None
     show_columns: Sequence[str] | None = None
+    labels_optional: bool = False  # of new rows: a column of labels that is not filled in is left out
     follow_links: bool = False
     max_memory: int = 2**31  # bytes that what is compressed may expand to; a limit for every kind of data
 
     def refuse_all_but(self, used: Sequence[str], kind: str) -> None:
         """Raise an error that names what was asked and cannot be done for this kind of data."""
         given = [name for name, value in self._asdict().items() if value is not None and value is not False]
-        unused = [name for name in given if name not in (*used, "max_memory", "tokenization")]
+        unused = [
+            name for name in given if name not in (*used, "max_memory", "tokenization", "labels_optional")
+        ]
         if unused:
             raise ValueError(f"{', '.join(unused)} cannot be used with {kind}, only {', '.join(used)}.")
 

@@ -211,9 +211,10 @@ def _read_new(text: str, options: Options) -> Read:
 
 
 def _without_missing(options: Options, there: Collection[str]) -> Options:
-    """Return the options without a label, and without columns to be shown, that a table of new rows does not have."""
+    """Return the options for a table of new rows, which may lack labels and columns that are only shown."""
     shown = tuple(name for name in options.show_columns or () if name in there) or None
-    return options._replace(label=options.label if options.label in there else None, show_columns=shown)
+    label = options.label if options.label in there else None
+    return options._replace(label=label, labels_optional=label is not None, show_columns=shown)
 
 
 def _options(

@@ -74,13 +74,19 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     options.refuse_all_but(USED, f"the table {name}")
     frame = frame.reset_index(drop=True).set_axis([str(column) for column in frame.columns], axis=1)
     _refuse_missing(frame, options, name)
-    labels = _labels(frame, options.label, name)
+    unfilled = options.labels_optional and bool(frame[options.label].isna().any())
+    labels = None if unfilled else _labels(frame, options.label, name)
     rows = frame.iloc[: options.limit]
     inputs = rows.drop(columns=[] if options.label is None else [options.label])
     dataset, shown = _inputs(inputs, options, name)
     notes = dataset.notes if isinstance(dataset, Texts) else ()
     if isinstance(dataset, Tensor) and options.columns is None:
         notes = _left_out(inputs, shown, options, name)
+    if unfilled:
+        notes = (
+            *notes,
+            f"the label {options.label!r} is not filled in everywhere in {name}, and is left out.",
+        )
     values = None if labels is None else labels.values[: options.limit]
     classes = None if labels is None else labels.classes
     columns = tuple(shown) if isinstance(dataset, Tensor) else None
