@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -122,6 +123,16 @@ def test_samples_without_finite_logits_are_left_out_and_counted():
     with pytest.warns(UserWarning, match="2 updates with NaN or infinite logits"):
         assert watch.margins.tolist() == [1, 2]
     assert watch.left_out.tolist() == [1, 1]
+
+
+def test_updates_count_once_where_warnings_are_errors():
+    watch = lw.Watch(2)
+    watch.update(torch.tensor([[1.0, 0.0], [torch.nan, 0.0]]), torch.tensor([0, 0]), torch.tensor([0, 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="left out"):
+            watch.updates  # noqa: B018
+        assert watch.updates.tolist() == [1, 0] and watch.left_out.tolist() == [0, 1]
 
 
 def test_masked_classes_do_not_count():

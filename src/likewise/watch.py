@@ -425,6 +425,9 @@ class Watch:
             order = _stable_order(ids)  # rows of a sample side by side, in the order of their updates
             self._add(ids[order], labels[order], values[:, order], clocks[order])
         self._pending, self._pending_rows = [], 0
+        self._warn_of_left_out(
+            ids[~np.isfinite(values).all(0)]
+        )  # last: filters may turn it into an exception
 
     def _add(self, ids: np.ndarray, labels: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> None:
         """Add rows that are sorted by sample."""
@@ -447,15 +450,17 @@ class Watch:
                 for name, column in _summarize(ids[finite], values[:, finite], clocks[finite]).items():
                     found[name][at] = column
         self._combine(ids[starts], {**found, **known})
-        if not finite.all() and not self._warned:
-            self._warned = True
-            left_out = int((~finite).sum())
-            warnings.warn(
-                f"{counted(left_out, 'update')} with NaN or infinite logits {agreeing(left_out, 'is', 'are')} left "
-                "out of the record: samples "
-                f"{_named(np.unique(ids[~finite]))}. watch.left_out counts them.",
-                stacklevel=4,
-            )
+
+    def _warn_of_left_out(self, ids: np.ndarray) -> None:
+        """Warn once of samples whose updates were left out."""
+        if self._warned or not len(ids):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{counted(len(ids), 'update')} with NaN or infinite logits {agreeing(len(ids), 'is', 'are')} left "
+            f"out of the record: samples {_named(np.unique(ids))}. watch.left_out counts them.",
+            stacklevel=4,
+        )
 
     def _combine(self, ids: np.ndarray, theirs: State) -> None:
         """Merge the state of samples, each of which occurs once in `ids`, with another state of these."""
