@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import likewise as lw
 from likewise.statistics.target_issues import is_label_matrix
@@ -151,3 +153,36 @@ def test_runs_say_that_a_sample_may_have_several_labels_and_which_looks_wrong(tm
     values = lw.analyze(model, (x, x[:, :3] * 4), out=tmp_path / "values", readout=lw.all_outputs)
     score = lw.value_suspicion(lw.GramMatrix(lw.Network(model, lw.all_outputs), (x, x[:, :3] * 4)))
     assert values.table["target_suspicion"].to_numpy() == pytest.approx(score.suspicion.numpy(), abs=1e-3)
+
+
+def test_batches_without_a_label_masks_of_any_type_and_several_inputs():
+    torch.manual_seed(0)
+    conv, images, masks = nn.Conv2d(1, 3, 3, padding=1), torch.randn(6, 1, 8, 8), torch.randint(3, (6, 8, 8))
+    masks[2] = 255
+    wanted = lw.cell_suspicion(conv, (images, masks), cell=4, sketch=None)
+    for given in (masks, masks.to(torch.uint8)):
+        loader = DataLoader(TensorDataset(images, given), batch_size=1)
+        found = lw.cell_suspicion(conv, loader, cell=4, sketch=None)
+        assert torch.allclose(found.cells, wanted.cells, equal_nan=True) and found.cells[2].isnan().all()
+
+    numbers = (images[:, 0] > 0).long()  # as bool, 255 would be True
+    wanted = lw.cell_suspicion(conv, (images, numbers), cell=4, sketch=None)
+    found = lw.cell_suspicion(conv, (images, numbers.bool()), cell=4, sketch=None)
+    assert torch.equal(found.cells, wanted.cells) and not found.cells.isnan().any()
+
+
+def test_sequences_with_a_mask_are_the_same_as_a_tuple_and_as_a_mapping():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 3)
+
+        def forward(self, words, mask):
+            return self.head(self.words(words) * mask[..., None])
+
+    torch.manual_seed(0)
+    net, words, mask = Tagger(), torch.randint(9, (8, 5)), torch.rand(8, 5)
+    labels = torch.randint(3, (8, 5))
+    wanted = lw.cell_suspicion(net, {"words": words, "mask": mask}, labels, sketch=None)
+    found = lw.cell_suspicion(net, ((words, mask), labels), sketch=None)
+    assert torch.allclose(found.cells, wanted.cells)

@@ -17,13 +17,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from likewise.checks import check_integer, check_number, describe
 from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
-from likewise.model import Network, to_network
+from likewise.model import Network, call_arguments, to_network
 from likewise.readouts import all_outputs
 from likewise.statistics.targets import given_labels, model_outputs, refuse_unbounded, to_device
 from likewise.votes import EXPONENT
@@ -267,8 +268,9 @@ def cell_suspicion(
         raise ValueError(
             f"Masks (n, h, w) or labels of words (n, t) are needed, whole numbers; found {found}."
         )
+    masks = masks.cpu().long()  # of uint8 or bool, labels to ignore would be other numbers
     size = 1 if masks.dim() == 2 else cell
-    labeled, shares = _cell_shares(masks.cpu(), size, ignore)
+    labeled, shares = _cell_shares(masks, size, ignore)
     places = labeled.flatten(1).nonzero()
     if not len(places):
         raise ValueError("No cell has a label that is not to be ignored.")
@@ -278,7 +280,7 @@ def cell_suspicion(
     sums, total = _weighted_sums(gram, given, EXPONENT, sketch)
     opinion = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], given)
     by_votes = (given - opinion).abs().sum(1) / 2
-    unlikely, chances = _unlikely(net, samples, masks.cpu(), size, ignore)
+    unlikely, chances = _unlikely(net, samples, masks, size, ignore)
     mine = unlikely.flatten(1)[places[:, 0], places[:, 1]]
     said = chances.flatten(2).transpose(1, 2)[places[:, 0], places[:, 1]]
     return _collect(labeled, places, (by_votes + mine) / 2, _best_class(opinion, said))
@@ -307,21 +309,19 @@ def _unlikely(
     with net.evaluation_mode(), torch.no_grad():
         for batch in data:
             inputs = net.to_device(batch.inputs)
-            logits = all_logits(net.model(**inputs) if isinstance(inputs, dict) else net.model(inputs))
+            logits = all_logits(_call(net.model, inputs))
             logits = logits if logits.dim() == 4 else logits.transpose(1, 2)
             probabilities = logits.double().softmax(1).cpu()
             here = masks[start : start + len(batch)]
             start += len(batch)
             ignored = _ignored(here, ignore)
-            if (
-                here.shape[1:] != probabilities.shape[2:]
-                or int(here[~ignored].max()) >= probabilities.shape[1]
-            ):
+            largest = int(torch.where(ignored, 0, here).max())
+            if here.shape[1:] != probabilities.shape[2:] or largest >= probabilities.shape[1]:
                 raise ValueError(
-                    f"Labels of shape {tuple(here.shape[1:])} up to {int(here[~ignored].max())}, and outputs of shape "
+                    f"Labels of shape {tuple(here.shape[1:])} up to {largest}, and outputs of shape "
                     f"{tuple(probabilities.shape[1:])}: one class for each pixel or word is needed."
                 )
-            mine = probabilities.gather(1, torch.where(ignored, 0, here).long()[:, None])[:, 0]
+            mine = probabilities.gather(1, torch.where(ignored, 0, here)[:, None])[:, 0]
             missing.append(
                 _pooled(torch.where(ignored, 0.0, 1 - mine), cell)
                 / _pooled((~ignored).double(), cell).clamp(min=1e-12)
@@ -347,7 +347,7 @@ class _CellModel(nn.Module):
         self.model, self.cell, self.image = model, cell, image
 
     def forward(self, inputs: Any, places: Tensor) -> Tensor:
-        outputs = all_logits(self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs))
+        outputs = all_logits(_call(self.model, inputs))
         if self.image:
             pooled = F.avg_pool2d(outputs, self.cell, ceil_mode=True, count_include_pad=False)
             outputs = pooled.flatten(2).transpose(1, 2)
@@ -377,9 +377,12 @@ class _Cells(Dataset[Any]):
     def __getitem__(self, i: int) -> tuple[Any, Tensor]:
         image, cell = self._places[i].tolist()
         inputs = self._data.samples(range(image, image + 1)).inputs
-        if isinstance(inputs, dict):
-            return {name: value[0] for name, value in inputs.items()}, torch.tensor(cell)
-        return inputs[0], torch.tensor(cell)
+        return tree_map(lambda value: value[0], inputs), torch.tensor(cell)
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    positional, named = call_arguments(inputs)
+    return model(*positional, **named)
 
 
 def _inner(net: Network) -> list[str]:
