@@ -217,3 +217,24 @@ print(before == fingerprint_code(lw.projected_outputs(4)))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "True"
+
+
+def test_options_of_a_module_count_and_its_mode_does_not():
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    assert fingerprint_code(loss) == fingerprint_code(nn.CrossEntropyLoss(label_smoothing=0.1).eval())
+    assert fingerprint_code(loss) != fingerprint_code(nn.CrossEntropyLoss(label_smoothing=0.2))
+    assert fingerprint_code(nn.Sequential(nn.Dropout(0.1))) != fingerprint_code(
+        nn.Sequential(nn.Dropout(0.2))
+    )
+
+
+def test_stores_that_calls_write_to_may_be_left_out():
+    calls = []
+
+    def function(x):
+        calls.append(x)
+
+    before = fingerprint_code(function), fingerprint_code(function, stores=False)
+    calls.append(1)
+    assert fingerprint_code(function) != before[0]
+    assert fingerprint_code(function, stores=False) == before[1]

@@ -151,6 +151,17 @@ def test_a_checkpoint_of_another_call_is_refused_by_name(digits, tmp_path):
         lw.reheat(model, (x, labels), **{**options, "learning_rate": 2e-2})
     with pytest.raises(ValueError, match="data differ"):
         lw.reheat(model, (x + 1e-6, labels), **options)
+    for given in ("loss", "augment"):  # of the same name, or class
+        first, other = {
+            "loss": (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.2)),
+            "augment": (lambda inputs: inputs + 0.1, lambda inputs: inputs + 0.2),
+        }[given]
+        options["checkpoint"] = tmp_path / f"{given}.safetensors"
+        found = lw.reheat(model, (x, labels), **options, **{given: first})
+        again = lw.reheat(model, (x, labels), **options, **{given: first})
+        assert torch.equal(found.margins, again.margins)
+        with pytest.raises(ValueError, match="loss, optimizer or augment differ"):
+            lw.reheat(model, (x, labels), **options, **{given: other})
     options["checkpoint"].write_bytes(b"no such file")
     with pytest.raises(ValueError, match="cannot be read"):
         lw.reheat(model, (x, labels), **options)

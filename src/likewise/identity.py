@@ -55,13 +55,18 @@ def fingerprint_model(net: Network) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_code(*callables: Any) -> str:
+def fingerprint_code(*callables: Any, stores: bool = True) -> str:
     """Return a fingerprint of functions: their bytecode, defaults, closures and the functions they call.
 
     Code of installed libraries counts by its name. Comments and positions in a file do not count.
+
+    Args:
+        callables: Functions, or objects that are called, such as modules.
+        stores: Whether lists, dicts and sets in closures count; False where calls may write to them.
+
     """
     digest = hashlib.sha256()
-    walk = _Walk(digest)
+    walk = _Walk(digest, stores)
     for each in callables:
         walk.value(each)
     return digest.hexdigest()
@@ -268,8 +273,8 @@ class _Column:
 class _Walk:
     """Visits a function and what it refers to, each once."""
 
-    def __init__(self, digest: Any) -> None:
-        self._digest, self._seen = digest, dict[int, Any]()
+    def __init__(self, digest: Any, stores: bool = True) -> None:
+        self._digest, self._seen, self._stores = digest, dict[int, Any](), stores
 
     def method(self, kind: type, name: str) -> None:
         """Visit a method of a class, and those that it calls by name."""
@@ -319,6 +324,7 @@ class _Walk:
         elif isinstance(value, nn.Module):
             self.method(type(value), "forward")
             self.value(dict(value.state_dict()))
+            self._each([_settings(module) for module in value.modules()])
         else:
             self.method(type(value), "__call__")
             self._state(value)
@@ -351,7 +357,9 @@ class _Walk:
                     self.method(owner, name)
         self._each([function.__defaults__, function.__kwdefaults__])
         for cell in function.__closure__ or ():
-            self.value(cell.cell_contents if _is_filled(cell) else None)
+            held = cell.cell_contents if _is_filled(cell) else None
+            if self._stores or not isinstance(held, list | dict | set):
+                self.value(held)
 
     def _global(self, value: Any, code: types.CodeType) -> None:
         """Visit a global: functions and constants; what changes as it is used, like a cache, is left out."""
@@ -370,6 +378,15 @@ class _Walk:
 
     def _note(self, text: str) -> None:
         self._digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of a module that its forward may read, such as those that were options."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and (value is None or isinstance(value, PLAIN))
+    }
 
 
 def _names(code: types.CodeType) -> list[str]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from likewise.distributed import world_size
 from likewise.fingerprint import Fingerprint, checksums, describe_module
 from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
+from likewise.identity import fingerprint_code
 from likewise.model import Network, call_arguments, to_network
 from likewise.model_state import exclusive, preserve_generators
 from likewise.readouts import all_outputs, are_chances
@@ -596,13 +596,14 @@ class _Run:
         """Return what a checkpoint must have in common with this call, in words."""
         model = self.net.model
         state = [*dict(model.named_parameters()).values(), *dict(model.named_buffers()).values()]
-        functions = [
-            _name(f) for f in (self.functions.loss, self.functions.optimizer, self.functions.augment)
-        ]
+        used = self.functions
+        # what an augmentation counts, say, is not what makes it another one
+        functions = fingerprint_code(used.loss, used.optimizer, used.augment, stores=False)
         return {
             "model": f"{describe_module(model)} {checksums(state)}",
             "data": self.samples.checksum(),
-            "settings": f"{asdict(self.settings)} {self.net.autocast} {functions}",
+            "settings": f"{asdict(self.settings)} {self.net.autocast}",
+            "loss, optimizer or augment": functions,
         }
 
 
@@ -685,10 +686,16 @@ def _class_numbers(labels: Tensor) -> Tensor:
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
         raise TypeError(
-            f"labels must be class numbers from 0, one a sample, found {describe(labels)}: reheating is for "
-            "classifiers. Numbers that are classes: labels.long(); one-hot: labels.argmax(1)."
+            f"labels must be class numbers from 0, one a sample, found {describe(labels)}"
+            f"{_range_of(labels)}: reheating is for classifiers. Numbers that are classes: labels.long(); one-hot: "
+            "labels.argmax(1)."
         )
     return found.cpu().long()
+
+
+def _range_of(labels: Tensor) -> str:
+    """Return the smallest and the largest label, in words."""
+    return "" if labels.is_complex() else f" from {labels.min().item():g} to {labels.max().item():g}"
 
 
 def _refuse_other_outputs(outputs: Tensor, labels: Tensor) -> None:
@@ -705,13 +712,6 @@ def _share_right(outputs: Tensor, labels: Tensor) -> float:
     guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
     right = (guess == labels.to(guess.device)) & outputs.isfinite().all(1)
     return float(right.double().mean())
-
-
-def _name(function: Any) -> str:
-    """Return what a function is called, with the options of a partial; what it refers to may change between calls."""
-    if isinstance(function, partial):
-        return f"{_name(function.func)} {function.args} {function.keywords}"
-    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _mixed(seed: int, use: int, epoch: int) -> int:

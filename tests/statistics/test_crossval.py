@@ -170,3 +170,18 @@ def test_faults_are_named():
         lw.crossval(train, (x, labels), folds=151)
     with pytest.raises(ValueError, match="Labels are needed"):
         lw.crossval(train, x)
+
+
+def test_training_works_in_inference_mode():
+    x, _, labels = planted()
+    wanted = lw.crossval(train, (x, labels), folds=2)
+    with torch.inference_mode():
+        found = lw.crossval(train, (x, labels), folds=2)
+    assert torch.equal(found.probabilities, wanted.probabilities)
+
+
+def test_labels_below_zero_are_told():
+    x, _, labels = planted()
+    for judge in (lambda data: lw.crossval(train, data), lambda data: lw.reheat(torch.nn.Linear(4, 3), data)):
+        with pytest.raises(TypeError, match="from -100 to 2"):
+            judge((x, labels.masked_fill(labels == 0, -100)))

@@ -228,7 +228,7 @@ class _Run:
             torch.manual_seed(mixed)
             random.seed(mixed)
             np.random.seed(mixed)
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 model = self.train(self._subset(kept))
         if not isinstance(model, nn.Module):
             raise TypeError(f"train must return a trained torch.nn.Module, found {describe(model)}.")
@@ -281,9 +281,10 @@ def _class_numbers(data: Batches, labels: Any) -> Tensor:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
     found = found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
+        ends = "" if found.is_complex() else f" from {found.min().item():g} to {found.max().item():g}"
         raise TypeError(
-            f"labels must be class numbers from 0, one a sample, found {describe(found)}. Numbers that are classes: "
-            "labels.long(); one-hot: labels.argmax(1)."
+            f"labels must be class numbers from 0, one a sample, found {describe(found)}{ends}. Numbers that are "
+            "classes: labels.long(); one-hot: labels.argmax(1)."
         )
     if len(found) != data.n or int(found.max()) >= MOST_CLASSES:
         raise ValueError(
