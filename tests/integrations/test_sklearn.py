@@ -157,6 +157,29 @@ def test_the_last_matrix_is_computed_again_when_weights_inputs_or_options_change
     np.testing.assert_allclose(kernel(x), SimilarityKernel(net, similarity=lw.INNER_PRODUCT)(x))
 
 
+def test_the_last_matrix_is_computed_again_when_the_model_computes_something_else():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last, self.activation = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2), torch.tanh
+
+        def forward(self, x):
+            return self.last(self.activation(self.first(x)))
+
+    torch.manual_seed(0)
+    net, x, chosen = Net(), inputs(8), ["first.*"]
+    kernel = SimilarityKernel(net, parameters=chosen)
+    before = kernel(x)
+    net.activation = torch.sigmoid
+    np.testing.assert_allclose(kernel(x), SimilarityKernel(net, parameters=chosen)(x))
+    assert not np.allclose(kernel(x), before)
+    handle = net.first.register_forward_hook(lambda module, given, output: 3 * output)
+    np.testing.assert_allclose(kernel(x), SimilarityKernel(net, parameters=chosen)(x))
+    handle.remove()
+    chosen.append("last.*")  # the caller's own list
+    np.testing.assert_allclose(kernel(x), SimilarityKernel(net)(x))
+
+
 def test_images_in_rows_are_reshaped_by_prepare():
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(3, 2))
     x, y = inputs(30), np.arange(30) % 2
@@ -329,6 +352,18 @@ def test_resampling_drops_or_relabels_the_issues():
     assert len(same) == len(x)
     np.testing.assert_array_equal(corrected[:6], right[:6])
     np.testing.assert_array_equal(corrected[~issues], given[~issues])
+
+
+def test_labels_of_a_table_stay_a_column_of_it():
+    pandas = pytest.importorskip("pandas")
+    net, x, _, given = trained_classifier()
+    column = pandas.Series(given, index=np.arange(len(given)) + 100, name="class")
+    for strategy in ("drop", "relabel"):
+        finder = LabelIssueTransformer(net, strategy=strategy)
+        wanted = finder.fit_resample(x, given)[1]
+        found = finder.fit_resample(x, column)[1]
+        assert found.name == "class" and found.index.isin(column.index).all()
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_labels_that_are_names_are_matched_with_outputs():

@@ -26,6 +26,7 @@ from likewise.checks import check_choice, check_flag, check_integer, check_type,
 from likewise.data import Batches, batches
 from likewise.fingerprint import checksums, describe_module
 from likewise.gram import GramMatrix
+from likewise.identity import measure_behavior
 from likewise.kernels import CORRELATION, Kernel, mean_diagonal, subspace_match
 from likewise.model import Network, to_network
 from likewise.readouts import Readout, all_outputs
@@ -148,15 +149,17 @@ class SimilarityKernel(GenericKernelMixin, SklearnKernel):
 
     def _square(self, X: Any) -> Array:
         """Return the matrix of X with itself; a Gaussian process asks for the same one at each step of its fit."""
-        net = to_network(self.model, self.readout, self.parameters)
-        model, settings = net.model, [_settings(part) for part in net.model.modules()]
-        given = (self.readout, self.parameters, self.similarity, self.prepare, self.float64)
-        options = (model, describe_module(model), settings, *given)
+        gram = self._gram(X)
+        net, model = gram.net, gram.net.model
+        settings = [_settings(part) for part in model.modules()]
+        given = (self.readout, net.names, self.similarity, self.prepare, self.float64)
+        behavior = measure_behavior(net, gram.data)["rows"]  # tells hooks, and functions that are attributes
+        options = (model, describe_module(model), settings, behavior, *given)
         weights = checksums([value.detach() for value in (*model.parameters(), *model.buffers())])
         inputs, last = np.asarray(X), self._last
         same = last is not None and last.options == options and last.weights == weights
         if last is None or not same or not np.array_equal(last.inputs, inputs):
-            found = _to_numpy(self._gram(X).dense())
+            found = _to_numpy(gram.dense())
             last = self._last = _Matrix(inputs.copy(), options, weights, (found + found.T) / 2)
         return last.values.copy()
 
@@ -428,7 +431,7 @@ class LabelIssueTransformer(_NetworkEstimator):
         check_choice("strategy", self.strategy, ("drop", "relabel"))
         labels = self._find(X, y)
         if self.strategy == "relabel":
-            return X, np.where(self.issues_, self.suggested_, labels)
+            return X, _as_table(np.where(self.issues_, self.suggested_, labels), y)
         kept = np.flatnonzero(~self.issues_)
         return _take(X, kept), _take(y, kept)
 
@@ -489,6 +492,13 @@ def _take(values: Any, places: Array) -> Any:
     if hasattr(values, "iloc"):
         return values.iloc[places]
     return values[places] if hasattr(values, "shape") else [values[i] for i in places]
+
+
+def _as_table(values: Array, table: Any) -> Any:
+    """Return values as a column with the index and the name of another, where that is one."""
+    if not hasattr(table, "iloc") or not hasattr(table, "name"):
+        return values
+    return type(table)(values, index=table.index, name=table.name)
 
 
 def _prepared(X: Any, prepare: Prepare | None) -> Batches:
