@@ -161,6 +161,47 @@ def test_values_are_those_of_explicit_similarities(name, d):
     close(found, 1 - doubled, rtol=0, atol=1e-10)
 
 
+class Bags(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(9, 4, **options), nn.Linear(4, 2)
+        self.weights = nn.Parameter(torch.rand(5)) if options["mode"] == "sum" else None
+
+    def forward(self, x):
+        shares = None if self.weights is None else self.weights.expand(x.shape)
+        return self.head(self.bag(x, per_sample_weights=shares).tanh())
+
+
+@pytest.mark.parametrize("padding", [None, 2, -1])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_embeddings_can_be_differentiated_twice(mode, padding):
+    torch.manual_seed(0)
+    model, x = Bags(mode=mode, padding_idx=padding).double(), torch.randint(9, (6, 5))
+    x[0] = 2  # nothing but padding, or one word
+    groups = torch.arange(6) % 2
+    wanted = similarities(model, x[1:])
+    found = losses.group(model, x[1:], readout=lw.all_outputs)
+    assert (found - (1 - (wanted.sum() - wanted.trace()) / 20)).abs() < 1e-9
+
+    def loss():
+        return (
+            losses.group(model, x, groups, readout=lw.label_against_rest, labels=groups)
+            + losses.pair(model, x[:3], x[3:], readout=lw.all_outputs)
+            + losses.two_batches(model, x[:3], x[3:], form="cosine")
+        )
+
+    loss().backward()
+    for value in model.parameters():
+        direction = torch.randn_like(value)
+        ends = []
+        for step in (1e-5, -2e-5):
+            value.data.add_(step * direction)
+            ends.append(float(loss().detach()))
+        value.data.add_(1e-5 * direction)
+        expected = (ends[0] - ends[1]) / 2e-5
+        assert abs(float((value.grad * direction).sum()) - expected) < 1e-5 * max(1, abs(expected))
+
+
 @pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("name", NETS)
 def test_two_batches_is_the_papers_formula(name, d):

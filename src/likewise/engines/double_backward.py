@@ -1,7 +1,8 @@
-"""Functions with correct higher derivatives: norms, and convolutions.
+"""Functions with correct higher derivatives: norms, convolutions, and bags of embeddings.
 
 PyTorch's third derivatives of layer_norm and instance_norm are silently wrong, and so are second derivatives of
-instance_norm under vmap (torch 2.13; `tests/engines/test_factors.py` fails once that is fixed).
+instance_norm under vmap (torch 2.13; `tests/engines/test_factors.py` fails once that is fixed). It has no second
+derivative of embedding_bag.
 """
 
 from collections.abc import Callable
@@ -76,6 +77,34 @@ def torch_layer_norm(
 ) -> Tensor:
     """Return torch.layer_norm."""
     return layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Return F.embedding_bag; of bags of one length, in a way that can be differentiated twice."""
+    if input.dim() != 2 or mode == "max" or max_norm is not None or scale_grad_by_freq:
+        return F.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+    rows = F.embedding(input, weight)
+    counted = torch.ones_like(rows[..., 0])
+    if padding_idx is not None:
+        counted = (input != padding_idx % len(weight)).to(rows)
+    shares = counted if per_sample_weights is None else counted * per_sample_weights
+    total = (rows * shares.unsqueeze(2)).sum(1)
+    return total / counted.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else total
 
 
 _backward = torch.ops.aten.convolution_backward
@@ -180,6 +209,7 @@ SECOND_ORDER: Substitutes = {  # for second derivatives, which are wrong under v
     F.instance_norm: instance_norm,
     torch.instance_norm: torch_instance_norm,
     torch.layer_norm: torch_layer_norm,
+    F.embedding_bag: embedding_bag,
     **CONVOLUTIONS,
 }
 THIRD_ORDER: Substitutes = {**SECOND_ORDER, F.layer_norm: layer_norm}  # for third ones
