@@ -1,5 +1,7 @@
 """Rows chosen for targets, against similarities written out; diversity against eigenvalues of the matrix."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -171,3 +173,18 @@ def test_an_index_of_a_model_that_expands_positions_over_the_batch(tmp_path):
         readout=lw.sequence_log_likelihood(),
     )
     assert index.nearest(tokens, k=1).indices[:, 0].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("by", ["max", "mean", "each"])
+def test_targets_with_a_zero_gradient_are_warned_of(tmp_path, by):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1, bias=False))
+    net[0].bias.data.fill_(-0.1)
+    net[2].weight.data.fill_(1.0)
+    pool = 3 * torch.randn(20, 4)
+    index = lw.build_index(net, pool, tmp_path / "index")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lw.select(index, pool[:2], count=3, by=by)
+    with pytest.warns(UserWarning, match=r"1 of 3 targets has a zero gradient.*places 1\)"):
+        lw.select(index, torch.stack([pool[0], torch.zeros(4), pool[1]]), count=3, by=by)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from likewise.files import write_text
 from likewise.gram import Reducer, Strip
 from likewise.index.query import Index
 from likewise.index.states import choose_in_turn, count_of_share
+from likewise.wording import agreeing, counted
 
 CANDIDATES = 4  # times as many rows as wanted, of which a diverse selection chooses
 BLOCK = 4096  # rows whose sketches are decoded together
@@ -79,6 +81,7 @@ def score_targets(
     several = _Checkpoints.of(index, weights, check_flag("centered", centered))
     reducer = _Columns(len(several.first))
     several.visit(targets, reducer)
+    _warn_of_unlike(reducer.unlike, reducer.count)
     scores = reducer.best if by == "max" else reducer.total / reducer.count
     return TargetScores(scores.clone(), reducer.which, reducer.best)
 
@@ -255,6 +258,7 @@ class _Columns(Reducer):
         self.best = torch.full((m,), -math.inf)
         self.which = torch.zeros(m, dtype=torch.int64)
         self.total = torch.zeros(m, dtype=torch.float64)
+        self.unlike = list[int]()  # rows that are similar to no column
         self.count = 0
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
@@ -264,6 +268,7 @@ class _Columns(Reducer):
         self.best = torch.where(better, best, self.best)
         self.which = torch.where(better, which + self.count, self.which)
         self.total += similarity.double().sum(0)
+        self.unlike += _unlike(similarity, self.count)
         self.count += len(similarity)
         return (best.new_zeros(len(similarity)),)
 
@@ -283,6 +288,7 @@ def _choose_in_turn(several: "_Checkpoints", targets: Any, wanted: int) -> Tenso
         several.visit(given, nearest)
         chosen = choose_in_turn(torch.cat(nearest.places), wanted)
         if len(chosen) == wanted or k == m:
+            _warn_of_unlike(nearest.unlike, given.n)
             return chosen
         k = min(m, 4 * k)
 
@@ -294,10 +300,29 @@ class _Nearest(Reducer):
 
     def __init__(self, k: int) -> None:
         self._k, self.places = k, list[Tensor]()
+        self.unlike = list[int]()  # rows that are similar to no column
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
+        self.unlike += _unlike(strip.similarity, sum(map(len, self.places)))
         self.places.append(strip.similarity.topk(self._k, dim=1).indices.cpu())
         return (torch.zeros(len(self.places[-1])),)
+
+
+def _unlike(similarity: Tensor, start: int) -> list[int]:
+    """Return the places of rows that are similar to nothing, counted from `start`."""
+    return [start + place for place in (similarity == 0).all(1).nonzero()[:, 0].tolist()]
+
+
+def _warn_of_unlike(places: list[int], n: int) -> None:
+    """Warn of targets with a zero gradient: what they choose is arbitrary."""
+    if places:
+        shown = ", ".join(map(str, places[:5])) + (" and more" if len(places) > 5 else "")
+        warnings.warn(
+            f"{len(places)} of {counted(n, 'target')} {agreeing(len(places), 'has', 'have')} a zero gradient and "
+            f"{agreeing(len(places), 'is', 'are')} similar to no row of the index (places {shown}): what they choose "
+            "is arbitrary. Leave them out, or build the index with another readout.",
+            stacklevel=3,
+        )
 
 
 class _Checkpoints(NamedTuple):
