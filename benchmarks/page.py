@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import records
 from PIL import Image
 
-from likewise.figures import COLORS, GRAY, MARKERS
+from likewise.figures.drawing import COLORS, GRAY, MARKERS
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = DOCS / "images" / "benchmarks"
@@ -191,9 +191,9 @@ def page() -> str:
     )
     parts = [
         "# Benchmarks\n",
-        "What it costs, beside what else there is. Made from `benchmarks/results` by `make benchmarks-page`;",
-        "every number there is, with targets that were missed and GPUs: [in detail](../benchmarks/README.md). What the",
-        "answers are worth: [uses](uses.md).\n",
+        "What `likewise` costs, compared with other libraries. `make benchmarks-page` writes this page from",
+        "`benchmarks/results`. All numbers, including missed targets and GPUs: [in detail](../benchmarks/README.md).",
+        "How good the answers are: [uses](uses.md).\n",
         "## Peers\n",
         "Exact gradient kernels by twelve ways of ten other libraries, one CPU thread, each in a fresh process: in the",
         f"median they take {median:.1f} times our CPU seconds. CPU seconds, peak MiB above set-up; least in bold.\n",
@@ -203,7 +203,7 @@ def page() -> str:
         "; ".join(f"{work}: {title}" for work, title in WORKS.items())
         + ". a and b: 256 × 256, about 100 k parameters,",
         "one output; c: 128 × 128, ten outputs; d to f: a conv net of 96 k parameters. *no*: the library cannot; –:",
-        "not measured. Again: `python benchmarks/peers.py`, whose first lines say how to install them.\n",
+        "not measured. `python benchmarks/peers.py` measures again; its first lines say how to install the peers.\n",
         "## Growth with samples, outputs and parameters\n",
         f"A small conv net, `max_memory` 256 MiB, one thread of a busy CPU, {date}, likewise",
         f"{versions['likewise']}, torch {versions['torch']}. `python benchmarks/scaling.py` measures it again.\n",
@@ -211,17 +211,17 @@ def page() -> str:
         *growth_table(scaling),
         "",
         "`N_S` takes two passes: time grows with N, memory does not. Pairs grow with N². Every call of likewise traces",
-        "the network and checks gradients anew; on networks this small torch.func takes as long, and more memory.",
-        "Not measured against N, d and p: other libraries than torch.func, and GPUs; single points on an H200 are",
+        "the network and checks gradients again; on networks this small torch.func takes as long, and more memory.",
+        "Not measured against N, d and p: libraries other than torch.func, and GPUs. Single points on an H200:",
         "[in detail](../benchmarks/README.md#common-networks-in-plain-epochs).\n",
         "## Sketches at equal bytes\n",
-        "An index of 1,004 numbers a sample: time to build, error against exact similarities, neighbors kept. traker",
-        "0.3.2, dattri 0.3.0, 2026-11-16; again: `python benchmarks/index.py peers --samples 400 --queries 100`.\n",
+        "An index of 1,004 numbers per sample: time to build, error against exact similarities, neighbors kept. traker",
+        "0.3.2, dattri 0.3.0, 2026-11-16, by `python benchmarks/index.py peers --samples 400 --queries 100`.\n",
         *index_table(),
         "",
         "## Ratios that are watched\n",
-        "`make bench-smoke` takes these ratios again, inside one run, and ends with 1 where one is more than twice",
-        "as large.\n",
+        "`make bench-smoke` measures these ratios again, inside one run, and exits with code 1 if one is more than",
+        "twice as large.\n",
         *smoke_table(),
     ]
     return "\n".join(parts) + "\n"

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import likewise as lw
-from likewise.figures import BLUE, GRAY, VERMILION
+from likewise.figures.drawing import BLUE, GRAY, VERMILION
 
 IMAGES = Path(__file__).parents[1] / "images"
 GREEN = "#009E73"
