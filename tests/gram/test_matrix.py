@@ -261,3 +261,37 @@ def test_centered_matrices_follow_every_write_to_the_model_and_the_data(what, wr
     expected = lw.GramMatrix(model, x.clone(), centered=True)
     torch.testing.assert_close(gram.dense(), expected.dense())
     torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))
+
+
+@pytest.mark.parametrize("change", nets.CHANGES.values(), ids=nets.CHANGES)
+def test_what_is_kept_of_a_model_is_dropped_when_what_its_forward_reads_changes(change):
+    model = nets.Settings().double()
+    gram = lw.GramMatrix(model, X).with_feature_cache()
+    centered = lw.GramMatrix(model, X, centered=True)
+    gram.dense(), lw.soft_neighbors(centered)
+    change(model)
+    expected = lw.GramMatrix(model, X.clone())
+    torch.testing.assert_close(gram.dense(), expected.dense())
+    torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))
+    expected = expected.with_centering(True)
+    torch.testing.assert_close(lw.soft_neighbors(centered), lw.soft_neighbors(expected))
+
+
+def test_what_is_kept_of_a_model_stays_when_its_forward_counts_its_calls():
+    model = nets.Settings().double()
+    gram = lw.GramMatrix(model, X).with_feature_cache()
+    kept = gram._kept_features()
+    model(X.double())
+    assert model.calls == 1
+    assert gram._kept_features() is kept
+
+
+def test_centered_matrices_follow_writes_to_labels_that_were_given_apart():
+    model, labels = nets.Settings().double(), torch.arange(len(X)) % 2
+    items = [(x,) for x in X]
+    net = lw.Network(model, lw.label_against_rest)
+    gram = lw.GramMatrix(net, lw.batches(items, labels=labels), centered=True)
+    lw.soft_neighbors(gram)
+    labels[:3] = 1 - labels[:3]
+    expected = lw.GramMatrix(net, lw.batches(items, labels=labels.clone()), centered=True)
+    torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))

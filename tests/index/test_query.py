@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+import nets
 from likewise.index.projection import Projector
 from likewise.index.store import OutdatedIndexError
 from likewise.statistics.novelty import counted_share, novel_share
@@ -451,3 +452,31 @@ def test_threads_that_ask_at_once_get_their_own_answers(build, new, monkeypatch)
         found = list(pool.map(lambda question: index.nearest(question, 3).similarities, questions))
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("change", nets.CHANGES.values(), ids=nets.CHANGES)
+def test_an_open_index_refuses_a_model_whose_forward_reads_something_else_since(tmp_path, change):
+    model, x = nets.Settings().double(), torch.randn(50, 3, dtype=torch.float64)
+    index = lw.build_index(model, x, tmp_path / "index", width=64)
+    before = index.nearest(x[:2], 5)
+    model.config.name, model.training = "another name", False  # which nothing depends on
+    torch.testing.assert_close(index.nearest(x[:2], 5), before)
+    change(model)
+    with pytest.raises(ValueError, match=r"another model|computes something else"):
+        index.nearest(x[:2], 5)
+
+
+@pytest.mark.parametrize("settings", [{"scale": 3.0}, {"activation": torch.sin}], ids=["number", "function"])
+def test_an_index_is_refused_to_a_model_with_the_same_weights_and_other_settings(tmp_path, settings):
+    model, x = nets.Settings().double(), torch.randn(50, 3, dtype=torch.float64)
+    lw.build_index(model, x, tmp_path / "index", width=64)
+    other = nets.Settings(**settings).double()
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match="another model"):
+        lw.Index(tmp_path / "index", model=other)
+    with pytest.raises(ValueError, match="another model"):
+        lw.build_index(other, x, tmp_path / "index", width=64)
+    copy = nets.Settings().double()
+    copy.load_state_dict(model.state_dict())
+    copy.calls = 7  # its forward writes it
+    assert lw.Index(tmp_path / "index", model=copy).nearest(x[:2], 5).indices.shape == (2, 5)

@@ -73,6 +73,7 @@ from likewise.wording import counted
 CANDIDATES = 256  # that are re-ranked
 MOST_GRADIENT = 2**30  # bytes of the sum of gradients that are kept in the index
 TOGETHER = 64  # inputs whose candidates are compared in one go
+UNCHANGED = 0.05  # relative difference of gradients by rounding alone, at most
 DOUBT = 12  # standard errors by which an exact similarity may differ before the data are taken for others
 
 
@@ -754,8 +755,22 @@ class Index:
             )
         if self._net.state() != self._model_state:  # written to since: perhaps the same values
             refuse_other_network(self.manifest, describe_network(self._net), f"The index in {self.path}")
+            self._refuse_other_behavior()
             self._model_state = self._net.state()
         return self._net
+
+    def _refuse_other_behavior(self) -> None:
+        """Raise if the last inputs have other gradients now: a hook or an object that forward reads has changed."""
+        asked, projector = self._asked, self._projector
+        if asked is None or projector is None:
+            return
+        with projector.gram.net.evaluation_mode():
+            found = projector.project_query(asked.samples).sketches
+        if not (found - asked.sketches).norm() <= UNCHANGED * asked.sketches.norm():
+            raise ValueError(
+                f"The model computes something else than when the index in {self.path} was last asked, with the same "
+                "weights: undo what was changed, a hook or a setting, or build an index of the model as it is."
+            )
 
     def _read(self, x: Any) -> Batches:
         """Return new inputs, if they are of the kind that the index is of."""
