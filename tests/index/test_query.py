@@ -480,3 +480,16 @@ def test_an_index_is_refused_to_a_model_with_the_same_weights_and_other_settings
     copy.load_state_dict(model.state_dict())
     copy.calls = 7  # its forward writes it
     assert lw.Index(tmp_path / "index", model=copy).nearest(x[:2], 5).indices.shape == (2, 5)
+
+
+def test_the_mean_gradient_that_is_kept_is_never_that_of_rows_removed_since(build, net, data, new):
+    index = build()
+    before = lw.Index(index.path, model=net, data=data)
+    before.nearest(new)
+    index.remove(range(20))
+    before.nearest(new, exact=True)  # of the rows as they were when it was opened
+    rest = data[0][20:]
+    expected = lw.nearest(lw.GramMatrix(net, new, columns=rest, centered=True), 5)
+    found = lw.Index(index.path, model=net, data=data).nearest(new, 5, exact=True, candidates=len(rest))
+    assert torch.equal(found.indices - 20, expected.indices)
+    assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-5)

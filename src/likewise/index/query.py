@@ -926,10 +926,7 @@ class Index:
         try:
             with hold_folder(self.path, 0):
                 folder = IndexFolder.open(self.path, verify=False)
-                if (
-                    folder.state["shards"] == self.manifest["shards"]
-                    and "gradient" not in folder.state["files"]
-                ):
+                if folder.state == self.manifest:  # of the same rows: others may have been added or removed
                     folder.write_tensors("gradient", {"total": mean.total.float()})
                     folder.save()
                     self._folder = folder
