@@ -295,3 +295,16 @@ def test_centered_matrices_follow_writes_to_labels_that_were_given_apart():
     labels[:3] = 1 - labels[:3]
     expected = lw.GramMatrix(net, lw.batches(items, labels=labels.clone()), centered=True)
     torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))
+
+
+@pytest.mark.parametrize("sketch", [None, 256])
+def test_samples_of_which_centering_leaves_only_rounding_are_counted(sketch):
+    """Inputs far smaller than a bias's 1, such as returns of shares: plain similarities are all 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    x = 1e-4 * torch.randn(20, 6)
+    gram = lw.GramMatrix(model, x, centered=True)
+    with pytest.warns(UserWarning, match="of 20 of 20 samples are the mean of all up to rounding"):
+        assert lw.nearest(gram, 3, sketch=sketch).similarities.abs().max() < 1e-3
+    exact = lw.nearest(lw.GramMatrix(model.double(), x.double(), centered=True), 3)
+    assert exact.similarities[:, 0].min() > 0.1  # there was something to tell

@@ -493,3 +493,10 @@ def test_the_mean_gradient_that_is_kept_is_never_that_of_rows_removed_since(buil
     found = lw.Index(index.path, model=net, data=data).nearest(new, 5, exact=True, candidates=len(rest))
     assert torch.equal(found.indices - 20, expected.indices)
     assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-5)
+
+
+def test_an_index_in_which_centering_leaves_only_rounding_says_so(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    with pytest.warns(UserWarning, match="20 of 20 samples .* ask the index with centered=False"):
+        lw.build_index(model, 1e-4 * torch.randn(20, 6), tmp_path / "index", width=64)
