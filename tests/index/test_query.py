@@ -500,3 +500,31 @@ def test_an_index_in_which_centering_leaves_only_rounding_says_so(tmp_path):
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
     with pytest.warns(UserWarning, match="20 of 20 samples .* ask the index with centered=False"):
         lw.build_index(model, 1e-4 * torch.randn(20, 6), tmp_path / "index", width=64)
+
+
+def test_inputs_that_are_not_finite_are_named_by_the_first_question_too(tmp_path):
+    """On which the model is traced: without a trace gradients of linear layers come in other parts."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(50, 4)
+    lw.build_index(model, x, tmp_path / "index", width=64)
+    bad = x[:3].clone()
+    bad[2] = torch.nan
+    for first in (bad, bad[2:], bad[[2, 0]]):
+        index = lw.Index(tmp_path / "index", model=model)
+        with pytest.raises(ValueError, match=r"not finite, the first with ids \[\d\]"):
+            index.nearest(first)
+        assert index.nearest(x[:3], 5).indices.shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
+)
+def test_only_numbers_of_rows_are_taken_for_rows(build, rows):
+    index = build()
+    for call in (index.remove, index.sketches):
+        with pytest.raises(TypeError, match="must be the numbers of rows"):
+            call(rows)
+    assert len(index) == 40
+    index.remove([])
+    index.remove(index.rows[torch.arange(40) == 7])
+    assert 7 not in index.rows
+    assert len(index) == 39

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils._pytree import tree_flatten, tree_map
 
-from likewise.checks import check_flag, check_integer, check_type
+from likewise.checks import check_flag, check_integer, check_type, describe, to_tensor
 from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix, MatchedPassages, join_passages, passages_by, similarity_errors
 from likewise.gram.last_layer import Features
@@ -629,7 +629,7 @@ class Index:
 
     def remove(self, rows: Sequence[int] | Tensor, *, wait: float = math.inf) -> None:
         """Remove rows by their numbers; the other rows keep theirs. Files keep the sketches, as tombstones."""
-        wanted = torch.as_tensor(rows, dtype=torch.int64).reshape(-1).unique()
+        wanted = _check_rows(rows).unique()
         with hold_folder(self.path, wait):
             self._reload()
             self._places(wanted)
@@ -720,7 +720,7 @@ class Index:
 
     def _places(self, rows: Sequence[int] | Tensor) -> Tensor:
         """Return the places of rows among those that are not removed."""
-        return self._columns.places(torch.as_tensor(rows, dtype=torch.int64))
+        return self._columns.places(_check_rows(rows))
 
     def _check_network(self, model: nn.Module | Network, readout: Readout | None) -> Network:
         state = self.manifest
@@ -785,9 +785,10 @@ class Index:
             gram = GramMatrix(self.network, new, max_memory=self._max_memory)
             there = self.manifest["projection"]
             projector = restore_projector(gram, there)
-            refuse_other_projection(
-                there, projector.facts(new.samples(range(1))), f"The index in {self.path}"
-            )
+            here = projector.facts(new.samples(range(1)))
+            if here != there:
+                gram.ranks()  # a model that is set up on NaN cannot be traced: such inputs are named first
+            refuse_other_projection(there, here, f"The index in {self.path}")
             self._projector = projector
         return self._projector
 
@@ -945,6 +946,19 @@ class Index:
 
 def _tensors(samples: Samples) -> list[Any]:
     return [samples.inputs, samples.ids, *([] if samples.labels is None else [samples.labels])]
+
+
+def _check_rows(rows: Any) -> Tensor:
+    """Return the numbers of rows, (n,), or say what is wrong with them: a mask would be taken for rows 0 and 1."""
+    numbers = to_tensor("rows", rows).cpu().reshape(-1)
+    if numbers.numel() and (
+        numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool
+    ):
+        advice = (
+            "of a mask over the rows, index.rows[mask]" if numbers.dtype == torch.bool else "whole numbers"
+        )
+        raise TypeError(f"rows must be the numbers of rows, found {describe(numbers)}: give {advice}.")
+    return numbers.long()
 
 
 def _row_numbers(rows: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
