@@ -35,7 +35,7 @@ from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
 from likewise.index.layers import dependent_buckets, refuse_exact, restore_projector
 from likewise.index.pairs import Columns, IndexPairs, summarize
-from likewise.index.parts import append_index
+from likewise.index.parts import append_index, refuse_other_labels
 from likewise.index.pictures import PictureMaker, Show, decode_picture
 from likewise.index.projection import (
     Projector,
@@ -612,9 +612,8 @@ class Index:
         _ = self.network
         more = batches(data, labels=labels).match_columns(self.columns)
         refuse_other_inputs(self.manifest["inputs"], more.samples(range(1)))
-        has_labels = more.samples(range(1)).labels is not None and not reads_text(self.network.readout)
-        if has_labels == (self.labels is None):
-            raise ValueError("Labels are needed for all samples of an index, or for none.")
+        given = None if reads_text(self.network.readout) else more.samples(range(1)).labels
+        refuse_other_labels(self.labels, given)
         with hold_folder(self.path, wait):
             self._reload()
             folder = self._folder
