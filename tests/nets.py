@@ -1,5 +1,7 @@
 """Small networks of every kind, in float64, with random running statistics."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -88,3 +90,37 @@ def case(make, d, n, seed=0):
         if buffer.is_floating_point():
             buffer.copy_(torch.rand_like(buffer) + (0.5 if "var" in name else 0))
     return model.train(), torch.randn(n, *SHAPES[make], dtype=torch.float64)
+
+
+class Settings(nn.Module):
+    """A forward that reads numbers, functions, containers and objects from its attributes."""
+
+    def __init__(self, scale=1.0, activation=torch.tanh):
+        super().__init__()
+        self.first, self.last, self.gate = nn.Linear(3, 4), nn.Linear(4, 2), nn.Identity()
+        self.scale, self.activation = scale, activation
+        self.options, self.config, self.calls = {"power": 1}, SimpleNamespace(shift=0.0), 0
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = self.activation(self.scale * self.first(x) + self.config.shift)
+        return self.last(self.gate(hidden) ** self.options["power"])
+
+
+class Cubed(Settings):
+    """Another forward with the same attributes."""
+
+    def forward(self, x):
+        return self.last(self.first(x) ** 3)
+
+
+CHANGES = {
+    "number": lambda model: setattr(model, "scale", 3.0),
+    "function": lambda model: setattr(model, "activation", torch.sin),
+    "module": lambda model: setattr(model, "gate", nn.Softplus()),
+    "container": lambda model: model.options.update(power=2),
+    "object": lambda model: setattr(model.config, "shift", 1.0),
+    "hook": lambda model: model.first.register_forward_hook(lambda *given: 3 * given[2]),
+    "class": lambda model: setattr(model, "__class__", Cubed),
+    "forward": lambda model: setattr(model, "forward", lambda x: model.last(model.first(x) ** 2)),
+}

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
     "model_state": -1,
+    "module_attributes": -1,
     "padding": -1,  # of texts
     "precision": -1,
     "wording": -1,

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from likewise.data import Batches, Samples, join_labels
 from likewise.model import Network, annotate_errors
+from likewise.module_attributes import PLAIN, forward_settings
 from likewise.readouts import check_readout
 
 SAMPLES = 8  # on which models are compared
@@ -33,10 +34,18 @@ LIBRARIES = tuple(
     for name, path in sysconfig.get_paths().items()
     if name in ("stdlib", "purelib", "platlib")
 )
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
-def fingerprint_model(net: Network) -> str:
-    """Return a fingerprint of a model's modules, of the code of their forward methods and of its state."""
+def fingerprint_model(net: Network, *, settings: bool = False) -> str:
+    """Return a fingerprint of a model's modules, of the code of their forward methods and of its state.
+
+    Args:
+        net: The network.
+        settings: Whether numbers and texts count that forward reads from attributes, where nobody compares what the
+            model computes; those of modules of libraries count as they are printed.
+
+    """
     printed = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(net.model))  # where an object lies in memory
     digest = hashlib.sha256(printed.encode("utf-8", "replace"))
     walk = _Walk(digest)
@@ -44,8 +53,11 @@ def fingerprint_model(net: Network) -> str:
         walk.method(kind, "forward")
     for module in net.model.modules():
         for value in vars(module).values():  # an activation, say, or a forward replaced on this one object
-            if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            if isinstance(value, FUNCTIONS):
                 walk.value(value)
+        read = forward_settings(module) if settings and not _is_of_library(type(module).forward) else {}
+        if read:
+            walk.value(read)
     for name, value in net.model.state_dict().items():
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -229,12 +241,6 @@ def _tolerance(net: Network) -> float:
     return 8 * torch.finfo(dtype).eps
 
 
-PLAIN: tuple[type, ...] = (
-    *(bool, int, float, complex, str, bytes, range, slice, type(...)),
-    *(torch.dtype, torch.device, torch.Size, np.dtype),
-)
-
-
 def _without_padding(samples: Samples) -> tuple[Any, Any]:
     """Return inputs and labels without what pads texts: how far they are padded depends on the batch."""
     inputs, labels = samples.inputs, samples.labels
@@ -343,7 +349,7 @@ class _Walk:
 
     def _function(self, function: types.FunctionType, owner: type | None) -> None:
         code = function.__code__
-        if code.co_filename.startswith(LIBRARIES):
+        if _is_of_library(function):
             self._note(f"{function.__module__} {function.__qualname__}")
             if function.__closure__ is None or _wraps_library(function):
                 return
@@ -393,6 +399,11 @@ def _names(code: types.CodeType) -> list[str]:
     """Return the names that a function and those inside it refer to."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return list(dict.fromkeys([*code.co_names, *(name for part in inner for name in _names(part))]))
+
+
+def _is_of_library(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(LIBRARIES)
 
 
 def _wraps_library(function: types.FunctionType) -> bool:

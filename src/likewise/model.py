@@ -31,6 +31,7 @@ from likewise.model_state import (
     exclusive,
     preserve_attributes,
 )
+from likewise.module_attributes import take_snapshot
 from likewise.readouts import (
     AutomaticReadout,
     ExtraArguments,
@@ -395,9 +396,14 @@ class Network:
         return copy.value.detach()
 
     def state(self) -> tuple[Any, ...]:
-        """Return what changes whenever a parameter or buffer of the model is written to or replaced."""
+        """Return what changes whenever something of the model is written to or replaced.
+
+        Parameters and buffers, and what forward reads beside them: attributes, modules without parameters, hooks.
+        """
         with exclusive:
-            return tensor_states([*self.model.parameters(), *self.model.buffers()])
+            held = take_snapshot(self.model)
+            tensors = [*self.model.parameters(), *self.model.buffers(), *held.tensors]
+            return held.values, tensor_states(tensors)
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
         """Add weights, modules and readout: what ranks that share a pass must have in common."""

@@ -556,3 +556,36 @@ def test_samples_verified_before_the_first_pass_are_checked_again_only_with_auto
     assert len(checked) == (0 if autocast is None else 1)
     gram.diagonal()  # every later pass is checked
     assert len(checked) == (1 if autocast is None else 2)
+
+
+class Interrupted(torch.utils.data.Dataset):
+    """Samples of which reading stops at one, once."""
+
+    def __init__(self, x):
+        self.x, self.stops = x, False
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        if self.stops and i == 150:
+            self.stops = False
+            raise KeyboardInterrupt
+        return self.x[i]
+
+
+@pytest.mark.parametrize("engine", ["layers", "autograd"])
+@pytest.mark.parametrize("statistic", [lw.soft_neighbors, lambda gram: gram.dense().sum(1)])
+def test_a_pass_that_was_stopped_leaves_nothing_to_check_to_the_next(engine, statistic):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = Interrupted(torch.randn(200, 4, dtype=torch.float64))
+    gram = lw.GramMatrix(model, lw.batches(data, 16), engine=engine)
+    statistic(gram)
+    data.stops = True
+    with pytest.raises(KeyboardInterrupt):
+        statistic(gram)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn_like(value))
+    expected = statistic(lw.GramMatrix(model, data.x, engine=engine))
+    torch.testing.assert_close(statistic(gram), expected)

@@ -261,3 +261,50 @@ def test_centered_matrices_follow_every_write_to_the_model_and_the_data(what, wr
     expected = lw.GramMatrix(model, x.clone(), centered=True)
     torch.testing.assert_close(gram.dense(), expected.dense())
     torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))
+
+
+@pytest.mark.parametrize("change", nets.CHANGES.values(), ids=nets.CHANGES)
+def test_what_is_kept_of_a_model_is_dropped_when_what_its_forward_reads_changes(change):
+    model = nets.Settings().double()
+    gram = lw.GramMatrix(model, X).with_feature_cache()
+    centered = lw.GramMatrix(model, X, centered=True)
+    gram.dense(), lw.soft_neighbors(centered)
+    change(model)
+    expected = lw.GramMatrix(model, X.clone())
+    torch.testing.assert_close(gram.dense(), expected.dense())
+    torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))
+    expected = expected.with_centering(True)
+    torch.testing.assert_close(lw.soft_neighbors(centered), lw.soft_neighbors(expected))
+
+
+def test_what_is_kept_of_a_model_stays_when_its_forward_counts_its_calls():
+    model = nets.Settings().double()
+    gram = lw.GramMatrix(model, X).with_feature_cache()
+    kept = gram._kept_features()
+    model(X.double())
+    assert model.calls == 1
+    assert gram._kept_features() is kept
+
+
+def test_centered_matrices_follow_writes_to_labels_that_were_given_apart():
+    model, labels = nets.Settings().double(), torch.arange(len(X)) % 2
+    items = [(x,) for x in X]
+    net = lw.Network(model, lw.label_against_rest)
+    gram = lw.GramMatrix(net, lw.batches(items, labels=labels), centered=True)
+    lw.soft_neighbors(gram)
+    labels[:3] = 1 - labels[:3]
+    expected = lw.GramMatrix(net, lw.batches(items, labels=labels.clone()), centered=True)
+    torch.testing.assert_close(lw.soft_neighbors(gram), lw.soft_neighbors(expected))
+
+
+@pytest.mark.parametrize("sketch", [None, 256])
+def test_samples_of_which_centering_leaves_only_rounding_are_counted(sketch):
+    """Inputs far smaller than a bias's 1, such as returns of shares: plain similarities are all 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    x = 1e-4 * torch.randn(20, 6)
+    gram = lw.GramMatrix(model, x, centered=True)
+    with pytest.warns(UserWarning, match="of 20 of 20 samples are the mean of all up to rounding"):
+        assert lw.nearest(gram, 3, sketch=sketch).similarities.abs().max() < 1e-3
+    exact = lw.nearest(lw.GramMatrix(model.double(), x.double(), centered=True), 3)
+    assert exact.similarities[:, 0].min() > 0.1  # there was something to tell

@@ -90,3 +90,24 @@ def test_ranks_share_shards_and_the_comparison_evenly(shards, weight, ranks):
     loads = [sum(len(span) for span in work[rank::ranks]) for rank in range(ranks)]
     loads[-1] += 10 * weight
     assert max(loads) - min(loads) <= 10 or max(loads) == 10 * weight
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [None, torch.eye(3).repeat(2, 1), torch.rand(6), torch.tensor([0.0, 1, 2, 0, 1, 2])],
+    ids=range(4),
+)
+def test_labels_of_another_kind_are_neither_added_nor_merged(build, tmp_path, net, data, labels):
+    """They are read as one tensor, which would fail from then on, or be of values in place of classes."""
+    index, x = build(), data[0][:6] + 1
+    more = x if labels is None else (x, labels)
+    other = lw.build_index(net, more, tmp_path / "other", width=64)
+    for call in (lambda: index.add(more), lambda: index.merge(other)):
+        with pytest.raises(ValueError, match=r"[Ll]abels"):
+            call()
+    with pytest.raises(ValueError, match=r"[Ll]abels"):
+        lw.merge_indexes([index.path, other.path], tmp_path / "merged")
+    assert torch.equal(lw.Index(index.path, model=net).labels, data[1])
+    index.add((x, torch.zeros(6, dtype=torch.int8)))
+    assert index.labels.dtype == torch.int64
+    assert len(index) == 46

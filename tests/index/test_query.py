@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+import nets
 from likewise.index.projection import Projector
 from likewise.index.store import OutdatedIndexError
 from likewise.statistics.novelty import counted_share, novel_share
@@ -451,3 +452,79 @@ def test_threads_that_ask_at_once_get_their_own_answers(build, new, monkeypatch)
         found = list(pool.map(lambda question: index.nearest(question, 3).similarities, questions))
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("change", nets.CHANGES.values(), ids=nets.CHANGES)
+def test_an_open_index_refuses_a_model_whose_forward_reads_something_else_since(tmp_path, change):
+    model, x = nets.Settings().double(), torch.randn(50, 3, dtype=torch.float64)
+    index = lw.build_index(model, x, tmp_path / "index", width=64)
+    before = index.nearest(x[:2], 5)
+    model.config.name, model.training = "another name", False  # which nothing depends on
+    torch.testing.assert_close(index.nearest(x[:2], 5), before)
+    change(model)
+    with pytest.raises(ValueError, match=r"another model|computes something else"):
+        index.nearest(x[:2], 5)
+
+
+@pytest.mark.parametrize("settings", [{"scale": 3.0}, {"activation": torch.sin}], ids=["number", "function"])
+def test_an_index_is_refused_to_a_model_with_the_same_weights_and_other_settings(tmp_path, settings):
+    model, x = nets.Settings().double(), torch.randn(50, 3, dtype=torch.float64)
+    lw.build_index(model, x, tmp_path / "index", width=64)
+    other = nets.Settings(**settings).double()
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match="another model"):
+        lw.Index(tmp_path / "index", model=other)
+    with pytest.raises(ValueError, match="another model"):
+        lw.build_index(other, x, tmp_path / "index", width=64)
+    copy = nets.Settings().double()
+    copy.load_state_dict(model.state_dict())
+    copy.calls = 7  # its forward writes it
+    assert lw.Index(tmp_path / "index", model=copy).nearest(x[:2], 5).indices.shape == (2, 5)
+
+
+def test_the_mean_gradient_that_is_kept_is_never_that_of_rows_removed_since(build, net, data, new):
+    index = build()
+    before = lw.Index(index.path, model=net, data=data)
+    before.nearest(new)
+    index.remove(range(20))
+    before.nearest(new, exact=True)  # of the rows as they were when it was opened
+    rest = data[0][20:]
+    expected = lw.nearest(lw.GramMatrix(net, new, columns=rest, centered=True), 5)
+    found = lw.Index(index.path, model=net, data=data).nearest(new, 5, exact=True, candidates=len(rest))
+    assert torch.equal(found.indices - 20, expected.indices)
+    assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-5)
+
+
+def test_an_index_in_which_centering_leaves_only_rounding_says_so(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    with pytest.warns(UserWarning, match="20 of 20 samples .* ask the index with centered=False"):
+        lw.build_index(model, 1e-4 * torch.randn(20, 6), tmp_path / "index", width=64)
+
+
+def test_inputs_that_are_not_finite_are_named_by_the_first_question_too(tmp_path):
+    """On which the model is traced: without a trace gradients of linear layers come in other parts."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(50, 4)
+    lw.build_index(model, x, tmp_path / "index", width=64)
+    bad = x[:3].clone()
+    bad[2] = torch.nan
+    for first in (bad, bad[2:], bad[[2, 0]]):
+        index = lw.Index(tmp_path / "index", model=model)
+        with pytest.raises(ValueError, match=r"not finite, the first with ids \[\d\]"):
+            index.nearest(first)
+        assert index.nearest(x[:3], 5).indices.shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
+)
+def test_only_numbers_of_rows_are_taken_for_rows(build, rows):
+    index = build()
+    for call in (index.remove, index.sketches):
+        with pytest.raises(TypeError, match="must be the numbers of rows"):
+            call(rows)
+    assert len(index) == 40
+    index.remove([])
+    index.remove(index.rows[torch.arange(40) == 7])
+    assert 7 not in index.rows
+    assert len(index) == 39

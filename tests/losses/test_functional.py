@@ -356,6 +356,47 @@ def test_models_that_cannot_be_followed_are_exact_too():
     torch.testing.assert_close(found, 1 - (k.sum() - 5) / 20, rtol=0, atol=1e-10)
 
 
+class Experts(nn.Module):
+    """Two experts, of which one may get no sample of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        found = x.new_zeros(len(x), 2)
+        for expert, chosen in zip(self.experts, (x[:, 0] > 0, x[:, 0] <= 0), strict=True):
+            at = chosen.nonzero()[:, 0]
+            found = found.index_add(0, at, expert(x[at]))
+        return found
+
+
+@pytest.mark.parametrize("which", ["one", "the other", "both"])
+def test_experts_without_a_sample_do_no_harm(which):
+    torch.manual_seed(0)
+    model, x = Experts().double(), torch.randn(8, 3, dtype=DOUBLE)
+    if which != "both":
+        x[:, 0] = x[:, 0].abs() * (1 if which == "one" else -1)
+    k = similarities(model, x)
+    found = losses.group(model, x, readout=lw.all_outputs)
+    torch.testing.assert_close(found, 1 - (k.sum() - 8) / 56, rtol=0, atol=1e-10)
+    found.backward()
+
+
+def test_an_error_in_following_a_model_leaves_exact_terms(monkeypatch):
+    def fail(*given):
+        raise RuntimeError("no rule for this")
+
+    model, x = example("mlp", 2)
+    k = similarities(model, x)
+    monkeypatch.setattr("likewise.engines.differentiable.TRACE_FUNCTIONS", [fail])
+    with pytest.warns(UserWarning, match="no rule for this.*exact but slow"):
+        found = losses.group(model, x, readout=lw.all_outputs)
+    torch.testing.assert_close(found, 1 - (k.sum() - 6) / 30, rtol=0, atol=1e-10)
+
+
 def test_bad_groups_and_directions_are_refused():
     model, x = example("mlp", 1)
     with pytest.raises(ValueError, match="groups must have an entry for each of 6"):

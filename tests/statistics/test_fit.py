@@ -23,3 +23,10 @@ def test_labels_that_losses_ignore_are_no_values(statistic):
     labels[[2, 5]] = -100
     with pytest.raises(ValueError, match=r"2 labels are -100.*samples \[2, 5\]"):
         statistic(lw.GramMatrix(nn.Linear(3, 3), (X, labels)))
+
+
+def test_one_label_that_is_ignored_is_one_label():
+    labels = torch.arange(len(X)) % 3
+    labels[2] = -100
+    with pytest.raises(ValueError, match="1 label is -100"):
+        lw.fit_quality(lw.GramMatrix(nn.Linear(3, 3), (X, labels)))

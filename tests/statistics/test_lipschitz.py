@@ -1,5 +1,6 @@
 """Bounds on how fast similarities change."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,3 +18,24 @@ def test_sampled_bound_is_of_the_size_of_the_exact_one():
 
 def test_a_bare_linear_layer_has_a_bound():
     assert lw.lipschitz_bound(lw.GramMatrix(nn.Linear(3, 2), X)).isfinite().all()
+
+
+class Scaled(nn.Linear):
+    """A linear layer with a forward of its own."""
+
+    def forward(self, x):
+        return 40 * super().forward(x)
+
+
+@pytest.mark.parametrize("how", ["hook", "hook before", "subclass"])
+def test_no_bound_is_stated_where_the_last_layer_is_not_affine_in_its_weights(how):
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.Tanh(), (Scaled if how == "subclass" else nn.Linear)(8, 2)
+    ).double()
+    if how == "hook":
+        model[2].register_forward_hook(lambda *given: 40 * given[2])
+    if how == "hook before":
+        model[2].register_forward_pre_hook(lambda _, given: (40 * given[0],))
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), 3 * torch.randn(12, 4, dtype=torch.float64))
+    outputs = gram.outputs()
+    assert (torch.cdist(outputs, outputs) <= lw.lipschitz_bound(gram) + 1e-9).all()

@@ -97,8 +97,12 @@ class ItemSource:
         return " ".join([shapes, *checksums(tensors), checksum_of_positions(positions)])
 
     def state(self) -> tuple[Any, ...]:
-        """Return what changes when the tensors of a TensorDataset are written to; nothing of other data sets."""
-        return tensor_states(self._dataset.tensors) if isinstance(self._dataset, TensorDataset) else ()
+        """Return what changes when the tensors of a TensorDataset, or labels given apart, are written to.
+
+        Nothing of other data sets.
+        """
+        tensors = self._dataset.tensors if isinstance(self._dataset, TensorDataset) else ()
+        return tensor_states([*tensors, *([] if self._given is None else [self._given])])
 
     def memory_checksum(self, positions: Sequence[int]) -> str | None:
         """Return a checksum of the tensors of a TensorDataset, and of labels that were given apart."""

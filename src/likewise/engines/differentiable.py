@@ -32,6 +32,7 @@ from likewise.engines.factors import (
 )
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.independence import check_independent_samples
+from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
 from likewise.engines.validation import find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
@@ -253,6 +254,11 @@ def _checked_trace(net: Network, samples: Samples) -> Trace | None:
                 reason, remedy = fault
             except UntraceableError as problem:
                 reason, remedy = str(problem), ""
+            except Exception as error:  # plain autograd handles every model that cannot be followed
+                if is_out_of_memory(error):
+                    raise
+                reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+                remedy = ""
     warnings.warn(
         f"{type(net.model).__name__} cannot be followed by its operations ({reason}): the training term "
         f"takes each sample's gradient on its own, which is exact but slow. {remedy}",

@@ -1,6 +1,7 @@
 """Checks some samples of every pass: their gradients against autograd, their outputs in another batch."""
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ class PassCheck:
 
         if self._seen == 0:  # a pass may turn out to be shorter than the last one
             self._start = time.perf_counter()
+            self._forget_if_stopped()
             self._pending = candidate(self._below(n))
         places = range(self._seen, self._seen + n)
         if self._target in places and self._seen:
@@ -113,6 +115,20 @@ class PassCheck:
                 self._spent += self._cost
             self._extra = (self._extra // WINDOW + 1) * WINDOW + self._below(WINDOW)
         self._seen += n
+
+    def _forget_if_stopped(self) -> None:
+        """Drop what was selected when the evaluation ends: by then a pass is finished, or an exception has stopped it.
+
+        The next pass may be of other weights.
+        """
+        reference = weakref.ref(self)  # an engine may be gone before the evaluation ends
+
+        def begin() -> None:
+            check = reference()
+            if check is not None:
+                check._begin()
+
+        self._net.call_on_leaving(begin)
 
     def finish_checks(self) -> None:
         """Check the selected sample; call it at the end of a pass."""

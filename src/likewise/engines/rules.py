@@ -565,7 +565,9 @@ def chain(
     if len(names) == 1 and (view := find_view(tensor, parameters[names[0]])) is not None:
         return {names[0]: _gradient_of_base(gradient, tensor, parameters[names[0]], view, live)}
     rows, values = gradient.rows(), [parameters[name] for name in names]
-    flat = rows.reshape(-1, *tensor.shape).to(tensor.dtype)
+    flat = rows.reshape(rows.shape[0] * rows.shape[1], *tensor.shape).to(
+        tensor.dtype
+    )  # there may be no entries
     pullback = partial(
         torch.autograd.grad,
         operation.edges[place],

@@ -19,6 +19,7 @@ from likewise.data import Batches
 from likewise.kernels import Kernel
 from likewise.wording import counted
 
+EXACTER = "convert model and data to float64, or use centered=False"
 VISIBLE_ERROR = 1e-3  # of a centered similarity: a larger one is worth a warning
 
 
@@ -27,12 +28,19 @@ def rounding_floor(dtype: torch.dtype) -> float:
     return 128 * torch.finfo(dtype).eps
 
 
-def warn_of_cancellation(centering: "Centering", dtype: torch.dtype) -> None:
+def warn_of_cancellation(centering: "Centering", diagonal: Tensor, dtype: torch.dtype) -> None:
     """Warn if samples share nearly all of their gradients, so that little but rounding is left of them.
 
     Similarities come with a relative error of about one unit of rounding, and centered ones with c(x, x)⁻¹ times
     that; 2.5 was measured on networks whose gradients are made ever more alike.
+
+    Args:
+        centering: Of the reference set.
+        diagonal: (n,) k(x, x), 0 where the gradient is zero.
+        dtype: In which gradients were computed.
+
     """
+    warn_of_lost_differences(int(((centering.scales == 0) & (diagonal > 0)).sum()), len(diagonal))
     error = 2.5 * torch.finfo(dtype).eps / 2 * centering.scales.square()
     coarse = int((error > VISIBLE_ERROR).sum())
     if coarse:
@@ -40,7 +48,17 @@ def warn_of_cancellation(centering: "Centering", dtype: torch.dtype) -> None:
             f"The gradients of {coarse:,} of {counted(len(error), 'sample')} are nearly the same for all samples "
             "(they differ by "
             f"{float(centering.scales.max()) ** -1:.1g} of their length), so that centered similarities are off by up "
-            f"to about {float(error.max()):.1g}: convert model and data to float64, or use centered=False.",
+            f"to about {float(error.max()):.1g}: {EXACTER}.",
+            stacklevel=2,
+        )
+
+
+def warn_of_lost_differences(lost: int, n: int, advice: str = EXACTER) -> None:
+    """Warn if centering leaves only rounding of some of n samples, which are then similar to nothing."""
+    if lost and n > 1:
+        warnings.warn(
+            f"The gradients of {lost:,} of {counted(n, 'sample')} are the mean of all up to rounding, so that their "
+            f"centered similarities are 0 and say nothing: {advice}.",
             stacklevel=2,
         )
 

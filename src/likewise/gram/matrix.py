@@ -644,7 +644,7 @@ class GramMatrix:
     def _center_reference(self, sums: RowSums, state: tuple[Any, ...]) -> Centering:
         """Return the centering of the reference set, stored for the present state of model and data."""
         centering = Centering.from_sums(*sums, self._reference.n, self.dtype)
-        warn_of_cancellation(centering, self.dtype)
+        warn_of_cancellation(centering, sums.diagonal, self.dtype)
         self._centerings.put("reference", self._reference, self.kernel, state, centering)
         return centering
 

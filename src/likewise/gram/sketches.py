@@ -26,7 +26,7 @@ from likewise.engines import Engine, GradientParts, RowBlock
 from likewise.engines.factors import concatenate
 from likewise.engines.memory import equal_size
 from likewise.gram.blocks import block_spans, visit_blocks
-from likewise.gram.centering import rounding_floor
+from likewise.gram.centering import rounding_floor, warn_of_lost_differences
 from likewise.gram.matrix import GramMatrix
 from likewise.gram.strips import (
     BlockReducer,
@@ -336,6 +336,9 @@ class Sketches:
         self._rows = _Directions.from_sketches(rows, mean)
         self._columns = self._rows if columns is None else _Directions.from_sketches(columns, mean)
         self._centered, self._max_memory = centered, max_memory
+        if centered:
+            lost = (self._columns.lengths == 0) & (self._columns.alive > 0)
+            warn_of_lost_differences(int(lost.sum()), len(lost))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from likewise.gram import Reducer, Strip
-from likewise.gram.centering import rounding_floor
+from likewise.gram.centering import rounding_floor, warn_of_lost_differences
 from likewise.gram.last_layer import Features
 from likewise.gram.strips import reduce_strip, split_results
 from likewise.index.store import IndexFolder, Rows, Shard, read_sources
@@ -362,6 +362,10 @@ def summarize(folder: IndexFolder, max_memory: int = 2**30) -> None:
         raise ValueError("No row is left: an index keeps at least one.")
     mean = _mean(columns)
     lengths, means, dead = _distances(columns, mean)
+    lost = int((lengths == 0).sum()) - len(dead)
+    warn_of_lost_differences(
+        lost, columns.m, "ask the index with centered=False, --plain on the command line"
+    )
     known = {"mean": mean, "lengths": lengths, "means": means, "dead": dead}
     folder.write_tensors("summary", known)
     folder.write_tensors("summary", {**known, **_reference(Columns(folder), max_memory)})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from likewise import files
 from likewise.index.pairs import summarize
@@ -103,6 +104,8 @@ def append_index(folder: IndexFolder, other: IndexFolder) -> None:
         f"{folder.path}, merged with {other.path},", folder.state["classes"], other.state["classes"]
     )
     _refuse_other_columns(folder, other)
+    if folder.shards and other.shards:
+        refuse_other_labels(*(one.read_rows(one.shards[0]).labels for one in (folder, other)))
     rows, sources = folder.rows, len(folder.state["data"])
     removed = [part.read_tensors("removed").get("rows") for part in (folder, other)]
     for shard in other.shards:
@@ -129,6 +132,29 @@ def refuse_mismatch(one: IndexFolder, other: IndexFolder, names: Sequence[str], 
                 f"{other.path} is a{'n' if what == 'index' else ''} {what} of another {word} than {one.path}"
                 f"{tell_difference(there, here)}: they cannot be merged."
             )
+
+
+def refuse_other_labels(there: Tensor | None, here: Tensor | None) -> None:
+    """Raise if labels are not of the kind of those in an index: they are read as one tensor.
+
+    Args:
+        there: Some labels of the index; None where it has none.
+        here: Some of those to be added.
+
+    """
+    if there is None or here is None:
+        if there is not here:
+            raise ValueError("Labels are needed for all samples of an index, or for none.")
+        return
+    if there.shape[1:] != here.shape[1:] or (here.is_floating_point() and not there.is_floating_point()):
+        one, other = (
+            f"{'values' if labels.is_floating_point() else 'class numbers'} of shape {tuple(labels.shape[1:])}"
+            for labels in (there, here)
+        )
+        raise ValueError(
+            f"The labels of the index are {one} a sample, and those to be added {other}: give labels of the same kind, "
+            "one-hot classes by labels.argmax(1), floats that are class numbers by labels.long()."
+        )
 
 
 def _refuse_other_columns(one: IndexFolder, other: IndexFolder) -> None:

@@ -379,7 +379,7 @@ def encode_outputs(outputs: Tensor) -> Tensor:
 def describe_network(net: Network) -> dict[str, Any]:
     """Return what an index says of its network."""
     return {
-        "model": fingerprint_model(net),
+        "model": fingerprint_model(net, settings=True),
         "model_name": type(net.model).__name__,
         "readout": _describe_readout(net.readout),
         "parameters": list(net.names),

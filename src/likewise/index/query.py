@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils._pytree import tree_flatten, tree_map
 
-from likewise.checks import check_flag, check_integer, check_type
+from likewise.checks import check_flag, check_integer, check_type, describe, to_tensor
 from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix, MatchedPassages, join_passages, passages_by, similarity_errors
 from likewise.gram.last_layer import Features
@@ -35,7 +35,7 @@ from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
 from likewise.index.layers import dependent_buckets, refuse_exact, restore_projector
 from likewise.index.pairs import Columns, IndexPairs, summarize
-from likewise.index.parts import append_index
+from likewise.index.parts import append_index, refuse_other_labels
 from likewise.index.pictures import PictureMaker, Show, decode_picture
 from likewise.index.projection import (
     Projector,
@@ -73,6 +73,7 @@ from likewise.wording import counted
 CANDIDATES = 256  # that are re-ranked
 MOST_GRADIENT = 2**30  # bytes of the sum of gradients that are kept in the index
 TOGETHER = 64  # inputs whose candidates are compared in one go
+UNCHANGED = 0.05  # relative difference of gradients by rounding alone, at most
 DOUBT = 12  # standard errors by which an exact similarity may differ before the data are taken for others
 
 
@@ -611,9 +612,8 @@ class Index:
         _ = self.network
         more = batches(data, labels=labels).match_columns(self.columns)
         refuse_other_inputs(self.manifest["inputs"], more.samples(range(1)))
-        has_labels = more.samples(range(1)).labels is not None and not reads_text(self.network.readout)
-        if has_labels == (self.labels is None):
-            raise ValueError("Labels are needed for all samples of an index, or for none.")
+        given = None if reads_text(self.network.readout) else more.samples(range(1)).labels
+        refuse_other_labels(self.labels, given)
         with hold_folder(self.path, wait):
             self._reload()
             folder = self._folder
@@ -628,7 +628,7 @@ class Index:
 
     def remove(self, rows: Sequence[int] | Tensor, *, wait: float = math.inf) -> None:
         """Remove rows by their numbers; the other rows keep theirs. Files keep the sketches, as tombstones."""
-        wanted = torch.as_tensor(rows, dtype=torch.int64).reshape(-1).unique()
+        wanted = _check_rows(rows).unique()
         with hold_folder(self.path, wait):
             self._reload()
             self._places(wanted)
@@ -719,7 +719,7 @@ class Index:
 
     def _places(self, rows: Sequence[int] | Tensor) -> Tensor:
         """Return the places of rows among those that are not removed."""
-        return self._columns.places(torch.as_tensor(rows, dtype=torch.int64))
+        return self._columns.places(_check_rows(rows))
 
     def _check_network(self, model: nn.Module | Network, readout: Readout | None) -> Network:
         state = self.manifest
@@ -754,8 +754,22 @@ class Index:
             )
         if self._net.state() != self._model_state:  # written to since: perhaps the same values
             refuse_other_network(self.manifest, describe_network(self._net), f"The index in {self.path}")
+            self._refuse_other_behavior()
             self._model_state = self._net.state()
         return self._net
+
+    def _refuse_other_behavior(self) -> None:
+        """Raise if the last inputs have other gradients now: a hook or an object that forward reads has changed."""
+        asked, projector = self._asked, self._projector
+        if asked is None or projector is None:
+            return
+        with projector.gram.net.evaluation_mode():
+            found = projector.project_query(asked.samples).sketches
+        if not (found - asked.sketches).norm() <= UNCHANGED * asked.sketches.norm():
+            raise ValueError(
+                f"The model computes something else than when the index in {self.path} was last asked, with the same "
+                "weights: undo what was changed, a hook or a setting, or build an index of the model as it is."
+            )
 
     def _read(self, x: Any) -> Batches:
         """Return new inputs, if they are of the kind that the index is of."""
@@ -770,9 +784,10 @@ class Index:
             gram = GramMatrix(self.network, new, max_memory=self._max_memory)
             there = self.manifest["projection"]
             projector = restore_projector(gram, there)
-            refuse_other_projection(
-                there, projector.facts(new.samples(range(1))), f"The index in {self.path}"
-            )
+            here = projector.facts(new.samples(range(1)))
+            if here != there:
+                gram.ranks()  # a model that is set up on NaN cannot be traced: such inputs are named first
+            refuse_other_projection(there, here, f"The index in {self.path}")
             self._projector = projector
         return self._projector
 
@@ -911,10 +926,7 @@ class Index:
         try:
             with hold_folder(self.path, 0):
                 folder = IndexFolder.open(self.path, verify=False)
-                if (
-                    folder.state["shards"] == self.manifest["shards"]
-                    and "gradient" not in folder.state["files"]
-                ):
+                if folder.state == self.manifest:  # of the same rows: others may have been added or removed
                     folder.write_tensors("gradient", {"total": mean.total.float()})
                     folder.save()
                     self._folder = folder
@@ -933,6 +945,19 @@ class Index:
 
 def _tensors(samples: Samples) -> list[Any]:
     return [samples.inputs, samples.ids, *([] if samples.labels is None else [samples.labels])]
+
+
+def _check_rows(rows: Any) -> Tensor:
+    """Return the numbers of rows, (n,), or say what is wrong with them: a mask would be taken for rows 0 and 1."""
+    numbers = to_tensor("rows", rows).cpu().reshape(-1)
+    if numbers.numel() and (
+        numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool
+    ):
+        advice = (
+            "of a mask over the rows, index.rows[mask]" if numbers.dtype == torch.bool else "whole numbers"
+        )
+        raise TypeError(f"rows must be the numbers of rows, found {describe(numbers)}: give {advice}.")
+    return numbers.long()
 
 
 def _row_numbers(rows: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:

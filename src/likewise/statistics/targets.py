@@ -91,8 +91,8 @@ def _refuse_ignored(labels: Tensor) -> None:
     ignored = (found[:, 0] == IGNORED).nonzero()[:, 0]
     if len(ignored) and int((found < 0).sum()) == len(ignored):
         raise ValueError(
-            f"{len(ignored)} labels are {IGNORED}, by which losses ignore a sample, the first of samples "
-            f"{ignored[:5].tolist()}: leave these samples out."
+            f"{counted(len(ignored), 'label')} {agreeing(len(ignored), 'is', 'are')} {IGNORED}, by which losses ignore "
+            f"a sample, the first of samples {ignored[:5].tolist()}: leave these samples out."
         )
 
 
