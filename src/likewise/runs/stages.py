@@ -119,27 +119,7 @@ def run_stages(
     source: PairSource
     announce("computing gradients")
     if options["sketch"]:
-
-        def keep(features: Tensor, buckets: int) -> None:
-            if keep_index:
-                write = partial(
-                    keep_sketches,
-                    gram,
-                    features,
-                    buckets,
-                    SEED,
-                    folder.path / INDEX_FOLDER,
-                    outputs=targets.outputs,
-                    features=seen,
-                    classes=shown.classes,
-                    names=shown.names,
-                    show=shown.show,
-                    excerpt_length=shown.excerpt_length,
-                    settings=settings,
-                )
-                on_first_rank(write, "the index")
-
-        found, source = _sketched_statistics(folder, gram, options["sketch"], SEED, keep)
+        found, source, sketches = _sketched_statistics(folder, gram, options["sketch"], SEED)
     else:
         found, source = _exact_statistics(folder, gram)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
@@ -147,6 +127,8 @@ def run_stages(
     compare = partial(_add_parts, folder, parts) if parts else partial(_compare_pairs, source)
     shared = not parts and _has_independent_strips(source)
     found |= folder.stage("pairs", lambda: compare(request), shared=shared, arrays=pair_arrays())
+    if options["sketch"] and keep_index:
+        _keep_index(folder, gram, sketches, targets, seen, found["closeness"], shown, settings)
     found |= _feature_statistics(folder, gram, seen)
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] in LAYOUTS:
@@ -262,6 +244,37 @@ def _compare_pairs(source: PairSource, request: Request) -> dict[str, Tensor]:
 def _has_independent_strips(source: PairSource) -> bool:
     """Whether ranks can share the strips; where pairs are so few that the matrix is mirrored, one rank does them."""
     return not (isinstance(source, GramMatrix) and source.tiles().fills_matrix)
+
+
+def _keep_index(
+    folder: RunStore,
+    gram: GramMatrix,
+    sketches: Tensor,
+    targets: Targets,
+    features: Features | None,
+    closeness: np.ndarray,
+    shown: Shown,
+    settings: str | None,
+) -> None:
+    """Write the sketches as an index; nothing of an index that is there is written again."""
+    announce("keeping the index")
+    write = partial(
+        keep_sketches,
+        gram,
+        sketches,
+        bucket_count(folder.state["options"]["sketch"], gram.d),
+        SEED,
+        folder.path / INDEX_FOLDER,
+        outputs=targets.outputs,
+        features=features,
+        closeness=torch.tensor(closeness),
+        classes=shown.classes,
+        names=shown.names,
+        show=shown.show,
+        excerpt_length=shown.excerpt_length,
+        settings=settings,
+    )
+    on_first_rank(write, "the index")
 
 
 def _layout(found: Arrays, name: str) -> dict[str, Tensor]:
@@ -413,9 +426,9 @@ def _measure_readout_error(gram: GramMatrix) -> dict[str, Tensor]:
 
 
 def _sketched_statistics(
-    folder: RunStore, gram: GramMatrix, width: int, seed: int, keep: Callable[[Tensor, int], None]
-) -> tuple[Arrays, Sketches]:
-    """Return density and uncertainty, estimated, and the pairs of sketches; `keep` is called with these."""
+    folder: RunStore, gram: GramMatrix, width: int, seed: int
+) -> tuple[Arrays, Sketches, Tensor]:
+    """Return density and uncertainty, estimated, the pairs of sketches, and the whitened sketches on the CPU."""
     n, q = gram.shape[0], bucket_count(width, gram.d)
     features, total = _retry_changed_parts(folder, lambda: _gather_sketches(folder, gram, Sketch(q, seed)))
     uncertainty = torch.zeros(n)
@@ -430,10 +443,9 @@ def _sketched_statistics(
         f"{float(error['all_pairs']):.3f} (root mean square), by {float(error['similar_pairs']):.3f} among the most "
         "similar tenth of pairs. Density and uncertainty are estimates too."
     ]
-    keep(features, q)
     density = (features @ features.sum(0) / n).numpy()
     sketches = Sketches(features.to(gram.device), centered=gram.centered, max_memory=gram.max_memory)
-    return {"density": density, "uncertainty": uncertainty.numpy()}, sketches
+    return {"density": density, "uncertainty": uncertainty.numpy()}, sketches, features
 
 
 def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
