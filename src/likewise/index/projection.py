@@ -300,7 +300,7 @@ class SampleReader:
             return self._known[part] if self.available else None, features
         if not self._reads:
             return None, None
-        outputs, features = self._take_kept(samples) or self._read(samples)
+        outputs, features = self.take_kept(samples.ids) or self._read(samples)
         return outputs if self.available else None, features
 
     @contextmanager
@@ -328,6 +328,19 @@ class SampleReader:
         """Store what was read of samples until `read` asks for them."""
         self._kept.append((ids, found))
 
+    def take_kept(self, ids: Tensor) -> tuple[Tensor, Features | None] | None:
+        """Return what was read of these samples on the way of a pass, None if that is not known of all of them."""
+        kept, self._kept = self._kept, []
+        known = torch.cat([some for some, _ in kept]) if kept else ids[:0]
+        last = slice(len(known) - len(ids), None)  # what comes before is of samples that were tried
+        if len(known) < len(ids) or not torch.equal(known[last], ids):
+            return None
+        outputs, *vectors = (
+            torch.cat(parts)[last] for parts in zip(*(found for _, found in kept), strict=True)
+        )
+        refuse_infinite_outputs(outputs, ids, masked=True)
+        return outputs.cpu(), Features.compress(vectors[0]) if vectors else None
+
     @property
     def _reads(self) -> bool:
         return self._net is not None and (self.available or self._layer is not None)
@@ -345,15 +358,6 @@ class SampleReader:
         else:
             fits = vectors is not None and len(vectors) == len(outputs)
             self._last = (outputs.clone(), vectors) if vectors is not None and fits else None
-
-    def _take_kept(self, samples: Samples) -> tuple[Tensor, Features | None] | None:
-        """Return what was read of these samples on the way of a pass, None if that is not known of all of them."""
-        kept, self._kept = self._kept, []
-        if not kept or not torch.equal(torch.cat([ids for ids, _ in kept]), samples.ids):
-            return None
-        outputs, *vectors = map(torch.cat, zip(*(found for _, found in kept), strict=True))
-        refuse_infinite_outputs(outputs, samples.ids, masked=True)
-        return outputs.cpu(), Features.compress(vectors[0]) if vectors else None
 
     def read_all(self, data: Batches) -> tuple[Tensor | None, Features | None]:
         """Return outputs and features of a few samples; no outputs where only the readout understands them."""

@@ -5,6 +5,8 @@ From sketches the gradients are kept shard by shard, each a stage of its own, an
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
@@ -40,6 +42,7 @@ from likewise.gram.sketches import (
 )
 from likewise.identity import read_data
 from likewise.index.build import keep_sketches
+from likewise.index.projection import SampleReader
 from likewise.index.store import IndexFolder
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name, reads_text
@@ -109,19 +112,30 @@ def run_stages(
     many parts of the pairs were adopted; `features`: what the last layer sees, where that is known.
     """
     options, n = folder.state["options"], gram.shape[0]
-    known = _outputs(folder, gram, outputs, is_classifier)
+    reader: _OutputReader | None = None
+    if (
+        outputs is None
+        and reads_on_the_way(gram, options["sketch"], is_classifier)
+        and folder.missing(["outputs"])
+    ):
+        reader = _OutputReader(gram)
+    known = _outputs(folder, gram, outputs, is_classifier) if reader is None else reader.first_outputs()
     targets = Targets(labels, known, is_classifier, reads_text(gram.net.readout))
-    refuse_mismatch(shown, targets, n)
-    seen = _features(folder, gram, features)
+    refuse_mismatch(shown, targets, n)  # before anything takes long, as far as a few outputs tell
     margins = None if watch is None else _margins(watch, targets)
     validated = None if crossval is None else _validated(crossval, targets)
     added = user_columns(shown.extra, n)
     source: PairSource
     announce("computing gradients")
     if options["sketch"]:
-        found, source, sketches = _sketched_statistics(folder, gram, options["sketch"], SEED)
+        found, source, sketches = _sketched_statistics(folder, gram, options["sketch"], SEED, reader)
     else:
         found, source = _exact_statistics(folder, gram)
+    if reader is not None:
+        outputs, features = reader.found()
+        targets = replace(targets, outputs=_outputs(folder, gram, outputs, is_classifier))
+        refuse_mismatch(shown, targets, n)
+    seen = _features(folder, gram, features)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
     announce("comparing all pairs")
     compare = partial(_add_parts, folder, parts) if parts else partial(_compare_pairs, source)
@@ -294,6 +308,46 @@ def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classi
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()}, shared=True)["outputs"])
 
 
+def reads_on_the_way(gram: GramMatrix, sketch: int, is_classifier: bool) -> bool:
+    """Whether outputs are read on the way of the pass that sketches gradients, rather than by one of their own."""
+    return bool(sketch) and is_classifier and world_size() == 1
+
+
+class _OutputReader:
+    """Outputs of samples, and what the last layer sees of them, read on the way of the pass that sketches them."""
+
+    def __init__(self, gram: GramMatrix) -> None:
+        self._gram, self._few = gram, range(min(2, gram.data.n))
+        self._reader = SampleReader(gram.net, gram.data.samples(self._few))
+        self._found: dict[range, tuple[Tensor, Features | None]] = {}
+
+    def first_outputs(self) -> Tensor:
+        """Return the outputs of a few samples, by a pass of their own."""
+        some = copy.copy(self._gram)
+        some.data = self._gram.data.take(self._few)
+        return model_outputs(some)
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Read what the passes over samples come by."""
+        return self._reader.observing(self._gram.net)
+
+    def collect(self, where: range) -> None:
+        """Store what was read of the samples at these places, which were sketched just now."""
+        kept = self._reader.take_kept(self._gram.data.ids[where.start : where.stop])
+        if kept is not None:
+            self._found[where] = kept
+
+    def found(self) -> tuple[Tensor | None, Features | None]:
+        """Return outputs and features of all samples; None where a run that was stopped has sketched some of them."""
+        places = sorted(self._found, key=lambda where: where.start)
+        if sum(map(len, places)) != self._gram.data.n:
+            return None, None
+        outputs, features = zip(*(self._found[where] for where in places), strict=True)
+        known = [part for part in features if part is not None]
+        whole = len(known) == len(features)
+        return torch.cat(outputs), Features(*map(torch.cat, zip(*known, strict=True))) if whole else None
+
+
 def find_last_layer(gram: GramMatrix) -> LastLayer | None:
     """Return the last layer of the model, if its inputs can be read."""
     return LastLayer.find(gram.net, gram.data.samples(range(min(2, gram.data.n))))
@@ -426,11 +480,13 @@ def _measure_readout_error(gram: GramMatrix) -> dict[str, Tensor]:
 
 
 def _sketched_statistics(
-    folder: RunStore, gram: GramMatrix, width: int, seed: int
+    folder: RunStore, gram: GramMatrix, width: int, seed: int, reader: _OutputReader | None
 ) -> tuple[Arrays, Sketches, Tensor]:
     """Return density and uncertainty, estimated, the pairs of sketches, and the whitened sketches on the CPU."""
     n, q = gram.shape[0], bucket_count(width, gram.d)
-    features, total = _retry_changed_parts(folder, lambda: _gather_sketches(folder, gram, Sketch(q, seed)))
+    with nullcontext() if reader is None else reader.observing():
+        gather = partial(_gather_sketches, folder, gram, Sketch(q, seed), reader)
+        features, total = _retry_changed_parts(folder, gather)
     uncertainty = torch.zeros(n)
     for where, part in _sketch_shards(folder, gram, Sketch(q, seed)):
         moved = (part.rows.double() * total).sum((1, 2))
@@ -459,20 +515,24 @@ def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
     return compute()
 
 
-def _gather_sketches(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> tuple[Tensor, Tensor]:
+def _gather_sketches(
+    folder: RunStore, gram: GramMatrix, sketch: Sketch, reader: _OutputReader | None
+) -> tuple[Tensor, Tensor]:
     """Return the whitened sketches of all samples, (n, d·q), and the sum of the plain ones, (d, q)."""
     features = torch.zeros(gram.shape[0], gram.d * sketch.q)
     total = torch.zeros(gram.d, sketch.q, dtype=torch.float64)
-    for where, part in _sketch_shards(folder, gram, sketch):
+    for where, part in _sketch_shards(folder, gram, sketch, reader):
         features[where.start : where.stop] = whiten_sketches(part)
         total += part.rows.double().sum(0)
     return features, total
 
 
-def _sketch_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> Iterator[tuple[range, Sketched]]:
+def _sketch_shards(
+    folder: RunStore, gram: GramMatrix, sketch: Sketch, reader: _OutputReader | None = None
+) -> Iterator[tuple[range, Sketched]]:
     """Yield the sketches of consecutive samples, made now or read from their stage."""
     shards = name_shards(gram, sketch)
-    compute_shards(folder, gram, sketch, shards)
+    compute_shards(folder, gram, sketch, shards, reader)
     for name, where in shards.items():
         found = folder.stage(name, partial(_compute_shard, gram, sketch, where), shared=True)
         yield where, Sketched(**{key: torch.tensor(values) for key, values in found.items()})
@@ -491,8 +551,17 @@ def name_shards(gram: GramMatrix, sketch: Sketch) -> dict[str, range]:
     }
 
 
-def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: Mapping[str, range]) -> None:
-    """Compute the stages that are missing: each shard by one rank, as many at a time as there are ranks."""
+def compute_shards(
+    folder: RunStore,
+    gram: GramMatrix,
+    sketch: Sketch,
+    shards: Mapping[str, range],
+    reader: _OutputReader | None = None,
+) -> None:
+    """Compute the stages that are missing: each shard by one rank, as many at a time as there are ranks.
+
+    `reader`: collects what the pass reads of the samples, where there is one rank.
+    """
     missing = folder.missing(list(shards))
     for start in range(0, len(missing), world_size()):
         names = missing[start : start + world_size()]
@@ -500,6 +569,8 @@ def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: M
         block = _Block(gram, sketch, [shards[name] for name in names], f"sketches{count}")
         for number, name in enumerate(names):
             folder.stage(name, partial(block.shard, number), shared=True)
+            if reader is not None:
+                reader.collect(shards[name])
 
 
 class _Block:
