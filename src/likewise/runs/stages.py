@@ -484,11 +484,12 @@ def _sketched_statistics(
 ) -> tuple[Arrays, Sketches, Tensor]:
     """Return density and uncertainty, estimated, the pairs of sketches, and the whitened sketches on the CPU."""
     n, q = gram.shape[0], bucket_count(width, gram.d)
+    sketch = Sketch(q, seed)
     with nullcontext() if reader is None else reader.observing():
-        gather = partial(_gather_sketches, folder, gram, Sketch(q, seed), reader)
-        features, total = _retry_changed_parts(folder, gather)
+        gather = partial(_gather_sketches, folder, gram, sketch, reader)
+        shards, features, total = _retry_changed_parts(folder, gather)
     uncertainty = torch.zeros(n)
-    for where, part in _sketch_shards(folder, gram, Sketch(q, seed)):
+    for where, part in _read_shards(folder, gram, sketch, shards):
         moved = (part.rows.double() * total).sum((1, 2))
         uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
     announce("measuring the error on a few samples")
@@ -517,22 +518,22 @@ def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
 
 def _gather_sketches(
     folder: RunStore, gram: GramMatrix, sketch: Sketch, reader: _OutputReader | None
-) -> tuple[Tensor, Tensor]:
-    """Return the whitened sketches of all samples, (n, d·q), and the sum of the plain ones, (d, q)."""
-    features = torch.zeros(gram.shape[0], gram.d * sketch.q)
-    total = torch.zeros(gram.d, sketch.q, dtype=torch.float64)
-    for where, part in _sketch_shards(folder, gram, sketch, reader):
-        features[where.start : where.stop] = whiten_sketches(part)
-        total += part.rows.double().sum(0)
-    return features, total
-
-
-def _sketch_shards(
-    folder: RunStore, gram: GramMatrix, sketch: Sketch, reader: _OutputReader | None = None
-) -> Iterator[tuple[range, Sketched]]:
-    """Yield the sketches of consecutive samples, made now or read from their stage."""
+) -> tuple[dict[str, range], Tensor, Tensor]:
+    """Return the stages of sketches, the whitened ones of all samples, (n, d·q), and the sum of the plain, (d, q)."""
     shards = name_shards(gram, sketch)
     compute_shards(folder, gram, sketch, shards, reader)
+    features = torch.zeros(gram.shape[0], gram.d * sketch.q)
+    total = torch.zeros(gram.d, sketch.q, dtype=torch.float64)
+    for where, part in _read_shards(folder, gram, sketch, shards):
+        features[where.start : where.stop] = whiten_sketches(part)
+        total += part.rows.double().sum(0)
+    return shards, features, total
+
+
+def _read_shards(
+    folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: Mapping[str, range]
+) -> Iterator[tuple[range, Sketched]]:
+    """Yield the sketches of consecutive samples from their stages; one that was damaged meanwhile is computed again."""
     for name, where in shards.items():
         found = folder.stage(name, partial(_compute_shard, gram, sketch, where), shared=True)
         yield where, Sketched(**{key: torch.tensor(values) for key, values in found.items()})
