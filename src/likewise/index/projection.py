@@ -228,6 +228,11 @@ class KnownSketches(Projector):
         count = min(FEWEST_COMPARED, n // KNOWN_SHARE)
         return count if count >= LEAST_COMPARED else 0
 
+    def batches(self, data: Batches, where: range) -> Iterator[range]:
+        """Yield the places of batches of the user's size: no gradient takes memory."""
+        for start in range(where.start, where.stop, data.size):
+            yield range(start, min(start + data.size, where.stop))
+
     def project(self, samples: Samples, where: range) -> Projected:
         """Return the sketches of the samples at these places."""
         del samples
