@@ -26,7 +26,7 @@ def test_arrays_that_look_like_images_become_images(shape):
 @pytest.mark.parametrize("known", [True, False])
 def test_pictures_of_an_array_are_those_of_its_entries(shape, known):
     arrays = np.random.default_rng(0).normal(size=(TOGETHER + 3, *shape)).astype(np.float32)
-    arrays[1].flat[0], arrays[2].flat[1] = np.nan, np.inf
+    arrays[1].flat[0] = np.nan
     values = values_of(arrays) if known else None
     assert pictures(arrays, values) == [picture(array, values) for array in arrays]
     assert pictures(arrays[:0], values) == []
