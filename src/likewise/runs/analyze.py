@@ -238,9 +238,7 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
     with alone():
         announce("reading the data")
         with_outputs = (
-            not shared
-            and not parts
-            and not reads_on_the_way(work.gram, work.method.sketch, work.is_classifier)
+            not shared and not parts and not reads_on_the_way(work.method.sketch, work.is_classifier)
         )
         data_print, given, outputs, features = _read(work, job.out, with_outputs)
         if parts is not None:

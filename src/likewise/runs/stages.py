@@ -113,11 +113,7 @@ def run_stages(
     """
     options, n = folder.state["options"], gram.shape[0]
     reader: _OutputReader | None = None
-    if (
-        outputs is None
-        and reads_on_the_way(gram, options["sketch"], is_classifier)
-        and folder.missing(["outputs"])
-    ):
+    if outputs is None and reads_on_the_way(options["sketch"], is_classifier) and folder.missing(["outputs"]):
         reader = _OutputReader(gram)
     known = _outputs(folder, gram, outputs, is_classifier) if reader is None else reader.first_outputs()
     targets = Targets(labels, known, is_classifier, reads_text(gram.net.readout))
@@ -308,7 +304,7 @@ def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classi
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()}, shared=True)["outputs"])
 
 
-def reads_on_the_way(gram: GramMatrix, sketch: int, is_classifier: bool) -> bool:
+def reads_on_the_way(sketch: int, is_classifier: bool) -> bool:
     """Whether outputs are read on the way of the pass that sketches gradients, rather than by one of their own."""
     return bool(sketch) and is_classifier and world_size() == 1
 
