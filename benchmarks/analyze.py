@@ -29,7 +29,8 @@ import pyarrow.parquet  # noqa: F401
 import scipy.optimize
 import scipy.sparse.linalg  # noqa: F401
 import sklearn.isotonic
-import sklearn.linear_model  # noqa: F401
+import sklearn.linear_model
+import sklearn.mixture  # noqa: F401
 import torch
 from images import images
 from PIL import Image  # noqa: F401

@@ -6,7 +6,7 @@ import torch
 
 import likewise as lw
 import nets
-from likewise.fingerprint import ChecksumCache, Close, Fingerprint, checksums, differing
+from likewise.fingerprint import CACHED_CHUNK, ChecksumCache, Close, Fingerprint, checksums, differing
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,12 @@ def test_checksums_tell_every_change_and_exchange_and_ignore_the_layout(dtype):
     found = checksums([x, same, changed, exchanged])
     assert found[0] == found[1]
     assert len(set(found)) == 3
+
+
+def test_checksums_of_many_numbers_are_sums_weighted_by_their_places():
+    x = torch.randint(-9, 9, (CACHED_CHUNK + 1000,))
+    expected = sum((2 * i + 1) * value for i, value in enumerate(x.tolist())) % 2**64
+    assert checksums([x]) == [f"{expected:016x}"]
 
 
 def test_checksums_of_a_model_follow_writes_also_behind_the_version_counter():

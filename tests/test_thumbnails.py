@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from likewise.thumbnails import COLUMNS, EXCERPT, SIDE, Picture, kept, picture, values_of
+from likewise.thumbnails import COLUMNS, EXCERPT, SIDE, TOGETHER, Picture, kept, picture, pictures, values_of
 
 
 def pixels(found):
@@ -20,6 +20,16 @@ def test_arrays_that_look_like_images_become_images(shape):
     array = np.random.default_rng(0).random(shape).astype(np.float32)
     found = picture(array, values_of([array]))
     assert found.kind == "image" and pixels(found).shape[:2] == (12, 10)
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 10), (3, 20, 18), (12, 10), (12, 10, 3), (7, 12, 10), (50,), (4,)])
+@pytest.mark.parametrize("known", [True, False])
+def test_pictures_of_an_array_are_those_of_its_entries(shape, known):
+    arrays = np.random.default_rng(0).normal(size=(TOGETHER + 3, *shape)).astype(np.float32)
+    arrays[1].flat[0] = np.nan
+    values = values_of(arrays) if known else None
+    assert pictures(arrays, values) == [picture(array, values) for array in arrays]
+    assert pictures(arrays[:0], values) == []
 
 
 def test_tiny_images_keep_every_pixel_and_the_range_of_the_data():

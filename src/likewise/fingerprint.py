@@ -16,6 +16,7 @@ from torch import Tensor
 FLOAT_TOLERANCE = 1e-9  # relative, of Python's floats: given by the user
 TENSOR_TOLERANCE = 1e-4  # relative to the root mean square: may have been computed, on another device
 CHUNK = 1 << 20  # numbers to sum at a time
+CACHED_CHUNK = 1 << 16  # the same on a CPU, whose cache holds them: 36 MB in 10 ms rather than 70
 DEPTH = 4  # of functions and containers inside each other
 SHOWN = 32  # items of a container
 SAMPLED = 64  # numbers of a tensor that are always looked at
@@ -238,8 +239,9 @@ def _checksum(tensor: Tensor) -> Tensor:
     """Return Σ (2i + 1) v_i modulo 2⁶⁴: any single change, and any exchange of different numbers, shows."""
     values = _integers(tensor)
     total = torch.zeros((), dtype=torch.int64, device=values.device)
-    for start in range(0, values.numel(), CHUNK):
-        part = values[start : start + CHUNK]
+    chunk = CACHED_CHUNK if values.device.type == "cpu" else CHUNK
+    for start in range(0, values.numel(), chunk):
+        part = values[start : start + chunk]
         odd = torch.arange(2 * start + 1, 2 * (start + len(part)) + 1, 2, device=values.device)
         total += (part.to(torch.int64) * odd).sum()
     return total

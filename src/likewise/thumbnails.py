@@ -19,6 +19,7 @@ EXCERPT = 200  # characters of a text, also of one in a row
 COLUMNS = 40
 NAME = 60  # characters of a column's name
 POINTS = 120  # of a signal
+TOGETHER = 64  # images that are scaled at once
 
 
 class Picture(NamedTuple):
@@ -58,6 +59,18 @@ def picture(raw: Any, values: Range | None = None, excerpt_length: int = EXCERPT
         return _of_array(np.asarray(raw), values)
     except ValueError:  # lists of different lengths
         return picture(str(raw), None, excerpt_length)
+
+
+def pictures(raws: np.ndarray, values: Range | None = None) -> list[Picture | None]:
+    """Return `picture` of each entry of an array, (n, ...): images are scaled together, in a fraction of the time."""
+    if values is None or raws.size == 0 or _channels_last(raws[0]) is None:
+        return [picture(raw, values) for raw in raws]
+    found: list[Picture | None] = []
+    for start in range(0, len(raws), TOGETHER):
+        some = raws[start : start + TOGETHER]
+        images = np.stack([image for raw in some if (image := _channels_last(raw)) is not None])
+        found += [Picture("image", _webp(_to_pil(image))) for image in _to_bytes(images, values)]
+    return found
 
 
 def excerpt(text: str, length: int = EXCERPT) -> str:
@@ -142,16 +155,25 @@ def _channels_last(array: np.ndarray) -> np.ndarray | None:
 
 
 def _image(image: np.ndarray, values: Range | None) -> Any:
+    return _to_pil(_to_bytes(image, values))
+
+
+def _to_bytes(images: np.ndarray, values: Range | None) -> np.ndarray:
+    """Return images, (..., h, w, c), as integers from 0 to 255; of several, `values` must be given."""
+    if images.dtype == np.uint8:
+        return images
+    images = images.astype(np.float32 if images.dtype in (np.float16, np.float32) else np.float64)
+    if not np.isfinite(images).all():
+        images = np.nan_to_num(images)
+    low, high = (images.min(), images.max()) if values is None else (values.low, values.high)
+    scale = 255 / np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
+    scaled = (images - np.asarray(low, dtype=images.dtype)) * scale.astype(images.dtype)
+    return np.asarray(scaled.clip(0, 255).round().astype(np.uint8))
+
+
+def _to_pil(image: np.ndarray) -> Any:
     from PIL import Image
 
-    if image.dtype != np.uint8:
-        image = image.astype(np.float32 if image.dtype in (np.float16, np.float32) else np.float64)
-        if not np.isfinite(image).all():
-            image = np.nan_to_num(image)
-        low, high = (image.min(), image.max()) if values is None else (values.low, values.high)
-        scale = 255 / np.maximum(np.asarray(high, dtype=np.float64) - low, 1e-12)
-        scaled = (image - np.asarray(low, dtype=image.dtype)) * scale.astype(image.dtype)
-        image = scaled.clip(0, 255).round().astype(np.uint8)
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3])
 
 

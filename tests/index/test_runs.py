@@ -7,6 +7,8 @@ from torch import nn
 import likewise as lw
 from likewise.cli.app import exit_code
 from likewise.gram import error_factors
+from likewise.index.pairs import summarize
+from likewise.index.store import IndexFolder
 
 
 def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
@@ -28,6 +30,20 @@ def test_a_sketched_run_keeps_an_index_that_can_be_asked(tmp_path, files_of):
     before = files_of(index.path)
     lw.analyze(model, (x, y), out=tmp_path / "run", sketch=128, classes=["a", "b", "c"])
     assert files_of(index.path) == before
+
+
+def test_the_novelty_that_a_run_gives_its_index_is_that_of_the_rows(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    x, y = torch.randn(1500, 6), torch.randint(3, (1500,))
+    lw.analyze(model, (x, y), out=tmp_path / "run", sketch=128)
+    folder = IndexFolder.open(tmp_path / "run" / "index")
+    given = folder.read_tensors("summary")
+    summarize(folder)
+    found = folder.read_tensors("summary")
+    assert given.keys() == found.keys()
+    for name, values in found.items():
+        torch.testing.assert_close(given[name], values, rtol=0, atol=1e-3, msg=name)
 
 
 def test_new_tables_are_read_by_the_names_of_columns(tmp_path):

@@ -16,6 +16,7 @@ from torch import nn
 import likewise as lw
 import likewise.gram.matrix
 from likewise.runs.export import knn_graph
+from likewise.runs.stages import _OutputReader
 
 
 def example(n=40, seed=0):
@@ -463,6 +464,44 @@ def test_a_stage_that_was_tampered_with_is_done_again(tmp_path, monkeypatch, ske
     assert lw.analyze(model, (x, y), out=out, sketch=sketch).table.equals(whole.table)
 
 
+def test_a_run_from_sketches_calls_the_model_once_on_most_samples(tmp_path):
+    model, x, y = example(400)
+    seen = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    found = lw.analyze(model, (x, y), out=tmp_path / "run", sketch=64, index=False)
+    assert sum(seen) < 1.5 * 400
+    with torch.no_grad():
+        outputs = model(x)
+    assert found.table["prediction"].tolist() == outputs.argmax(1).tolist()
+    torch.testing.assert_close(torch.tensor(found.table["energy"].to_numpy()).float(), -outputs.logsumexp(1))
+
+
+@pytest.mark.parametrize("shards", [0, 1], ids=["all sketched", "some sketched"])
+def test_a_run_that_was_stopped_before_its_outputs_were_kept_reads_them_again(tmp_path, monkeypatch, shards):
+    model, x, y = example(600)
+    whole = lw.analyze(model, (x, y), out=tmp_path / "whole", sketch=64)
+    if shards:
+        collect, done = _OutputReader.collect, []
+        monkeypatch.setattr(
+            _OutputReader, "collect", lambda *a: 1 / (1 - len(done)) and done.append(collect(*a))
+        )
+    else:
+        monkeypatch.setattr("likewise.runs.stages._measure_error", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lw.analyze(model, (x, y), out=tmp_path / "run", sketch=64)
+    monkeypatch.undo()
+    assert not (tmp_path / "run" / "stages" / "outputs.npz").exists()
+    assert any((tmp_path / "run" / "stages").glob("sketch-*"))
+    assert lw.analyze(model, (x, y), out=tmp_path / "run", sketch=64).table.equals(whole.table)
+
+
+def test_names_of_too_few_classes_are_refused_before_gradients_are_sketched(tmp_path, monkeypatch):
+    model, x, y = example(60)
+    monkeypatch.setattr("likewise.runs.stages._sketched_statistics", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match="give a name for each class"):
+        lw.analyze(model, (x, y), out=tmp_path / "run", sketch=64, classes=["a", "b"])
+
+
 def test_settings_are_kept_and_say_what_is_wrong(tmp_path):
     from likewise.runs.settings import Settings, read_settings
 
@@ -490,6 +529,7 @@ sys.path.insert(0, sys.argv[2])
 from test_analyze import example
 import likewise as lw
 from likewise.runs.export import knn_graph
+from likewise.runs.stages import _OutputReader
 model, x, y = example(400)
 from likewise import files
 from likewise.runs import stages

@@ -52,15 +52,11 @@ def gradient_parts(output: Tensor, parameters: Parameters) -> Parts:
     gradients = torch.autograd.grad(
         output, values, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    return _flatten_each(dict(zip(parameters, gradients, strict=True)), parameters)
+    return flatten_gradients(dict(zip(parameters, gradients, strict=True)), parameters)
 
 
-def flatten_gradients(gradients: Parameters, parameters: Parameters) -> Tensor:
-    """Return gradients by name as one vector, in the order of the parameters."""
-    return torch.cat(_flatten_each(gradients, parameters))
-
-
-def _flatten_each(gradients: Parameters, parameters: Parameters) -> Parts:
+def flatten_gradients(gradients: Parameters, parameters: Parameters) -> Parts:
+    """Return gradients by name as vectors, in the order of the parameters."""
     device = next(iter(parameters.values())).device
     dense = [g.to_dense() if g.is_sparse else g for g in (gradients[name] for name in parameters)]
     return [gradient.reshape(-1).to(device) for gradient in dense]

@@ -28,6 +28,7 @@ from likewise.engines.base import (
     VjpResult,
     check_finite,
     concatenate_powers,
+    join_tensors,
     whiten_outputs,
     whiten_rows,
 )
@@ -38,6 +39,7 @@ from likewise.engines.comparison import (
     gradient_parts,
     network_outputs,
 )
+from likewise.engines.factors import gram_from_rows
 from likewise.engines.memory import fit_batch_size, is_out_of_memory
 from likewise.engines.pass_check import PassCheck
 from likewise.engines.tracer import repeat_samples
@@ -99,12 +101,21 @@ class DenseEngine(Engine):
                 rows = whiten_rows(rows, self_kernels[-1], overwrite=True)
             parts.append(rows)
         self_kernel = concatenate_powers(self_kernels)
-        return Rows(torch.cat(parts), None if self_kernel is None else self_kernel.rank)
+        (joined,) = join_tensors([(part,) for part in parts])
+        return Rows(joined, None if self_kernel is None else self_kernel.rank)
 
     def features(self, samples: Samples, exponent: float) -> Features:
         """Return S(x), all of it dense."""
         explicit = self.rows(samples, exponent)
         return Features(explicit.rows, (), explicit.ranks)
+
+    def largest_part(self, samples: Samples, d: int) -> int:
+        """Return the number of entries of the rows of one sample."""
+        return d * self._source.shape(samples[:1])[1]
+
+    def feature_bytes(self, samples: Samples, d: int) -> int:
+        """Return the bytes of the rows of one sample."""
+        return max(4, self._source.shape(samples[:1])[2]) * self.largest_part(samples, d)
 
     def parts(self, samples: Samples) -> Iterator[GradientParts]:
         """Yield J(x) as one dense part, and K(x, x) of the same rows."""
@@ -160,8 +171,7 @@ class DenseEngine(Engine):
             yield rows, rank_floor(computed.dtype)
 
     def _self_kernel(self, rows: Tensor, floor: float, exponent: float) -> Power:
-        exact = rows.to(accumulation_dtype(rows))
-        return matrix_power(exact @ exact.mT, exponent, floor)
+        return matrix_power(gram_from_rows(rows), exponent, floor)
 
 
 def _combine_rows(rows: Tensor, sizes: list[int], place: int, u: Tensor) -> Parts:
@@ -198,16 +208,22 @@ def jacobians_by_vmap(net: Network, samples: Samples) -> Tensor:
     def outputs(theta: Parameters, inputs: Any, labels: Tensor | None, ids: Tensor) -> Tensor:
         return net.select_outputs(net.call_model(theta, inputs), inputs, labels, ids)
 
-    def one(inputs: Any, labels: Tensor | None, number: Tensor) -> Tensor:
+    def one(inputs: Any, labels: Tensor | None, number: Tensor) -> list[Parts]:
         inputs, number = tree_map(lambda t: t.unsqueeze(0), (inputs, number))
         label = None if labels is None else labels.unsqueeze(0)
         y, pullback, *_ = vjp(lambda theta: outputs(theta, inputs, label, number)[0], parameters)
         # One vjp per output rather than a nested vmap, which breaks on PReLU.
-        return torch.stack([flatten_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)])
+        return [flatten_gradients(pullback(e)[0], parameters) for e in torch.eye(len(y)).to(y)]
 
     dims = (0, None if samples.labels is None else 0, 0)
     with annotate_errors(net, samples.inputs, samples.labels, samples.ids):  # inside, ids have no values
-        return vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
+        by_output = vmap(one, in_dims=dims)(samples.inputs, samples.labels, samples.ids)
+    sizes = [part.shape[1] for part in by_output[0]]
+    rows = by_output[0][0].new_empty(len(samples), len(by_output), sum(sizes))
+    for number, parts in enumerate(by_output):
+        for target, part in zip(rows[:, number].split(sizes, 1), parts, strict=True):
+            target.copy_(part)
+    return rows
 
 
 def jacobians_one_by_one(net: Network, samples: Samples) -> Tensor:

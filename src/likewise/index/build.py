@@ -149,13 +149,14 @@ def keep_sketches(
     *,
     outputs: Tensor,
     features: Features | None,
+    closeness: Tensor,
     classes: Sequence[str] | None,
     names: Sequence[str] | None,
     show: Show | None,
     excerpt_length: int,
     settings: str | None,
 ) -> None:
-    """Write the index of sketches that were computed before; gradients are formed of one sample in 20, to tell errors.
+    """Write the index of sketches that were computed before; gradients are formed of few, to tell errors.
 
     Args:
         gram: The matrix of the network and the samples.
@@ -165,6 +166,7 @@ def keep_sketches(
         out: The folder.
         outputs: What the model says of the samples.
         features: What its last layer sees of them.
+        closeness: (n,) their mean plain similarity to the most similar others, as `ClosenessReducer` finds it.
         classes: Names of the classes.
         names: Names of the samples.
         show: What a person should see of sample i.
@@ -185,7 +187,15 @@ def keep_sketches(
     with hold_folder(out, math.inf):
         folder = _begin(out, state, settings)
         task = Task(
-            folder, projector, data, maker, source_number=0, first_row=0, outputs=outputs, features=features
+            folder,
+            projector,
+            data,
+            maker,
+            source_number=0,
+            first_row=0,
+            outputs=outputs,
+            features=features,
+            closeness=closeness,
         )
         fill(task, data.spans(rows))
 

@@ -350,11 +350,18 @@ class _SampledStrip(Strip):
         return similarity[torch.arange(len(self._row_places)), self._row_places]
 
 
-def summarize(folder: IndexFolder, max_memory: int = 2**30) -> None:
+def summarize(folder: IndexFolder, max_memory: int = 2**30, known_closeness: Tensor | None = None) -> None:
     """Write the summary: mean, distance and similarity to it of every row, what the novelty of some rows is made of.
 
     Three passes over the rows; nothing is computed from gradients. The sum of gradients, which is of other rows now,
     is dropped.
+
+    Args:
+        folder: The index.
+        max_memory: Bytes for a strip of pairs.
+        known_closeness: (m,) the mean plain similarity of every row to the most similar others, where all pairs were
+            compared before: then two passes do.
+
     """
     folder.state["files"].pop("gradient", None)
     columns = Columns(folder)
@@ -368,7 +375,7 @@ def summarize(folder: IndexFolder, max_memory: int = 2**30) -> None:
     )
     known = {"mean": mean, "lengths": lengths, "means": means, "dead": dead}
     folder.write_tensors("summary", known)
-    folder.write_tensors("summary", {**known, **_reference(Columns(folder), max_memory)})
+    folder.write_tensors("summary", {**known, **_reference(Columns(folder), max_memory, known_closeness)})
 
 
 def _mean(columns: Columns) -> Tensor:
@@ -406,13 +413,16 @@ def _distances(columns: Columns, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return lengths, means, torch.cat(dead)
 
 
-def _reference(columns: Columns, max_memory: int) -> dict[str, Tensor]:
+def _reference(columns: Columns, max_memory: int, known_closeness: Tensor | None) -> dict[str, Tensor]:
     """Return what the novelty of some rows, spread over the index and each left out in turn, is made of."""
     if columns.m < 2:
         return {"gradient_novelty": torch.zeros(0)}
     places, k = reference_places(columns.m), min(NEIGHBORS, columns.m - 1)
-    pairs = IndexPairs(columns, places=places.tolist(), centered=False, max_memory=max_memory)
-    ((closeness,),) = pairs.visit(ClosenessReducer(k))
+    if known_closeness is None:
+        pairs = IndexPairs(columns, places=places.tolist(), centered=False, max_memory=max_memory)
+        ((closeness,),) = pairs.visit(ClosenessReducer(k))
+    else:
+        closeness = known_closeness[places]
     found = {"gradient_novelty": 1 - closeness.float()}
     if not columns.has_features:
         return found

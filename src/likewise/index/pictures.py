@@ -9,7 +9,7 @@ from torch import Tensor
 
 from likewise.data import Batches, Samples
 from likewise.index.store import IndexFolder
-from likewise.thumbnails import EXCERPT, Picture, Range, picture, values_of
+from likewise.thumbnails import EXCERPT, Picture, Range, picture, pictures, values_of
 
 KINDS = ("", "image", "text", "row", "signal")
 COMPARED = 64  # samples whose range of values is drawn as black and white
@@ -48,7 +48,7 @@ class PictureMaker:
             return [None] * len(places)
         if self._show is None:
             self._known.clear()  # batches are read anyway
-            return [picture(_array(samples, i), self._values, self._length) for i in range(len(places))]
+            return pictures(_arrays(samples), self._values)
         return [picture(self._raw(place), self._values, self._length) for place in places]
 
     def picture(self, place: int) -> Picture | None:
@@ -88,7 +88,7 @@ class PictureMaker:
         if place in self._known:
             return self._known.pop(place)
         if self._show is None:
-            return _array(self._data.samples(range(place, place + 1)), 0)
+            return np.asarray(_arrays(self._data.samples(range(place, place + 1)))[0])
         try:
             return self._show(place) if callable(self._show) else self._show[place]
         except Exception as error:
@@ -142,8 +142,8 @@ class StoredPictures:
         return decode_picture(self._mapped[shard.start], row - shard.start)
 
 
-def _array(samples: Samples, i: int) -> np.ndarray:
-    return np.asarray(samples.inputs[i].detach().float().cpu().numpy())
+def _arrays(samples: Samples) -> np.ndarray:
+    return np.asarray(samples.inputs.detach().float().cpu().numpy())
 
 
 def _storable(name: str) -> str:

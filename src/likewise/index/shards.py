@@ -59,6 +59,7 @@ class Task:
         first_row: The row of its first sample.
         outputs: What the model says of all samples, if that is known.
         features: What its last layer sees of them, if outputs are known.
+        closeness: (n,) of all samples, if all pairs were compared: their mean plain similarity to the nearest others.
 
     """
 
@@ -73,8 +74,10 @@ class Task:
         first_row: int,
         outputs: Tensor | None = None,
         features: Features | None = None,
+        closeness: Tensor | None = None,
     ) -> None:
         self.folder, self.projector, self.data = folder, projector, data
+        self.closeness = closeness
         self.source_number, self.first_row = source_number, first_row
         self._maker = maker if maker is not None and maker.available else None
         self._reads_text = reads_text(projector.gram.net.readout)
@@ -280,7 +283,7 @@ def _finish(task: Task, starts: list[int], factors: Tensor) -> None:
     before = [read_sources(folder)] if task.source_number else []
     folder.write_tensors("origins", join_sources([*before, Sources(task.origin[None], factors[None])]))
     if folder.state["part"] is None:
-        summarize(folder, task.projector.gram.max_memory)
+        summarize(folder, task.projector.gram.max_memory, task.closeness)
     folder.state["finished"] = True
     folder.save()
 

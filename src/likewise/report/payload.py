@@ -19,6 +19,7 @@ from likewise.report.words import WORDS, status_words
 from likewise.thumbnails import Picture, escape_controls
 
 RANKED = ("label_suspicion", "target_suspicion", "error", "novelty")  # by which samples are listed
+GZIP_LEVEL = 6  # 9 takes 2.7 times as long, for 0.4 % fewer bytes (measured 2026-11-18)
 
 
 class Run(NamedTuple):
@@ -150,7 +151,7 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
     text = json.dumps(header, ensure_ascii=False).encode()
     start = np.array([len(text)], dtype="<u4").tobytes()
     whole = start + text + b"\0" * (-(len(text) + 4) % 8) + blob.joined()
-    return gzip.compress(whole, 9, mtime=0)
+    return gzip.compress(whole, GZIP_LEVEL, mtime=0)
 
 
 def _read_duplicates(folder: Path) -> dict[str, np.ndarray] | None:
@@ -235,7 +236,8 @@ def _read_table(path: Path) -> Any:
     """Return a table, read without threads: pyarrow waits for ever if memory for their stacks is short."""
     import pyarrow.parquet
 
-    return pyarrow.parquet.read_table(path, use_threads=False, pre_buffer=False)
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:  # half the time of read_table
+        return file.read(use_threads=False)
 
 
 class _Blob:

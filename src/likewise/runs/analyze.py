@@ -39,7 +39,7 @@ from likewise.runs.parts import Adopted, Part, adopt_parts, read_parts, refuse_o
 from likewise.runs.passages import TokenTexts, passage_count
 from likewise.runs.plan import Method, choose_method
 from likewise.runs.result import Analysis
-from likewise.runs.stages import find_last_layer, run_part, run_stages
+from likewise.runs.stages import find_last_layer, reads_on_the_way, run_part, run_stages
 from likewise.runs.store import open_folder
 from likewise.runs.tables import Shown
 from likewise.statistics.crossval import CrossValidated
@@ -237,7 +237,10 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
     work, shared = job.work, world_size() > 1
     with alone():
         announce("reading the data")
-        data_print, given, outputs, features = _read(work, job.out, with_outputs=not shared and not parts)
+        with_outputs = (
+            not shared and not parts and not reads_on_the_way(work.method.sketch, work.is_classifier)
+        )
+        data_print, given, outputs, features = _read(work, job.out, with_outputs)
         if parts is not None:
             whole = data_print if not work.method.sketch else describe_data(work.gram.data)
             refuse_other_parts(parts, _describe_inputs(job, whole))

@@ -5,6 +5,8 @@ From sketches the gradients are kept shard by shard, each a stage of its own, an
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
@@ -40,6 +42,7 @@ from likewise.gram.sketches import (
 )
 from likewise.identity import read_data
 from likewise.index.build import keep_sketches
+from likewise.index.projection import SampleReader
 from likewise.index.store import IndexFolder
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name, reads_text
@@ -109,44 +112,33 @@ def run_stages(
     many parts of the pairs were adopted; `features`: what the last layer sees, where that is known.
     """
     options, n = folder.state["options"], gram.shape[0]
-    known = _outputs(folder, gram, outputs, is_classifier)
+    reader: _OutputReader | None = None
+    if outputs is None and reads_on_the_way(options["sketch"], is_classifier) and folder.missing(["outputs"]):
+        reader = _OutputReader(gram)
+    known = _outputs(folder, gram, outputs, is_classifier) if reader is None else reader.first_outputs()
     targets = Targets(labels, known, is_classifier, reads_text(gram.net.readout))
-    refuse_mismatch(shown, targets, n)
-    seen = _features(folder, gram, features)
+    refuse_mismatch(shown, targets, n)  # before anything takes long, as far as a few outputs tell
     margins = None if watch is None else _margins(watch, targets)
     validated = None if crossval is None else _validated(crossval, targets)
     added = user_columns(shown.extra, n)
     source: PairSource
     announce("computing gradients")
     if options["sketch"]:
-
-        def keep(features: Tensor, buckets: int) -> None:
-            if keep_index:
-                write = partial(
-                    keep_sketches,
-                    gram,
-                    features,
-                    buckets,
-                    SEED,
-                    folder.path / INDEX_FOLDER,
-                    outputs=targets.outputs,
-                    features=seen,
-                    classes=shown.classes,
-                    names=shown.names,
-                    show=shown.show,
-                    excerpt_length=shown.excerpt_length,
-                    settings=settings,
-                )
-                on_first_rank(write, "the index")
-
-        found, source = _sketched_statistics(folder, gram, options["sketch"], SEED, keep)
+        found, source, sketches = _sketched_statistics(folder, gram, options["sketch"], SEED, reader)
     else:
         found, source = _exact_statistics(folder, gram)
+    if reader is not None:
+        outputs, features = reader.found()
+        targets = replace(targets, outputs=_outputs(folder, gram, outputs, is_classifier))
+        refuse_mismatch(shown, targets, n)
+    seen = _features(folder, gram, features)
     request = Request(n, min(options["neighbors"], n - 1), options["threshold"], targets, SEED)
     announce("comparing all pairs")
     compare = partial(_add_parts, folder, parts) if parts else partial(_compare_pairs, source)
     shared = not parts and _has_independent_strips(source)
     found |= folder.stage("pairs", lambda: compare(request), shared=shared, arrays=pair_arrays())
+    if options["sketch"] and keep_index:
+        _keep_index(folder, gram, sketches, targets, seen, found["closeness"], shown, settings)
     found |= _feature_statistics(folder, gram, seen)
     found["layout"] = found["coordinates"][:, :2]
     if options["layout"] in LAYOUTS:
@@ -264,6 +256,37 @@ def _has_independent_strips(source: PairSource) -> bool:
     return not (isinstance(source, GramMatrix) and source.tiles().fills_matrix)
 
 
+def _keep_index(
+    folder: RunStore,
+    gram: GramMatrix,
+    sketches: Tensor,
+    targets: Targets,
+    features: Features | None,
+    closeness: np.ndarray,
+    shown: Shown,
+    settings: str | None,
+) -> None:
+    """Write the sketches as an index; nothing of an index that is there is written again."""
+    announce("keeping the index")
+    write = partial(
+        keep_sketches,
+        gram,
+        sketches,
+        bucket_count(folder.state["options"]["sketch"], gram.d),
+        SEED,
+        folder.path / INDEX_FOLDER,
+        outputs=targets.outputs,
+        features=features,
+        closeness=torch.tensor(closeness),
+        classes=shown.classes,
+        names=shown.names,
+        show=shown.show,
+        excerpt_length=shown.excerpt_length,
+        settings=settings,
+    )
+    on_first_rank(write, "the index")
+
+
 def _layout(found: Arrays, name: str) -> dict[str, Tensor]:
     """Return where samples are on the map, from their neighbors."""
     places = LAYOUTS[name](found["indices"], found["similarities"], found["coordinates"], SEED)
@@ -279,6 +302,46 @@ def _outputs(folder: RunStore, gram: GramMatrix, known: Tensor | None, is_classi
         return model_outputs(gram) if is_classifier else dataset_outputs(gram.net, gram.data)
 
     return torch.tensor(folder.stage("outputs", lambda: {"outputs": compute()}, shared=True)["outputs"])
+
+
+def reads_on_the_way(sketch: int, is_classifier: bool) -> bool:
+    """Whether outputs are read on the way of the pass that sketches gradients, rather than by one of their own."""
+    return bool(sketch) and is_classifier and world_size() == 1
+
+
+class _OutputReader:
+    """Outputs of samples, and what the last layer sees of them, read on the way of the pass that sketches them."""
+
+    def __init__(self, gram: GramMatrix) -> None:
+        self._gram, self._few = gram, range(min(2, gram.data.n))
+        self._reader = SampleReader(gram.net, gram.data.samples(self._few))
+        self._found: dict[range, tuple[Tensor, Features | None]] = {}
+
+    def first_outputs(self) -> Tensor:
+        """Return the outputs of a few samples, by a pass of their own."""
+        some = copy.copy(self._gram)
+        some.data = self._gram.data.take(self._few)
+        return model_outputs(some)
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Read what the passes over samples come by."""
+        return self._reader.observing(self._gram.net)
+
+    def collect(self, where: range) -> None:
+        """Store what was read of the samples at these places, which were sketched just now."""
+        kept = self._reader.take_kept(self._gram.data.ids[where.start : where.stop])
+        if kept is not None:
+            self._found[where] = kept
+
+    def found(self) -> tuple[Tensor | None, Features | None]:
+        """Return outputs and features of all samples; None where a run that was stopped has sketched some of them."""
+        places = sorted(self._found, key=lambda where: where.start)
+        if sum(map(len, places)) != self._gram.data.n:
+            return None, None
+        outputs, features = zip(*(self._found[where] for where in places), strict=True)
+        known = [part for part in features if part is not None]
+        whole = len(known) == len(features)
+        return torch.cat(outputs), Features(*map(torch.cat, zip(*known, strict=True))) if whole else None
 
 
 def find_last_layer(gram: GramMatrix) -> LastLayer | None:
@@ -413,13 +476,16 @@ def _measure_readout_error(gram: GramMatrix) -> dict[str, Tensor]:
 
 
 def _sketched_statistics(
-    folder: RunStore, gram: GramMatrix, width: int, seed: int, keep: Callable[[Tensor, int], None]
-) -> tuple[Arrays, Sketches]:
-    """Return density and uncertainty, estimated, and the pairs of sketches; `keep` is called with these."""
+    folder: RunStore, gram: GramMatrix, width: int, seed: int, reader: _OutputReader | None
+) -> tuple[Arrays, Sketches, Tensor]:
+    """Return density and uncertainty, estimated, the pairs of sketches, and the whitened sketches on the CPU."""
     n, q = gram.shape[0], bucket_count(width, gram.d)
-    features, total = _retry_changed_parts(folder, lambda: _gather_sketches(folder, gram, Sketch(q, seed)))
+    sketch = Sketch(q, seed)
+    with nullcontext() if reader is None else reader.observing():
+        gather = partial(_gather_sketches, folder, gram, sketch, reader)
+        shards, features, total = _retry_changed_parts(folder, gather)
     uncertainty = torch.zeros(n)
-    for where, part in _sketch_shards(folder, gram, Sketch(q, seed)):
+    for where, part in _read_shards(folder, gram, sketch, shards):
         moved = (part.rows.double() * total).sum((1, 2))
         uncertainty[where.start : where.stop] = torch.where(part.squares > 0, part.squares / moved, 0).float()
     announce("measuring the error on a few samples")
@@ -430,10 +496,9 @@ def _sketched_statistics(
         f"{float(error['all_pairs']):.3f} (root mean square), by {float(error['similar_pairs']):.3f} among the most "
         "similar tenth of pairs. Density and uncertainty are estimates too."
     ]
-    keep(features, q)
     density = (features @ features.sum(0) / n).numpy()
     sketches = Sketches(features.to(gram.device), centered=gram.centered, max_memory=gram.max_memory)
-    return {"density": density, "uncertainty": uncertainty.numpy()}, sketches
+    return {"density": density, "uncertainty": uncertainty.numpy()}, sketches, features
 
 
 def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
@@ -447,20 +512,24 @@ def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
     return compute()
 
 
-def _gather_sketches(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> tuple[Tensor, Tensor]:
-    """Return the whitened sketches of all samples, (n, d·q), and the sum of the plain ones, (d, q)."""
+def _gather_sketches(
+    folder: RunStore, gram: GramMatrix, sketch: Sketch, reader: _OutputReader | None
+) -> tuple[dict[str, range], Tensor, Tensor]:
+    """Return the stages of sketches, the whitened ones of all samples, (n, d·q), and the sum of the plain, (d, q)."""
+    shards = name_shards(gram, sketch)
+    compute_shards(folder, gram, sketch, shards, reader)
     features = torch.zeros(gram.shape[0], gram.d * sketch.q)
     total = torch.zeros(gram.d, sketch.q, dtype=torch.float64)
-    for where, part in _sketch_shards(folder, gram, sketch):
+    for where, part in _read_shards(folder, gram, sketch, shards):
         features[where.start : where.stop] = whiten_sketches(part)
         total += part.rows.double().sum(0)
-    return features, total
+    return shards, features, total
 
 
-def _sketch_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch) -> Iterator[tuple[range, Sketched]]:
-    """Yield the sketches of consecutive samples, made now or read from their stage."""
-    shards = name_shards(gram, sketch)
-    compute_shards(folder, gram, sketch, shards)
+def _read_shards(
+    folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: Mapping[str, range]
+) -> Iterator[tuple[range, Sketched]]:
+    """Yield the sketches of consecutive samples from their stages; one that was damaged meanwhile is computed again."""
     for name, where in shards.items():
         found = folder.stage(name, partial(_compute_shard, gram, sketch, where), shared=True)
         yield where, Sketched(**{key: torch.tensor(values) for key, values in found.items()})
@@ -479,8 +548,17 @@ def name_shards(gram: GramMatrix, sketch: Sketch) -> dict[str, range]:
     }
 
 
-def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: Mapping[str, range]) -> None:
-    """Compute the stages that are missing: each shard by one rank, as many at a time as there are ranks."""
+def compute_shards(
+    folder: RunStore,
+    gram: GramMatrix,
+    sketch: Sketch,
+    shards: Mapping[str, range],
+    reader: _OutputReader | None = None,
+) -> None:
+    """Compute the stages that are missing: each shard by one rank, as many at a time as there are ranks.
+
+    `reader`: collects what the pass reads of the samples, where there is one rank.
+    """
     missing = folder.missing(list(shards))
     for start in range(0, len(missing), world_size()):
         names = missing[start : start + world_size()]
@@ -488,6 +566,8 @@ def compute_shards(folder: RunStore, gram: GramMatrix, sketch: Sketch, shards: M
         block = _Block(gram, sketch, [shards[name] for name in names], f"sketches{count}")
         for number, name in enumerate(names):
             folder.stage(name, partial(block.shard, number), shared=True)
+            if reader is not None:
+                reader.collect(shards[name])
 
 
 class _Block:
