@@ -66,16 +66,15 @@ class ConvolutionOptions(NamedTuple):
             for i, step in enumerate(self.stride):
                 pixels = pixels[(slice(None),) * (2 + i) + (slice(None, None, step),)]
             return pixels.flatten(2).mT
-        if len(sides) == 2 and images.device.type == "cpu":  # on a GPU, unfold loops over samples
-            options = (sides, self.dilation, self.padding, self.stride)
-            return F.unfold(images, *map(tuple, options)).mT
         images = self.pad(images)
         dims = len(sides)
         for i in range(dims):
             reach = self.dilation[i] * (sides[i] - 1) + 1
             images = images.unfold(2 + i, reach, self.stride[i])[..., :: self.dilation[i]]
-        order = (0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-        return images.permute(order).flatten(1 + dims).flatten(1, dims)
+        positions, offsets = range(2, 2 + dims), range(2 + dims, 2 + 2 * dims)
+        if images.device.type == "cpu":  # copies whole rows of positions: several times as fast as F.unfold
+            return images.permute(0, 1, *offsets, *positions).flatten(1, 1 + dims).flatten(2).mT
+        return images.permute(0, *positions, 1, *offsets).flatten(1 + dims).flatten(1, dims)
 
     def window_products(self, images: Tensor, sides: torch.Size, positions: torch.Size) -> Tensor:
         """Return the inner products of windows, (n, t, t), from those of pixels where these are fewer."""

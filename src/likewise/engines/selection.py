@@ -18,7 +18,13 @@ from likewise.engines.base import Engine
 from likewise.engines.dense import DenseEngine, Jacobians
 from likewise.engines.factors import describe_shapes, resize_outputs
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
+from likewise.engines.memory import (
+    MemoryMeter,
+    MemoryUse,
+    fit_batch_size,
+    is_out_of_memory,
+    keep_freed_memory,
+)
 from likewise.engines.pass_check import PassCheck
 from likewise.engines.traced import TracedEngine
 from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
@@ -30,7 +36,10 @@ from likewise.readouts import Outputs, Readout
 
 # Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
 SLACK = 1.25
-CACHE = 48 * 2**20  # bytes beyond which a CPU gets slower a sample, measured
+CACHE = 48 * 2**20  # bytes of a batch with its sums beyond which a CPU takes longer per sample, measured
+GRADIENT_CACHE = (
+    64 * 2**20
+)  # the same where each parameter's gradients are released before the next are formed
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
 CHECKED_LARGE = 1  # the same of a large model; PassCheck looks at all outputs of other samples, in every pass
 MEASURED = 4  # outputs whose memory is measured; that of more, and of a large model, is counted from shapes
@@ -61,6 +70,7 @@ def select_engine(
         d: The number of outputs, if it is known; else the network is called on a sample.
 
     """
+    keep_freed_memory()
     if large:
         samples, later = samples[:2], None if later is None else later[:2]
     if engine != "autograd":
@@ -172,24 +182,27 @@ def _fit_memory(
     if trial is None and d > MEASURED:
         trial = _try_gradients(_with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
     bytes_of = None if trial is None else trial.count_bytes
-    if bytes_of is not None:
-        each = bytes_of(d)
+    if trial is not None:
+        alone, each = trial.count_gradient_bytes(d), trial.count_bytes(d)
     else:
         few, more = (_peak_bytes(net, trace, repeat_samples(samples, n)) for n in (2, 4))
-        each = int(SLACK * max(more - few, 2) / 2)
+        alone, each = (int(SLACK * max(b - a, 2) / 2) for a, b in zip(few, more, strict=True))
     fit = fit_batch_size(each, d, p, max_memory, _fixed_bytes(shape), bytes_of)
-    more = max(fit, (max_memory - _checked_bytes(shape)) // each)
-    on_cpu = next(iter(net.parameters.values())).device.type == "cpu"
-    most = max(32, CACHE // each) if on_cpu else max(fit, more)
-    return _Fit(min(fit, most), min(more, most), MemoryUse(_fixed_bytes(shape), each))
+    fit_alone = max(fit, (max_memory - _checked_bytes(shape)) // each)
+    if next(iter(net.parameters.values())).device.type == "cpu":
+        fit_alone = min(fit_alone, max(32, GRADIENT_CACHE // alone))
+        fit = min(fit, max(32, CACHE // each))
+    return _Fit(fit, fit_alone, MemoryUse(_fixed_bytes(shape), each))
 
 
-def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> int:
-    """Return the peak bytes while K(x, x) of samples is computed; sums over parameters come on top."""
-    _ = net.parameters  # copies are not of the samples
+def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> tuple[int, int]:
+    """Return the peak bytes of gradients alone, and with K(x, x); sums over parameters come on top."""
+    device = next(iter(net.parameters.values())).device  # copies of parameters are not of the samples
     with MemoryMeter() as meter:
-        TracedEngine(net, trace, len(samples)).self_kernel(samples)
-    return meter.peak
+        gradients = compute_gradients(net, trace, samples)
+        alone = meter.peak
+        gradients.self_gram(device)
+    return alone, meter.peak
 
 
 class _Trial(NamedTuple):
@@ -206,10 +219,16 @@ class _Trial(NamedTuple):
         What more outputs take is counted: their gradients with respect to every operation, and the products of these,
         taken of tensors that have shapes but no memory.
         """
-        deltas = (d - self.gradients.d) * self.gradients.bytes_per_output
         products = _count_products(self.gradients, d, self.device)
-        most = max(self.peak + deltas, self.kept + deltas + products)
+        most = max(self.peak, self.kept + products) + self._more_deltas(d)
         return int(SLACK * max(most, 2) / len(self.gradients.samples))
+
+    def count_gradient_bytes(self, d: int) -> int:
+        """Return the bytes that the gradients of d outputs take before any of them is formed, for each sample."""
+        return int(SLACK * max(self.peak + self._more_deltas(d), 2) / len(self.gradients.samples))
+
+    def _more_deltas(self, d: int) -> int:
+        return (d - self.gradients.d) * self.gradients.bytes_per_output
 
 
 def _try_gradients(net: Network, trace: Trace, samples: Samples) -> _Trial:

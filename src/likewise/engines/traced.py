@@ -71,6 +71,7 @@ class _Directions:
 
 
 SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated before they are added
+SMALL_PART = 512  # entries of a parameter up to which it shares a dense part with others
 FEW_OUTPUTS = 8  # up to which K(x, x) costs less from dense gradients than from what they are formed of
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
@@ -286,11 +287,15 @@ class TracedEngine(Engine):
         self, gradients: GradientBatch, numels: dict[str, int]
     ) -> Iterator[tuple[int, Iterator[RowBlock]]]:
         start, dtype = 0, torch.promote_types(self._dtype, torch.float32)
-        for name, size in numels.items():
+        small, large = _split_by_size(numels)
+        for name, size in large.items():
             gradient = gradients.by_parameter.pop(name, None)
             if gradient is not None:
                 yield start, (RowBlock(b.rows().to(dtype), b.self_gram()) for b in gradient.blocks())
             start += size
+        if small:
+            rows = self._rows(gradients, small)
+            yield start, iter([RowBlock(rows, gram_from_rows(rows))])
 
     def by_parameter(
         self, samples: Samples, numels: Mapping[str, int]
@@ -318,7 +323,8 @@ class TracedEngine(Engine):
     def largest_part(self, samples: Samples, d: int) -> int:
         """Return the number of entries of the largest dense part of one sample with d outputs."""
         factors = self._known_factor_sizes(samples)
-        return d * max((size for name, size in self._numel.items() if name not in factors), default=1)
+        small, large = _split_by_size({k: v for k, v in self._numel.items() if k not in factors})
+        return d * max(1, sum(small.values()), *large.values())
 
     def _outer_products(
         self, chunk: GradientBatch, names: tuple[str, ...] | None = None
@@ -552,6 +558,12 @@ def _outer_products(gradients: GradientBatch) -> dict[str, FactoredGradient]:
     """Return the gradients that are one outer product for each sample and output."""
     named = gradients.by_parameter.items()
     return {name: g for name, g in named if isinstance(g, FactoredGradient) and g.is_outer}
+
+
+def _split_by_size(numels: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the parameters that are one dense part together, and those that are one each."""
+    small = {name: size for name, size in numels.items() if size <= SMALL_PART}
+    return small, {name: size for name, size in numels.items() if name not in small}
 
 
 def _factor_sizes(gradients: GradientBatch) -> dict[str, tuple[int, int]]:
