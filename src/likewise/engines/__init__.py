@@ -45,11 +45,11 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
-from likewise.engines.independence import check_independent_samples
+from likewise.engines.independence import check_independent_pair, check_independent_samples
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import OperationCounter, first_pass
+from likewise.engines.validation import OperationCounter, first_call
 
 __all__ = [
     "SECOND_ORDER",
@@ -76,10 +76,11 @@ __all__ = [
     "VjpResult",
     "ZeroGradientLog",
     "ZeroGradientWarning",
+    "check_independent_pair",
     "check_independent_samples",
     "default_max_memory",
     "differentiable_gradients",
-    "first_pass",
+    "first_call",
     "gradient_tangents",
     "jacobians_one_by_one",
     "live_parameters",

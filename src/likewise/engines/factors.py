@@ -535,19 +535,40 @@ def resize_outputs(
 
     """
 
-    def resize(name: str, value: Any) -> Any:
+    def resize(value: Tensor) -> Tensor:
+        return convert(value).new_zeros(value.shape[0], d, *value.shape[2:])
+
+    return _map_tensors(gradient, resize, convert)
+
+
+def combine_outputs(gradient: ParameterGradient, u: Tensor) -> ParameterGradient:
+    """Return the gradient of one combination of outputs, uᵀ G, (n, 1, numel), in the same structure."""
+
+    def combine(value: Tensor) -> Tensor:
+        return (u.to(value) @ value.flatten(2)).reshape(len(value), 1, *value.shape[2:])
+
+    return _map_tensors(gradient, combine)
+
+
+def _map_tensors(
+    gradient: ParameterGradient,
+    of_outputs: Callable[[Tensor], Tensor],
+    others: Callable[[Tensor], Tensor] | None = None,
+) -> ParameterGradient:
+    """Return a gradient of the same structure, given what becomes of tensors (n, d, ...) and of all others."""
+
+    def convert(name: str, value: Any) -> Any:
         if isinstance(value, ParameterGradient):
-            return resize_outputs(value, d, convert)
+            return _map_tensors(value, of_outputs, others)
         if isinstance(value, dict):
-            return {key: resize(name, part) for key, part in value.items()}
+            return {key: convert(name, part) for key, part in value.items()}
         if not isinstance(value, Tensor):
             return value
-        converted = convert(value)
-        if name not in ("deltas", "gradients"):
-            return converted
-        return converted.new_zeros(value.shape[0], d, *value.shape[2:])
+        if name in ("deltas", "gradients"):
+            return of_outputs(value)
+        return value if others is None else others(value)
 
-    values = {field.name: resize(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
+    values = {field.name: convert(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
     return replace(gradient, **values)  # type: ignore[type-var]
 
 

@@ -4,14 +4,23 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.engines.comparison import FLOAT64_TOLERANCE, inner_epsilon, network_outputs
+from likewise.engines.comparison import (
+    FLOAT64_TOLERANCE,
+    PlainPass,
+    inner_epsilon,
+    network_outputs,
+    plain_pass,
+)
+from likewise.engines.tracer import repeat_samples
 from likewise.model import Network
 from likewise.precision import full_float32
 
 ROUNDINGS_INSIDE = 4  # by how many roundings of half precision inside forward outputs may differ
 
 
-def check_independent_samples(net: Network, samples: Samples, once: Tensor | None = None) -> None:
+def check_independent_samples(
+    net: Network, samples: Samples, once: Tensor | None = None, alone: dict[int, Tensor] | None = None
+) -> None:
     """Raise if outputs differ between two calls, or between a batch and its samples alone, or come from an old one.
 
     Call it inside `net.evaluation_mode`.
@@ -20,11 +29,33 @@ def check_independent_samples(net: Network, samples: Samples, once: Tensor | Non
         net: The network.
         samples: A few samples.
         once: Their outputs as one batch in full float32, if they were computed before.
+        alone: The outputs of single samples by their place, as far as they were computed before.
 
     """
     _refuse_old_graphs(net, samples)
     with full_float32():  # in TF32, right outputs differ by more than dependent ones may
-        _refuse_dependent(net, samples, network_outputs(net, samples) if once is None else once)
+        _refuse_dependent(net, samples, network_outputs(net, samples) if once is None else once, alone or {})
+
+
+def check_independent_pair(
+    net: Network, samples: Samples, reverse: bool, alone: Tensor | None = None
+) -> PlainPass:
+    """Return a pass over the first two samples, as `check_independent_samples` checks them.
+
+    Args:
+        net: The network.
+        samples: A few samples.
+        reverse: Take the two in reverse: a model that sorts samples inside forward may find the first ones in order.
+        alone: The outputs of the first sample alone in full float32, if they were computed before.
+
+    """
+    place = 1 if reverse else 0  # of the first sample
+    pair = repeat_samples(samples[:2], 2)[torch.tensor([place, 1 - place])]
+    with full_float32():
+        plain = plain_pass(net, pair)
+    known = {} if alone is None else {place: alone}
+    check_independent_samples(net, pair, plain.outputs.detach(), known)
+    return plain
 
 
 def _refuse_old_graphs(net: Network, samples: Samples) -> None:
@@ -52,9 +83,10 @@ def _refuse_old_graphs(net: Network, samples: Samples) -> None:
             )
 
 
-def _refuse_dependent(net: Network, samples: Samples, once: Tensor) -> None:
+def _refuse_dependent(net: Network, samples: Samples, once: Tensor, known: dict[int, Tensor]) -> None:
     try:
-        alone = torch.cat([network_outputs(net, x) for x in samples.split(1)])
+        each = enumerate(samples.split(1))
+        alone = torch.cat([known[i] if i in known else network_outputs(net, x) for i, x in each])
     except Exception as error:
         raise ValueError(
             f"The model takes {len(samples)} samples together but not one alone ({error}): do a sample's "

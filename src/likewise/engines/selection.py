@@ -7,6 +7,7 @@ over and a warning says why. With either engine, every later pass checks some of
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,16 +16,33 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from likewise.data import Samples
 from likewise.engines.base import Engine
+from likewise.engines.comparison import PlainPass
 from likewise.engines.dense import DenseEngine, Jacobians
 from likewise.engines.factors import describe_shapes, resize_outputs
-from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.gradient_batch import (
+    GradientBatch,
+    compute_gradients,
+    count_output_bytes,
+    differentiate_pass,
+)
 from likewise.engines.memory import MemoryMeter, MemoryUse, fit_batch_size, is_out_of_memory
 from likewise.engines.pass_check import PassCheck
 from likewise.engines.traced import TracedEngine
-from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
-from likewise.engines.validation import find_fault, regrouping_fault, reverse_samples
+from likewise.engines.tracer import (
+    TRACE_FUNCTIONS,
+    FirstRecorder,
+    PassRecorder,
+    RegroupedError,
+    Trace,
+    TraceFunction,
+    UntraceableError,
+    repeat_samples,
+    trace_model,
+)
+from likewise.engines.validation import Fault, find_fault, regrouping_fault
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
+from likewise.model_state import fast_attention
 from likewise.precision import full_float32
 from likewise.readouts import Outputs, Readout
 
@@ -32,10 +50,10 @@ from likewise.readouts import Outputs, Readout
 SLACK = 1.25
 CACHE = 48 * 2**20  # bytes beyond which a CPU gets slower a sample, measured
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
-CHECKED_LARGE = 1  # the same of a large model; PassCheck looks at all outputs of other samples, in every pass
-MEASURED = 4  # outputs whose memory is measured; that of more, and of a large model, is counted from shapes
+MEASURED = 4  # outputs whose memory is measured; that of more is counted from shapes
 MANY_OUTPUTS = 512  # beyond which a warning says what they cost
 EngineName = Literal["auto", "autograd", "layers"]
+Shape = tuple[int, int, int]  # d, p and the bytes of a number
 
 
 def select_engine(
@@ -45,7 +63,7 @@ def select_engine(
     engine: EngineName,
     max_memory: int,
     n: int = 1,
-    large: bool = False,
+    plain: PlainPass | None = None,
     d: int | None = None,
 ) -> Engine:
     """Return the requested engine; call it inside `net.evaluation_mode`.
@@ -57,37 +75,22 @@ def select_engine(
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
-        large: Check the model on fewer samples; PassCheck looks at others in every pass.
+        plain: Of a large model, a pass over two samples without autocast: it is checked on these alone instead of
+            `samples`; PassCheck looks at others in every pass.
         d: The number of outputs, if it is known; else the network is called on a sample.
 
     """
-    if large:
-        samples, later = samples[:2], None if later is None else later[:2]
+    if plain is not None:
+        samples, later = plain.samples, None if later is None else later[:2]
     if engine != "autograd":
         shape = Jacobians(net).shape(samples[:1], d)
         for trace_function in TRACE_FUNCTIONS:
             try:
-                trace = trace_function(net, samples)
-                _refuse_large(shape, max_memory)
-                checked = _checkable(net, shape, max_memory, large)
-                known = trace if net.autocast is None else None  # the check is without autocast
-                trial = None
-                if large:  # what is measured here is checked there
-                    of = (
-                        checked if known is not None else _with_combined_outputs(net, shape[0], CHECKED_LARGE)
-                    )
-                    trial = _try_gradients(of, trace, reverse_samples(samples))
-                fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
-                gradients = trial.gradients if trial is not None and known is not None else None
-                fault = find_fault(
-                    checked, samples, later, trace_function, trace=known, brief=large, reverse=gradients
-                )
-                if fault is None:
-                    shapes = None if trial is None else trial.gradients
-                    is_verified = large and net.autocast is None  # the check is without autocast
-                    check = PassCheck(net, n, verified=samples if is_verified else None)
-                    return TracedEngine(net, trace, fit.size, fit.memory, check, shapes, fit.gradient_size)
-                reason, remedy = fault
+                select = _select_traced if plain is None else partial(_select_large, plain=plain)
+                found = select(net, samples, later, trace_function, max_memory, n, shape)
+                if isinstance(found, TracedEngine):
+                    return found
+                reason, remedy = found
             except RegroupedError as problem:
                 reason, remedy = regrouping_fault(problem)
             except Exception as error:  # the reference handles every model that cannot be traced
@@ -103,11 +106,99 @@ def select_engine(
     return DenseEngine(Jacobians(net), max_memory, check=PassCheck(net, n))
 
 
-def _checkable(net: Network, shape: tuple[int, int, int], max_memory: int, large: bool) -> Network:
-    """Return the network in full precision, with so few outputs that dense gradients of two samples fit."""
+def _select_traced(
+    net: Network,
+    samples: Samples,
+    later: Samples | None,
+    trace_function: TraceFunction,
+    max_memory: int,
+    n: int,
+    shape: Shape,
+) -> TracedEngine | Fault:
+    """Return the traced engine, or the fault of its gradients."""
+    trace = trace_function(net, samples)
+    _refuse_large(shape, max_memory)
+    fit = _fit_memory(net, trace, samples[:1], shape, max_memory)
     d, p, number = shape
-    most = min(CHECKED_LARGE if large else CHECKED, max(1, max_memory // (12 * p * max(number, 4))))
-    return net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
+    most = min(CHECKED, max(1, max_memory // (12 * p * max(number, 4))))  # dense gradients of two samples fit
+    checked = net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
+    known = trace if net.autocast is None else None  # the check is without autocast
+    fault = find_fault(checked, samples, later, trace_function, trace=known)
+    if fault is not None:
+        return fault
+    return TracedEngine(net, trace, fit.size, fit.memory, PassCheck(net, n), None, fit.gradient_size)
+
+
+def _select_large(
+    net: Network,
+    samples: Samples,
+    later: Samples | None,
+    trace_function: TraceFunction,
+    max_memory: int,
+    n: int,
+    shape: Shape,
+    plain: PlainPass,
+) -> TracedEngine | Fault:
+    """Return the traced engine of a large model, or the fault of its gradients: of two samples, which are kept."""
+    _refuse_large(shape, max_memory)
+    trace, trial = _try_large(net, samples, trace_function, max_memory, shape[0])
+    fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
+    d, gradients, is_exact = shape[0], trial.gradients, net.autocast is None
+    if gradients.d == d:
+        checked = net.exact()
+    else:
+        checked, plain = net.exact(_combined_outputs(net, d, 1)), plain.mix(_mixing(d, 1))
+    traced, known = (trace, gradients) if is_exact else (None, None)  # the check is without autocast
+    fault = find_fault(
+        checked, samples, later, trace_function, trace=traced, brief=True, known=known, plain=plain
+    )
+    if fault is not None:
+        return fault
+    check = PassCheck(net, n, verified=samples if is_exact else None)
+    engine = TracedEngine(net, trace, fit.size, fit.memory, check, gradients, fit.gradient_size)
+    if is_exact and gradients.d == d and n <= len(samples):  # all samples there are
+        engine.keep(gradients)
+    return engine
+
+
+def _try_large(
+    net: Network, samples: Samples, trace_function: TraceFunction, max_memory: int, d: int
+) -> "tuple[Trace, _Trial]":
+    """Return the trace of a large model and the gradients of two samples, from as few calls as possible.
+
+    Of few outputs that fit into memory they are those of all outputs, so that a result can use them; else those of a
+    random combination.
+    """
+    if trace_function is not trace_model:
+        trace = trace_function(net, samples)
+        return trace, _try_gradients(_with_combined_outputs(net, d, 1), trace, samples)
+    device = next(iter(net.parameters.values())).device  # copies of parameters are not of the samples
+    with full_float32(), fast_attention(device):
+        trace, recorder, meter = _record_pass(net, samples)
+        with meter, torch.enable_grad():
+            outputs = recorder.outputs
+            bytes_of_all = (d + 1) * count_output_bytes(recorder.steps)
+            if d > 1 and (d > MEASURED or meter.now + bytes_of_all > max_memory):
+                outputs = outputs @ _mixing(d, 1).to(outputs)
+            gradients = differentiate_pass(net, recorder, samples, outputs)
+            del recorder, outputs
+            return trace, _Trial(gradients, meter.peak, meter.now, device)
+
+
+def _record_pass(net: Network, samples: Samples) -> tuple[Trace, FirstRecorder | PassRecorder, MemoryMeter]:
+    """Return the trace of a model, a pass of two samples that follows it, and the memory that the pass took."""
+    meter, first = MemoryMeter(), FirstRecorder(net, samples)
+    with meter:
+        first.run(net, samples)
+    try:
+        return first.trace(net), first, meter
+    except UntraceableError:  # one sample alone may be treated in another way than several
+        del first
+    trace, meter = trace_model(net, samples), MemoryMeter()
+    recorder = PassRecorder(net, trace)
+    with meter:
+        recorder.record_pass(net, samples)
+    return trace, recorder, meter
 
 
 def _with_combined_outputs(net: Network, d: int, count: int) -> Network:
@@ -117,7 +208,7 @@ def _with_combined_outputs(net: Network, d: int, count: int) -> Network:
 
 def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     """Return the readout of random combinations of all outputs: an error in any of them shows."""
-    mixing = torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
+    mixing = _mixing(d, count)
 
     def read(outputs: Outputs, labels: Tensor | None, ids: Tensor, inputs: Inputs) -> Tensor:
         every = net.read(outputs, labels, ids, inputs)
@@ -126,7 +217,12 @@ def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     return read
 
 
-def _refuse_large(shape: tuple[int, int, int], max_memory: int) -> None:
+def _mixing(d: int, count: int) -> Tensor:
+    """Return the weights of random combinations of outputs, (d, count)."""
+    return torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
+
+
+def _refuse_large(shape: Shape, max_memory: int) -> None:
     """Raise if sums over parameters alone take more than max_memory, and warn of many outputs."""
     d, p, _ = shape
     if _fixed_bytes(shape) > max_memory:
@@ -139,13 +235,13 @@ def _refuse_large(shape: tuple[int, int, int], max_memory: int) -> None:
         )
 
 
-def _fixed_bytes(shape: tuple[int, int, int]) -> int:
+def _fixed_bytes(shape: Shape) -> int:
     """Return the bytes of copies of parameters, a sum over them in the model's precision, and three in float64."""
     _, p, number = shape
     return p * (number + 4 + 3 * 8)
 
 
-def _checked_bytes(shape: tuple[int, int, int]) -> int:
+def _checked_bytes(shape: Shape) -> int:
     """Return the bytes of copies of parameters, and of a gradient that a pass compares with autograd's."""
     _, p, number = shape
     return 4 * number * p
@@ -163,9 +259,9 @@ def _fit_memory(
     net: Network,
     trace: Trace,
     samples: Samples,
-    shape: tuple[int, int, int],
+    shape: Shape,
     max_memory: int,
-    trial: "_Trial | None",
+    trial: "_Trial | None" = None,
 ) -> _Fit:
     """Return the batch sizes that fit into memory, from the bytes that each sample takes in a vjp."""
     d, p, _ = shape

@@ -34,9 +34,10 @@ from likewise.engines import (
     PartsChangedError,
     TracedEngine,
     ZeroGradientLog,
+    check_independent_pair,
     check_independent_samples,
     default_max_memory,
-    first_pass,
+    first_call,
     select_engine,
 )
 from likewise.fingerprint import Fingerprint
@@ -438,7 +439,8 @@ class GramMatrix:
         # Centering needs sums over all columns first: gradients that are kept are not computed again for them.
         keep = needs_centering and self._feature_cache is None
         gram = self.with_feature_cache() if keep else self
-        return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
+        with self.net.evaluation_mode():  # what the engine computed while it was selected holds until its end
+            return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
 
     def _map_tiles(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
         center = self._strip_centering() if needs_centering else None
@@ -764,11 +766,11 @@ class _Setup:
     def _select(self) -> Engine:
         with self._net.evaluation_mode():
             first, later = self.few_samples()
-            seen = first_pass(self._net, first)
-            large, d = seen.large, seen.outputs.shape[1]
+            outputs, large = first_call(self._net, first)
+            d, plain = outputs.shape[1], None
             if large:
-                once = seen.outputs if self._net.autocast is None else None
-                check_independent_samples(self._net.exact(), seen.samples, once)
+                alone = outputs if self._net.autocast is None else None
+                plain = check_independent_pair(self._net.exact(), first, self._data.n > 2, alone)
             else:
                 for samples in (first, later):
                     check_independent_samples(self._net.exact(), samples)
@@ -779,7 +781,7 @@ class _Setup:
 
             def select(limit: int) -> Engine:
                 others = None if large and self._data.n <= len(first) else later
-                return select_engine(self._net, first, others, asked, limit, share, large, d)
+                return select_engine(self._net, first, others, asked, limit, share, plain, d)
 
             try:
                 return select(self._max_memory // 2)
