@@ -45,7 +45,8 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
-from likewise.engines.independence import check_independent_pair, check_independent_samples
+from likewise.engines.first_pair import call_on_pair
+from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine
 from likewise.engines.traced import TracedEngine
@@ -76,7 +77,7 @@ __all__ = [
     "VjpResult",
     "ZeroGradientLog",
     "ZeroGradientWarning",
-    "check_independent_pair",
+    "call_on_pair",
     "check_independent_samples",
     "default_max_memory",
     "differentiable_gradients",

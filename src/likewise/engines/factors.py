@@ -498,7 +498,7 @@ class SubsetGradient(ParameterGradient):
         return empty.index_copy(0, self.samples.to(value.device), value)
 
 
-FEW_MULTIPLICATIONS = 2**30  # of products of positions: in float64 these take some hundredths of a second
+FEW_MULTIPLICATIONS = 2**28  # of products of positions: in float64 these take about a hundredth of a second
 MOST_CANCELLATION = 512  # of terms over their sum, where these are products in the compute dtype
 SMALL = 4096  # entries of a parameter whose dense gradients are concatenated with those of others
 
@@ -700,20 +700,20 @@ def _joint_gram_of_positions(inputs: Tensor, deltas: Tensor) -> Tensor | None:
     if d == 1 or t == 1:  # one product
         flat = deltas.flatten(0, 2)
         of_deltas = (flat @ flat.mT).view(n, d, t, n, d, t)
-        return torch.einsum("ntms,ndtmes->ndme", of_inputs, of_deltas).to(wide).reshape(n * d, n * d)
-    total = deltas.new_empty(n, d, n, d, dtype=wide)
-    for x in range(n):  # with the samples from x on
-        mixed = of_inputs[x, :, x:].transpose(0, 1).unsqueeze(1) @ deltas[x:]  # Σ_s (a_t·a_s) δ_s
-        by_position = deltas[x].transpose(0, 1) @ mixed.permute(2, 3, 0, 1).flatten(2)
-        total[x, :, x:] = by_position.sum(0, dtype=wide).view(d, n - x, d)
-        total[x:, :, x] = total[x, :, x:].permute(1, 2, 0)
-    if deltas.dtype != wide:
-        sizes = torch.linalg.matrix_norm(of_inputs.diagonal(dim1=0, dim2=2), dim=(0, 1)).to(wide)
-        terms = sizes[:, None] * torch.linalg.vector_norm(deltas.flatten(2), dim=2).to(wide).square()
-        own = total.view(n * d, n * d).diagonal().view(n, d)
-        if not (terms <= MOST_CANCELLATION * own).all():
-            return None
-    return total.view(n * d, n * d)
+        total = torch.einsum("ntms,ndtmes->ndme", of_inputs, of_deltas).to(wide).reshape(n * d, n * d)
+    else:
+        total = deltas.new_empty(n, d, n, d, dtype=wide)
+        for x in range(n):  # with the samples from x on
+            mixed = of_inputs[x, :, x:].transpose(0, 1).unsqueeze(1) @ deltas[x:]  # Σ_s (a_t·a_s) δ_s
+            by_position = deltas[x].transpose(0, 1) @ mixed.permute(2, 3, 0, 1).flatten(2)
+            total[x, :, x:] = by_position.sum(0, dtype=wide).view(d, n - x, d)
+            total[x:, :, x] = total[x, :, x:].permute(1, 2, 0)
+        total = total.view(n * d, n * d)
+    if deltas.dtype == wide:
+        return total
+    sizes = torch.linalg.matrix_norm(of_inputs.diagonal(dim1=0, dim2=2), dim=(0, 1)).to(wide)
+    terms = sizes[:, None] * torch.linalg.vector_norm(deltas.flatten(2), dim=2).to(wide).square()
+    return total if (terms.flatten() <= MOST_CANCELLATION * total.diagonal()).all() else None
 
 
 def sum_gradients(uses: list[ParameterGradient]) -> ParameterGradient:

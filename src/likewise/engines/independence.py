@@ -4,14 +4,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.engines.comparison import (
-    FLOAT64_TOLERANCE,
-    PlainPass,
-    inner_epsilon,
-    network_outputs,
-    plain_pass,
-)
-from likewise.engines.tracer import repeat_samples
+from likewise.engines.comparison import FLOAT64_TOLERANCE, inner_epsilon, network_outputs
 from likewise.model import Network
 from likewise.precision import full_float32
 
@@ -35,27 +28,6 @@ def check_independent_samples(
     _refuse_old_graphs(net, samples)
     with full_float32():  # in TF32, right outputs differ by more than dependent ones may
         _refuse_dependent(net, samples, network_outputs(net, samples) if once is None else once, alone or {})
-
-
-def check_independent_pair(
-    net: Network, samples: Samples, reverse: bool, alone: Tensor | None = None
-) -> PlainPass:
-    """Return a pass over the first two samples, as `check_independent_samples` checks them.
-
-    Args:
-        net: The network.
-        samples: A few samples.
-        reverse: Take the two in reverse: a model that sorts samples inside forward may find the first ones in order.
-        alone: The outputs of the first sample alone in full float32, if they were computed before.
-
-    """
-    place = 1 if reverse else 0  # of the first sample
-    pair = repeat_samples(samples[:2], 2)[torch.tensor([place, 1 - place])]
-    with full_float32():
-        plain = plain_pass(net, pair)
-    known = {} if alone is None else {place: alone}
-    check_independent_samples(net, pair, plain.outputs.detach(), known)
-    return plain
 
 
 def _refuse_old_graphs(net: Network, samples: Samples) -> None:
@@ -96,6 +68,8 @@ def _refuse_dependent(net: Network, samples: Samples, once: Tensor, known: dict[
     tolerance = torch.finfo(once.dtype).eps ** 0.5 * scale
     if once.shape == alone.shape and (once - alone).abs().max() <= tolerance:
         return
+    if known:  # as a tracer calls the model, perhaps
+        return _refuse_dependent(net, samples, once, {})
     again = network_outputs(net, samples)
     apart = max((once - other).abs().max() for other in (again, alone) if other.shape == once.shape)
     inner = inner_epsilon(net, samples) if tolerance < apart else 0.0

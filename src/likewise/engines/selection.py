@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from likewise.data import Samples
 from likewise.engines.base import Engine
-from likewise.engines.comparison import PlainPass
 from likewise.engines.dense import DenseEngine, Jacobians
 from likewise.engines.factors import describe_shapes, resize_outputs
+from likewise.engines.first_pair import FirstPair
 from likewise.engines.gradient_batch import (
     GradientBatch,
     compute_gradients,
@@ -30,19 +30,15 @@ from likewise.engines.pass_check import PassCheck
 from likewise.engines.traced import TracedEngine
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
-    FirstRecorder,
-    PassRecorder,
     RegroupedError,
     Trace,
     TraceFunction,
-    UntraceableError,
     repeat_samples,
     trace_model,
 )
 from likewise.engines.validation import Fault, find_fault, regrouping_fault
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
-from likewise.model_state import fast_attention
 from likewise.precision import full_float32
 from likewise.readouts import Outputs, Readout
 
@@ -63,7 +59,7 @@ def select_engine(
     engine: EngineName,
     max_memory: int,
     n: int = 1,
-    plain: PlainPass | None = None,
+    pair: FirstPair | None = None,
     d: int | None = None,
 ) -> Engine:
     """Return the requested engine; call it inside `net.evaluation_mode`.
@@ -75,18 +71,18 @@ def select_engine(
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
-        plain: Of a large model, a pass over two samples without autocast: it is checked on these alone instead of
-            `samples`; PassCheck looks at others in every pass.
+        pair: Of a large model, passes over two samples: it is checked on these alone instead of `samples`; PassCheck
+            looks at others in every pass.
         d: The number of outputs, if it is known; else the network is called on a sample.
 
     """
-    if plain is not None:
-        samples, later = plain.samples, None if later is None else later[:2]
+    if pair is not None:
+        samples, later = pair.samples, None if later is None else later[:2]
     if engine != "autograd":
         shape = Jacobians(net).shape(samples[:1], d)
         for trace_function in TRACE_FUNCTIONS:
             try:
-                select = _select_traced if plain is None else partial(_select_large, plain=plain)
+                select = _select_traced if pair is None else partial(_select_large, pair=pair)
                 found = select(net, samples, later, trace_function, max_memory, n, shape)
                 if isinstance(found, TracedEngine):
                     return found
@@ -137,16 +133,19 @@ def _select_large(
     max_memory: int,
     n: int,
     shape: Shape,
-    plain: PlainPass,
+    pair: FirstPair,
 ) -> TracedEngine | Fault:
     """Return the traced engine of a large model, or the fault of its gradients: of two samples, which are kept."""
     _refuse_large(shape, max_memory)
-    trace, trial = _try_large(net, samples, trace_function, max_memory, shape[0])
+    if trace_function is trace_model:
+        trace, trial = _try_pair(net, pair, max_memory, shape[0])
+    else:
+        trace = trace_function(net, samples)
+        trial = _try_gradients(_with_combined_outputs(net, shape[0], 1), trace, samples)
     fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
     d, gradients, is_exact = shape[0], trial.gradients, net.autocast is None
-    if gradients.d == d:
-        checked = net.exact()
-    else:
+    checked, plain = net.exact(), pair.plain
+    if gradients.d < d:
         checked, plain = net.exact(_combined_outputs(net, d, 1)), plain.mix(_mixing(d, 1))
     traced, known = (trace, gradients) if is_exact else (None, None)  # the check is without autocast
     fault = find_fault(
@@ -161,44 +160,22 @@ def _select_large(
     return engine
 
 
-def _try_large(
-    net: Network, samples: Samples, trace_function: TraceFunction, max_memory: int, d: int
-) -> "tuple[Trace, _Trial]":
-    """Return the trace of a large model and the gradients of two samples, from as few calls as possible.
+def _try_pair(net: Network, pair: FirstPair, max_memory: int, d: int) -> "tuple[Trace, _Trial]":
+    """Return the trace of a large model and the gradients of two samples.
 
     Of few outputs that fit into memory they are those of all outputs, so that a result can use them; else those of a
     random combination.
     """
-    if trace_function is not trace_model:
-        trace = trace_function(net, samples)
-        return trace, _try_gradients(_with_combined_outputs(net, d, 1), trace, samples)
-    device = next(iter(net.parameters.values())).device  # copies of parameters are not of the samples
-    with full_float32(), fast_attention(device):
-        trace, recorder, meter = _record_pass(net, samples)
-        with meter, torch.enable_grad():
-            outputs = recorder.outputs
-            bytes_of_all = (d + 1) * count_output_bytes(recorder.steps)
-            if d > 1 and (d > MEASURED or meter.now + bytes_of_all > max_memory):
-                outputs = outputs @ _mixing(d, 1).to(outputs)
-            gradients = differentiate_pass(net, recorder, samples, outputs)
-            del recorder, outputs
-            return trace, _Trial(gradients, meter.peak, meter.now, device)
-
-
-def _record_pass(net: Network, samples: Samples) -> tuple[Trace, FirstRecorder | PassRecorder, MemoryMeter]:
-    """Return the trace of a model, a pass of two samples that follows it, and the memory that the pass took."""
-    meter, first = MemoryMeter(), FirstRecorder(net, samples)
-    with meter:
-        first.run(net, samples)
-    try:
-        return first.trace(net), first, meter
-    except UntraceableError:  # one sample alone may be treated in another way than several
-        del first
-    trace, meter = trace_model(net, samples), MemoryMeter()
-    recorder = PassRecorder(net, trace)
-    with meter:
-        recorder.record_pass(net, samples)
-    return trace, recorder, meter
+    trace, recorder, meter = pair.take_recorded(net)
+    with full_float32(), meter, torch.enable_grad():
+        outputs = recorder.outputs
+        bytes_of_all = (d + 1) * count_output_bytes(recorder.steps)
+        if d > 1 and (d > MEASURED or meter.now + bytes_of_all > max_memory):
+            outputs = outputs @ _mixing(d, 1).to(outputs)
+        gradients = differentiate_pass(net, recorder, pair.samples, outputs)
+        del recorder, outputs
+        device = next(iter(net.parameters.values())).device
+        return trace, _Trial(gradients, meter.peak, meter.now, device)
 
 
 def _with_combined_outputs(net: Network, d: int, count: int) -> Network:

@@ -346,7 +346,7 @@ class DerivedGuesser(OperationTracer):
 
 
 class FirstRecorder(DerivedGuesser):
-    """Records a forward pass of two samples before there is a trace, and traces it by another of the first alone.
+    """Records a forward pass of two samples before there is a trace, and traces it by another of one alone.
 
     Costs less than a trace and then a pass that follows it. Where it fails, `trace_model` may still succeed: a model
     may treat one sample alone in another way.
@@ -371,14 +371,18 @@ class FirstRecorder(DerivedGuesser):
             self._versions[place] = _versions(operation)
             self.seen[place] = replace(operation, outputs=list(map(_release, outputs)))
 
-    def trace(self, net: Network) -> Layouts:
-        """Return the trace, with the operations in `steps`; the pass must have been run.
+    def trace(self, net: Network, one: Samples) -> tuple[Layouts, Tensor]:
+        """Return the trace, with the operations in `steps`, and the outputs of one sample alone.
+
+        Args:
+            net: The network; `run` was called before.
+            one: A sample.
 
         Raises:
             UntraceableError: The model takes one sample alone in another way, or what was guessed is wrong.
 
         """
-        alone = OperationTracer(net, self.derived).run(net, self.samples[:1])
+        alone = OperationTracer(net, self.derived).run(net, one)
         if alone.calls != self.calls or alone.seen.keys() != self.seen.keys():
             raise UntraceableError("the operations depend on the number of samples")
         trace = {p: _compare_calls(alone.seen[p], self.seen[p], 1) for p in self.seen}
@@ -388,7 +392,7 @@ class FirstRecorder(DerivedGuesser):
             if layout.outputs:
                 edges = {i: edge for i, edge in self._edges[place].items() if i in layout.outputs}
                 self.steps.append(Step(self.seen[place], layout, edges, self._versions[place]))
-        return trace
+        return trace, alone.outputs.detach()
 
 
 class PassRecorder(OperationTracer):
