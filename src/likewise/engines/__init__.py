@@ -36,6 +36,7 @@ from likewise.engines.base import (
     ZeroGradientWarning,
     whiten_rows,
 )
+from likewise.engines.comparison import network_outputs
 from likewise.engines.dense import Activations, DenseEngine, Jacobians, jacobians_one_by_one, record_calls
 from likewise.engines.differentiable import (
     DifferentiableGradients,
@@ -48,7 +49,7 @@ from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
 from likewise.engines.first_pair import call_on_pair
 from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
-from likewise.engines.selection import EngineName, select_engine
+from likewise.engines.selection import EngineName, select_engine, with_combined_outputs
 from likewise.engines.traced import TracedEngine
 from likewise.engines.validation import OperationCounter, first_call
 
@@ -85,8 +86,10 @@ __all__ = [
     "gradient_tangents",
     "jacobians_one_by_one",
     "live_parameters",
+    "network_outputs",
     "record_calls",
     "refuse_dependent_samples_once",
     "select_engine",
     "whiten_rows",
+    "with_combined_outputs",
 ]

@@ -138,10 +138,10 @@ def _select_large(
     """Return the traced engine of a large model, or the fault of its gradients: of two samples, which are kept."""
     _refuse_large(shape, max_memory)
     if trace_function is trace_model:
-        trace, trial = _try_pair(net, pair, max_memory, shape[0])
+        trace, trial = _try_pair(net, pair, shape[0], max_memory if n <= 2 else 0)
     else:
         trace = trace_function(net, samples)
-        trial = _try_gradients(_with_combined_outputs(net, shape[0], 1), trace, samples)
+        trial = _try_gradients(with_combined_outputs(net, shape[0], 1), trace, samples)
     fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
     d, gradients, is_exact = shape[0], trial.gradients, net.autocast is None
     checked, plain = net.exact(), pair.plain
@@ -155,16 +155,20 @@ def _select_large(
         return fault
     check = PassCheck(net, n, verified=samples if is_exact else None)
     engine = TracedEngine(net, trace, fit.size, fit.memory, check, gradients, fit.gradient_size)
-    if is_exact and gradients.d == d and n <= len(samples):  # all samples there are
+    if is_exact and gradients.d == d and n <= 2:  # there are no others
         engine.keep(gradients)
     return engine
 
 
-def _try_pair(net: Network, pair: FirstPair, max_memory: int, d: int) -> "tuple[Trace, _Trial]":
-    """Return the trace of a large model and the gradients of two samples.
+def _try_pair(net: Network, pair: FirstPair, d: int, max_memory: int) -> "tuple[Trace, _Trial]":
+    """Return the trace of a large model and the gradients of two samples: those of all outputs, if few and they fit.
 
-    Of few outputs that fit into memory they are those of all outputs, so that a result can use them; else those of a
-    random combination.
+    Args:
+        net: The network.
+        pair: Passes over the samples.
+        d: The number of outputs.
+        max_memory: Bytes for the gradients of all outputs, beyond which a random combination is taken.
+
     """
     trace, recorder, meter = pair.take_recorded(net)
     with full_float32(), meter, torch.enable_grad():
@@ -178,9 +182,9 @@ def _try_pair(net: Network, pair: FirstPair, max_memory: int, d: int) -> "tuple[
         return trace, _Trial(gradients, meter.peak, meter.now, device)
 
 
-def _with_combined_outputs(net: Network, d: int, count: int) -> Network:
+def with_combined_outputs(net: Network, d: int, count: int) -> Network:
     """Return the network with random combinations of its outputs."""
-    return Network(net.model, _combined_outputs(net, d, count), parameters=net.names, autocast=net.autocast)
+    return net.with_readout(_combined_outputs(net, d, count))
 
 
 def _combined_outputs(net: Network, d: int, count: int) -> Readout:
@@ -243,7 +247,7 @@ def _fit_memory(
     """Return the batch sizes that fit into memory, from the bytes that each sample takes in a vjp."""
     d, p, _ = shape
     if trial is None and d > MEASURED:
-        trial = _try_gradients(_with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
+        trial = _try_gradients(with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
     bytes_of = None if trial is None else trial.count_bytes
     if bytes_of is not None:
         each = bytes_of(d)

@@ -120,6 +120,10 @@ class TracedEngine(Engine):
         """Samples that fit into max_memory where only gradients are computed."""
         return self._gradient_size
 
+    def with_network(self, net: Network) -> "TracedEngine":
+        """Return an engine of the same model with another readout, which checks nothing."""
+        return TracedEngine(net, self._traces[0], self._size, self.memory, gradient_size=self._gradient_size)
+
     def keep(self, gradients: GradientBatch) -> None:
         """Keep gradients that were compared with autograd, for `joint_blocks` of the same samples.
 
