@@ -706,8 +706,8 @@ def _joint_gram_of_positions(inputs: Tensor, deltas: Tensor) -> Tensor | None:
         for x in range(n):  # with the samples from x on
             mixed = of_inputs[x, :, x:].transpose(0, 1).unsqueeze(1) @ deltas[x:]  # Σ_s (a_t·a_s) δ_s
             by_position = deltas[x].transpose(0, 1) @ mixed.permute(2, 3, 0, 1).flatten(2)
-            total[x, :, x:] = by_position.sum(0, dtype=wide).view(d, n - x, d)
-            total[x:, :, x] = total[x, :, x:].permute(1, 2, 0)
+            blocks = by_position.sum(0, dtype=wide).view(d, n - x, d)
+            total[x, :, x:], total[x:, :, x] = blocks, blocks.permute(1, 2, 0)
         total = total.view(n * d, n * d)
     if deltas.dtype == wide:
         return total
