@@ -289,7 +289,7 @@ def test_squeezed_outputs():
 
 
 def test_outputs_without_a_batch_are_refused():
-    with pytest.raises(ValueError, match=r"expected \(2, d\)"):
+    with pytest.raises(ValueError, match=r"expected \(3, d\)"):
         lw.similarity(Wrapped(lambda y: y.sum(0)[None]), inputs())
 
 

@@ -272,7 +272,8 @@ class Network:
             labels, ids = self.to_device((labels, ids))
             readout_inputs = self.to_device(inputs) if self._extra_arguments.has("inputs") else inputs
             n = len(tree_leaves(inputs)[0])
-        if n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1):
+            is_squeezed = n == 1 and isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != 1)
+        if is_squeezed:
             outputs = outputs.unsqueeze(0)  # the model squeezed a batch of one away
         outputs_read = _check_outputs(self.read(outputs, labels, ids, readout_inputs), n)
         return outputs_read if self.autocast is None else outputs_read.to(self.dtype)

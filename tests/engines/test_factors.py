@@ -11,6 +11,8 @@ from likewise.engines.factors import (
     EmbeddingGradient,
     FactoredGradient,
     SharedGradient,
+    SubsetGradient,
+    combine_outputs,
     sum_pairs_of_blocks,
 )
 
@@ -66,6 +68,20 @@ def test_two_sided_projections_are_those_of_the_formed_gradient(name):
     formed = gradient.rows().unflatten(2, (5, -1))
     expected = torch.einsum("ndij,bik,bjl->ndbkl", formed, left, right)
     assert (gradient.project_two_sided(left, right) - expected).abs().max() < 1e-12
+
+
+CONVOLUTION = ConvolutionGradient(
+    drawn(2, 2, 5), drawn(2, 2, 3, 5), drawn(3, 2, 3), ConvolutionOptions([1], [1], [1], False, [0], 1)
+)
+
+
+@pytest.mark.parametrize("name", [*GRADIENTS, "some samples", "convolution"])
+def test_the_gradient_of_a_combination_of_outputs_is_that_of_the_formed_gradient(name):
+    more = {"some samples": SubsetGradient(torch.tensor([2, 0]), TABLE, 3), "convolution": CONVOLUTION}
+    gradient, u = (GRADIENTS | more)[name], drawn(2)
+    expected = torch.einsum("ndp,d->np", gradient.rows(), u)
+    found = combine_outputs(gradient, u).rows()
+    assert found.shape[1] == 1 and (found[:, 0] - expected).abs().max() < 1e-12
 
 
 def test_sums_over_positions_from_all_pairs_of_blocks_are_those_of_each_block():

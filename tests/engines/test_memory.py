@@ -63,7 +63,7 @@ def test_counted_bytes_are_those_measured(make, d):
     samples = batches(x).samples(range(2))
     with net.evaluation_mode():
         trace = trace_model(net, samples)
-        few, pair = selection._with_combined_outputs(net, d, 2), repeat_samples(samples[:1], 2)
+        few, pair = selection.with_combined_outputs(net, d, 2), repeat_samples(samples[:1], 2)
         counted = selection._try_gradients(few, trace, pair).count_bytes(d)
         _ = net.parameters
         with MemoryMeter() as meter:

@@ -8,9 +8,9 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import likewise as lw
-from likewise.engines import MemoryMeter, traced
-from likewise.engines.gradient_batch import compute_gradients
-from likewise.engines.tracer import trace_model
+from likewise.engines import MemoryMeter, traced, validation
+from likewise.engines.gradient_batch import compute_gradients, differentiate_pass
+from likewise.engines.tracer import FirstRecorder, UntraceableError, trace_model
 
 
 def test_a_model_that_does_not_branch_is_traced_once(monkeypatch):
@@ -61,6 +61,60 @@ def test_what_is_written_to_the_output_of_a_linear_layer_has_the_right_gradient(
         rows.append(torch.cat([part.flatten(1) for part in jacobian.values()], 1).detach())
     expected = torch.einsum("ndp,mep->nmde", torch.stack(rows), torch.stack(rows))
     assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
+
+
+class Normed(nn.Module):
+    """Has weights that are derived from parameters, and parameters that are expanded to the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.weight = nn.Parameter(torch.randn(1, 1, 3)), nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return nn.functional.linear(x, self.weight / self.weight.norm()).tanh().sum(1)
+
+
+@pytest.mark.parametrize("write", [*WRITES, "derived"])
+def test_a_first_pass_and_a_sample_alone_give_the_trace_and_gradients_of_a_usual_trace(write):
+    torch.manual_seed(0)
+    model = Normed() if write == "derived" else WritingNet(WRITES[write], 3)
+    net = lw.Network(model.double().eval(), lw.all_outputs)
+    pair = lw.batches(torch.randn(2, 5, 3, dtype=torch.float64)).samples(range(2))
+    with net.evaluation_mode():
+        recorder = FirstRecorder(net, pair)
+        recorder.run(net, pair)
+        trace, alone = recorder.trace(net, pair[1:])
+        usual = trace_model(net, pair)
+        assert trace == usual
+        found = differentiate_pass(net, recorder, pair, recorder.outputs)
+        expected = compute_gradients(net, usual, pair)
+    assert (alone - expected.outputs[1:]).abs().max() < 1e-12
+    for name, gradient in expected.by_parameter.items():
+        assert torch.equal(found.by_parameter[name].rows(), gradient.rows())
+
+
+class TakesOneApart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x[0])[None] if len(x) == 1 else self.layer(x)
+
+
+def test_a_model_that_treats_one_sample_in_another_way_is_traced_by_several(monkeypatch):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    model, x = TakesOneApart().double(), torch.randn(2, 3, dtype=torch.float64)
+    net = lw.Network(model, lw.all_outputs)
+    pair = lw.batches(x).samples(range(2))
+    with net.evaluation_mode(), pytest.raises(UntraceableError, match="number of samples"):
+        recorder = FirstRecorder(net, pair)
+        recorder.run(net, pair)
+        recorder.trace(net, pair[:1])
+    gram = lw.GramMatrix(net, x)
+    expected = lw.GramMatrix(net, x, engine="autograd").dense()
+    assert (gram.dense() - expected).abs().max() < 1e-12 and gram.engine.name == "layers"
 
 
 def test_outputs_that_no_backward_needs_are_released():

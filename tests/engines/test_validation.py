@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import likewise as lw
 from likewise.data import Samples
-from likewise.engines import TracedEngine, differentiable_gradients, pass_check, validation
+from likewise.engines import TracedEngine, differentiable_gradients, factors, pass_check, rules, validation
 from likewise.engines.comparison import find_mismatch
 
 
@@ -526,8 +526,86 @@ def test_a_large_network_is_called_on_few_samples_before_the_first_number(monkey
     gram = lw.GramMatrix(model, x)
     gram.engine  # noqa: B018
     assert gram.d == 2
-    # two together, each alone; the trace on two and three; what is measured and checked; autograd
-    assert called == [2, 1, 1, 2, 3, 2, 2]
+    # the first alone; both by autograd; both, recorded; the other alone, for the trace
+    assert called == [1, 2, 2, 1]
+
+
+def test_similarities_of_two_samples_of_a_large_network_are_those_of_the_gradients_that_were_checked(
+    monkeypatch,
+):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    called = []
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model.register_forward_pre_hook(lambda _, given: called.append(len(given[0])))
+    x = torch.randn(2, 4, dtype=torch.float64)
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), x)
+    first = gram.dense()
+    assert called == [1, 2, 2, 1]
+    expected = lw.GramMatrix(gram.net, x, engine="autograd").dense()
+    assert (first - expected).abs().max() < 1e-12
+    called.clear()
+    assert (gram.dense() - expected).abs().max() < 1e-12 and called  # nothing was kept for the second time
+
+
+def test_gradients_that_were_checked_are_not_used_once_weights_have_changed(monkeypatch):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double(), torch.randn(2, 4).double()
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), x)
+    gram.engine  # noqa: B018  the gradients are computed and checked
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    expected = lw.GramMatrix(gram.net, x, engine="autograd").dense()
+    assert (gram.dense() - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("n", [2, 6])
+@pytest.mark.parametrize("part", ["rows", "vjp", "bias"])
+def test_a_wrong_rule_shows_in_two_samples_of_a_large_network(monkeypatch, part, n):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    right = rules.RULES[torch.nn.functional.linear]
+
+    def wrong(call):
+        found = right(call)
+        for place, gradient in found.items():
+            if part == "bias" and isinstance(gradient, factors.DenseGradient):
+                found[place] = factors.DenseGradient(1.1 * gradient.gradients)
+        return found
+
+    if part == "bias":
+        monkeypatch.setitem(rules.RULES, torch.nn.functional.linear, wrong)
+    else:
+        name = "_dense" if part == "rows" else "vjp"
+        original = getattr(factors.FactoredGradient, name)
+        changed = (
+            property(lambda self: 1.1 * original.func(self))
+            if part == "rows"
+            else (lambda self, weights: 1.1 * original(self, weights))
+        )
+        monkeypatch.setattr(factors.FactoredGradient, name, changed)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double(), torch.randn(n, 4).double()
+    with pytest.warns(UserWarning, match=r"slower reference engine .*0\.(weight|bias)"):
+        assert lw.GramMatrix(lw.Network(model, lw.all_outputs), x).engine.name == "dense"
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_samples_of_a_large_network_that_depend_on_their_batch_are_refused(monkeypatch, n):
+    monkeypatch.setattr(validation, "LARGE", 0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
+    with pytest.raises(ValueError, match="depend on the other samples"):
+        lw.similarity(lw.Network(model, lw.all_outputs), torch.randn(n, 4))
+
+    class Second(nn.Module):
+        """Adds the mean of the batch to all samples but the first, whichever that is."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(torch.cat([x[:1], x[1:] + x.mean(0)]))
+
+    with pytest.raises(ValueError, match="depend on the other samples"):
+        lw.similarity(lw.Network(Second(), lw.all_outputs), torch.randn(n, 4))
 
 
 @pytest.mark.parametrize("how", ["products", "similarity"])

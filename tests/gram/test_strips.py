@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import likewise as lw
+from likewise.engines import factors
 from likewise.engines.factors import FactoredGradient
 from likewise.gram.cost import PairOperations
 from likewise.gram.strips import JointStrips
@@ -187,6 +188,34 @@ def test_few_samples_by_positions_and_by_rows_agree():
     again = FactoredGradient(inputs, deltas)
     assert (again.joint_gram() - rows @ rows.T).abs().max() < 1e-4
     assert not again.is_dense  # positions were cheaper
+
+
+@pytest.mark.parametrize("few", [0, 2**30], ids=["float32", "float64"])
+@pytest.mark.parametrize(("d", "t"), [(1, 4), (3, 1), (3, 4)])
+def test_few_samples_by_positions_are_as_exact_as_in_float64(monkeypatch, few, d, t):
+    monkeypatch.setattr(factors, "FEW_MULTIPLICATIONS", few)
+    torch.manual_seed(0)
+    gradient = FactoredGradient(torch.randn(3, t, 50), torch.randn(3, d, t, 60))
+    inputs, deltas = gradient.inputs.double(), gradient.deltas.double()
+    rows = torch.einsum("ndto,nti->ndoi", deltas, inputs).flatten(2).flatten(0, 1)
+    expected = rows @ rows.T
+    assert (gradient.joint_gram() - expected).abs().max() < 1e-6 * expected.max()
+    assert not gradient.is_dense  # positions were cheaper
+
+
+def test_few_samples_whose_positions_cancel_are_compared_by_rows(monkeypatch):
+    monkeypatch.setattr(factors, "FEW_MULTIPLICATIONS", 0)
+    torch.manual_seed(0)
+    deltas = torch.randn(2, 3, 4, 60)
+    deltas -= deltas.mean(2, keepdim=True)  # while all inputs are almost one and the same
+    gradient = FactoredGradient(1e4 * torch.rand(50) + torch.randn(2, 4, 50), deltas)
+    rows = torch.einsum("ndto,nti->ndoi", deltas.double(), gradient.inputs.double()).flatten(2).flatten(0, 1)
+    expected = rows @ rows.T
+    assert (gradient.joint_gram() - expected).abs().max() < 0.01 * expected.max()
+    assert gradient.is_dense
+    monkeypatch.setattr(factors, "MOST_CANCELLATION", float("inf"))
+    by_positions = FactoredGradient(gradient.inputs, deltas).joint_gram()
+    assert (by_positions - expected).abs().max() > 0.1 * expected.max()
 
 
 def test_the_one_of_few_samples_that_is_not_finite_is_named():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.engines import MemoryLimitError, validation
 from likewise.progress import describe_duration
 from likewise.runs import plan
 from likewise.runs.plan import Method, choose_method, plan_run
@@ -132,3 +133,30 @@ def test_a_plan_names_readout_sketch_and_both_costs():
     assert f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs" in found.method
     exact = plan_run(lw.Network(model), data, None, 2**30, exact=True)
     assert (exact.sketch, exact.readout, exact.compared) == (0, "all_outputs", 6)
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_a_plan_of_a_large_network_times_one_combination_of_its_outputs(monkeypatch):
+    monkeypatch.setattr(plan, "MANY_OPERATIONS", 0)
+    timed = []
+
+    def seconds(gram, data, function):
+        with gram.net.evaluation_mode():
+            found = function(data.samples(range(2)))
+        timed.append(found.shape[1] if isinstance(found, torch.Tensor) else None)
+        return [2.0, 0.5][len(timed) - 1]
+
+    monkeypatch.setattr(plan, "_seconds_of_sample", seconds)
+    monkeypatch.setattr(plan, "_seconds_of_pairs", lambda n, width: 0.0)
+    model, data = classifier(50)
+    found = plan_run(lw.Network(model), data, None, 2**30)
+    assert found.compared == 4 and timed[1] == 4
+    assert found.seconds == 60 * (0.5 + 4 * (2.0 - 0.5))
+
+
+def test_a_plan_of_a_large_network_refuses_outputs_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr(plan, "MANY_OPERATIONS", 0)
+    monkeypatch.setattr(validation, "LARGE", 0)
+    model, data = classifier(6)
+    with pytest.raises(MemoryLimitError):
+        plan_run(lw.Network(model), data, None, 2**14)

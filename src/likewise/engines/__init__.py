@@ -36,6 +36,7 @@ from likewise.engines.base import (
     ZeroGradientWarning,
     whiten_rows,
 )
+from likewise.engines.comparison import network_outputs
 from likewise.engines.dense import Activations, DenseEngine, Jacobians, jacobians_one_by_one, record_calls
 from likewise.engines.differentiable import (
     DifferentiableGradients,
@@ -45,11 +46,12 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
+from likewise.engines.first_pair import call_on_pair
 from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
-from likewise.engines.selection import EngineName, select_engine
+from likewise.engines.selection import EngineName, select_engine, with_combined_outputs
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import OperationCounter, first_pass
+from likewise.engines.validation import OperationCounter, first_call
 
 __all__ = [
     "SECOND_ORDER",
@@ -76,15 +78,18 @@ __all__ = [
     "VjpResult",
     "ZeroGradientLog",
     "ZeroGradientWarning",
+    "call_on_pair",
     "check_independent_samples",
     "default_max_memory",
     "differentiable_gradients",
-    "first_pass",
+    "first_call",
     "gradient_tangents",
     "jacobians_one_by_one",
     "live_parameters",
+    "network_outputs",
     "record_calls",
     "refuse_dependent_samples_once",
     "select_engine",
     "whiten_rows",
+    "with_combined_outputs",
 ]

@@ -9,7 +9,7 @@ are computed in float64, where rounding does not flip a ReLU. Where they still d
 import warnings
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,33 @@ Parts = list[Tensor]  # a vector (p,) as those of the parameters, in order: no c
 Compute = Callable[[Network], Parts]  # Σₓ J(x)ᵀ w(x), of a network that is the same up to precision
 
 
+class PlainPass(NamedTuple):
+    """A forward pass as the model does it, with its graph."""
+
+    samples: Samples
+    parameters: Parameters
+    outputs: Tensor  # (n, d)
+
+    def gradient(self, weights: Tensor) -> Parts:
+        """Return Σₓ J(x)ᵀ w(x), by parameter, by one backward pass, for weights (n, d)."""
+        with torch.enable_grad():
+            total = (self.outputs * weights.to(self.outputs)).sum()
+        return gradient_parts(total, self.parameters)
+
+    def mix(self, mixing: Tensor) -> "PlainPass":
+        """Return the same with combinations of the outputs, given their weights (d, c)."""
+        with torch.enable_grad():
+            return self._replace(outputs=self.outputs @ mixing.to(self.outputs))
+
+
+def plain_pass(net: Network, samples: Samples) -> PlainPass:
+    """Return a pass over a batch of at least two samples; call it inside `net.evaluation_mode`."""
+    assert len(samples) > 1
+    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+    with torch.enable_grad():
+        return PlainPass(samples, parameters, network_outputs(net, samples, parameters))
+
+
 def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Parts:
     """Return Σₓ J(x)ᵀ w(x), by parameter, by one backward over a batch of at least two samples.
 
@@ -37,11 +64,7 @@ def weighted_gradient(net: Network, samples: Samples, weights: Tensor) -> Parts:
         weights: (n, d), of each sample and output.
 
     """
-    assert len(samples) > 1
-    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
-    with torch.enable_grad():
-        outputs = network_outputs(net, samples, parameters)
-        return gradient_parts((outputs * weights.to(outputs)).sum(), parameters)
+    return plain_pass(net, samples).gradient(weights)
 
 
 def gradient_parts(output: Tensor, parameters: Parameters) -> Parts:
@@ -72,7 +95,9 @@ def network_outputs(net: Network, samples: Samples, parameters: Parameters | Non
     return net.function(parameters or {}, samples.inputs, samples.labels, samples.ids)
 
 
-def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Tensor) -> str | None:
+def find_mismatch(
+    net: Network, compute: Compute, samples: Samples, weights: Tensor, plain: PlainPass | None = None
+) -> str | None:
     """Return the first parameter for which Σₓ J(x)ᵀ w(x) of an engine is wrong, None if it is correct.
 
     Args:
@@ -80,13 +105,14 @@ def find_mismatch(net: Network, compute: Compute, samples: Samples, weights: Ten
         compute: The sum by the engine in question, of the network it is given.
         samples: At least two samples, as one batch.
         weights: (n, d), of each sample and output.
+        plain: A pass of the network over these samples, if there was one before.
 
     """
     with full_float32():
         low = torch.finfo(net.dtype).eps > torch.finfo(torch.float32).eps
         double_net = in_float64(net, samples) if low else None
         if double_net is None:
-            ours, theirs = compute(net), weighted_gradient(net, samples, weights)
+            ours, theirs = compute(net), (plain or plain_pass(net, samples)).gradient(weights)
             name = _mismatch_by_rounding(net, samples, ours, theirs, rounding_tolerance(net))
             if name is None:
                 return None

@@ -291,14 +291,16 @@ class FactoredGradient(StructuredGradient):
         """Return G Gᵀ of all samples with all others, from positions where that is cheaper."""
         n, d, t, o = self.deltas.shape
         i = self.inputs.shape[2]
-        by_positions = (n * t) ** 2 * (i + d * d * o)
+        by_positions = (n * t) ** 2 * (i + d * o) + (n * d) ** 2 * t * o
         if self.is_dense or n * d * i * o * (t + n * d) <= by_positions:
             return super().joint_gram()
-        wide = accumulation_dtype(self.deltas)
-        inputs, deltas = self.inputs.flatten(0, 1).to(wide), self.deltas.flatten(0, 2).to(wide)
-        of_inputs, of_deltas = inputs @ inputs.mT, deltas @ deltas.mT
-        sums = torch.einsum("ntms,ndtmes->ndme", of_inputs.view(n, t, n, t), of_deltas.view(n, d, t, n, d, t))
-        return sums.reshape(n * d, n * d)
+        in_float64 = by_positions <= FEW_MULTIPLICATIONS
+        dtype = (
+            accumulation_dtype(self.deltas) if in_float64 else torch.promote_types(self.dtype, torch.float32)
+        )
+        inputs, deltas = self.inputs.flatten(0, 1).to(dtype), self.deltas.to(dtype)
+        found = _joint_gram_of_positions(inputs @ inputs.mT, deltas)
+        return super().joint_gram() if found is None else found
 
     def whiten(self, roots: Tensor) -> "FactoredGradient":
         """Return K(x, x)^-½ G; inputs are scaled too: large ones meet small roots, neither may overflow."""
@@ -496,6 +498,8 @@ class SubsetGradient(ParameterGradient):
         return empty.index_copy(0, self.samples.to(value.device), value)
 
 
+FEW_MULTIPLICATIONS = 2**28  # of products of positions: in float64 these take about a hundredth of a second
+MOST_CANCELLATION = 512  # of terms over their sum, where these are products in the compute dtype
 SMALL = 4096  # entries of a parameter whose dense gradients are concatenated with those of others
 
 
@@ -531,19 +535,40 @@ def resize_outputs(
 
     """
 
-    def resize(name: str, value: Any) -> Any:
+    def resize(value: Tensor) -> Tensor:
+        return convert(value).new_zeros(value.shape[0], d, *value.shape[2:])
+
+    return _map_tensors(gradient, resize, convert)
+
+
+def combine_outputs(gradient: ParameterGradient, u: Tensor) -> ParameterGradient:
+    """Return the gradient of one combination of outputs, uᵀ G, (n, 1, numel), in the same structure."""
+
+    def combine(value: Tensor) -> Tensor:
+        return (u.to(value) @ value.flatten(2)).reshape(len(value), 1, *value.shape[2:])
+
+    return _map_tensors(gradient, combine)
+
+
+def _map_tensors(
+    gradient: ParameterGradient,
+    of_outputs: Callable[[Tensor], Tensor],
+    others: Callable[[Tensor], Tensor] | None = None,
+) -> ParameterGradient:
+    """Return a gradient of the same structure, given what becomes of tensors (n, d, ...) and of all others."""
+
+    def convert(name: str, value: Any) -> Any:
         if isinstance(value, ParameterGradient):
-            return resize_outputs(value, d, convert)
+            return _map_tensors(value, of_outputs, others)
         if isinstance(value, dict):
-            return {key: resize(name, part) for key, part in value.items()}
+            return {key: convert(name, part) for key, part in value.items()}
         if not isinstance(value, Tensor):
             return value
-        converted = convert(value)
-        if name not in ("deltas", "gradients"):
-            return converted
-        return converted.new_zeros(value.shape[0], d, *value.shape[2:])
+        if name in ("deltas", "gradients"):
+            return of_outputs(value)
+        return value if others is None else others(value)
 
-    values = {field.name: resize(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
+    values = {field.name: convert(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
     return replace(gradient, **values)  # type: ignore[type-var]
 
 
@@ -663,6 +688,32 @@ def gram_from_positions(inputs: Tensor, deltas: Tensor) -> Tensor:
     wide = deltas.to(accumulation_dtype(deltas))
     mixed = inputs.to(wide).unsqueeze(1) @ wide  # Σ_s (a_t·a_s) δ_s
     return wide.reshape(n, d, -1) @ mixed.reshape(n, d, -1).mT
+
+
+def _joint_gram_of_positions(inputs: Tensor, deltas: Tensor) -> Tensor | None:
+    """Return Σ_ts (a_t·a_s)(δ_t·δ_s) of all pairs of samples and outputs, (n·d, n·d), given a_t·a_s (n·t, n·t).
+
+    None where terms cancel so far that their rounding would show.
+    """
+    n, d, t, _ = deltas.shape
+    wide, of_inputs = accumulation_dtype(deltas), inputs.view(n, t, n, t)
+    if d == 1 or t == 1:  # one product
+        flat = deltas.flatten(0, 2)
+        of_deltas = (flat @ flat.mT).view(n, d, t, n, d, t)
+        total = torch.einsum("ntms,ndtmes->ndme", of_inputs, of_deltas).to(wide).reshape(n * d, n * d)
+    else:
+        total = deltas.new_empty(n, d, n, d, dtype=wide)
+        for x in range(n):  # with the samples from x on
+            mixed = of_inputs[x, :, x:].transpose(0, 1).unsqueeze(1) @ deltas[x:]  # Σ_s (a_t·a_s) δ_s
+            by_position = deltas[x].transpose(0, 1) @ mixed.permute(2, 3, 0, 1).flatten(2)
+            blocks = by_position.sum(0, dtype=wide).view(d, n - x, d)
+            total[x, :, x:], total[x:, :, x] = blocks, blocks.permute(1, 2, 0)
+        total = total.view(n * d, n * d)
+    if deltas.dtype == wide:
+        return total
+    sizes = torch.linalg.matrix_norm(of_inputs.diagonal(dim1=0, dim2=2), dim=(0, 1)).to(wide)
+    terms = sizes[:, None] * torch.linalg.vector_norm(deltas.flatten(2), dim=2).to(wide).square()
+    return total if (terms.flatten() <= MOST_CANCELLATION * total.diagonal()).all() else None
 
 
 def sum_gradients(uses: list[ParameterGradient]) -> ParameterGradient:

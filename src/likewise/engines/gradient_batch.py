@@ -15,7 +15,7 @@ from likewise.engines.factors import Block, ParameterGradient, copy_gradient, me
 from likewise.engines.membership import Even
 from likewise.engines.ragged import compute_gradients_by_rows
 from likewise.engines.rules import Call, chain, output_gradients, parameter_gradients
-from likewise.engines.tracer import PassRecorder, RowTrace, Trace
+from likewise.engines.tracer import FirstRecorder, PassRecorder, RowTrace, Step, Trace
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network, Parameters
 from likewise.model_state import fast_attention
@@ -127,13 +127,37 @@ def compute_gradients(
     recorder = PassRecorder(net, trace, live, substitutes)
     with nullcontext() if live else fast_attention(next(iter(recorder.parameters.values())).device):
         outputs = recorder.record_pass(net, samples)
+    return differentiate_pass(net, recorder, samples, outputs, live is not None, substitutes, names)
+
+
+def differentiate_pass(
+    net: Network,
+    recorder: PassRecorder | FirstRecorder,
+    samples: Samples,
+    outputs: Tensor,
+    live: bool = False,
+    substitutes: Substitutes | None = None,
+    names: tuple[str, ...] | None = None,
+) -> GradientBatch:
+    """Return the gradients of a batch from a recorded forward pass: a backward for each output.
+
+    Args:
+        net: The network.
+        recorder: Of the pass.
+        samples: The batch.
+        outputs: (n, d), what the pass returned, or combinations of it.
+        live: Whether the gradients are differentiable.
+        substitutes: As `compute_gradients` has them.
+        names: Of the parameters whose gradients are needed; all of the network's if None.
+
+    """
     observed = None if net.observer is None else net.observer.take()
     uses: dict[str, list[ParameterGradient]] = {}
     dtype = net.dtype  # of all gradients: a model may have layers of several types
     is_uniform = all(value.dtype == dtype for value in recorder.parameters.values())
     steps = [step for step in recorder.steps if names is None or step.reaches(names)]
-    bytes_per_output = sum(step.operation.outputs[i].nbytes for step in steps for i in step.edges)
-    pending = output_gradients(outputs, steps, live is not None)
+    bytes_per_output = count_output_bytes(steps)
+    pending = output_gradients(outputs, steps, live)
     for step in reversed(steps):
         deltas = pending.pop()  # released as soon as its gradients are computed
         step.refuse_overwritten()
@@ -141,7 +165,7 @@ def compute_gradients(
             for place, gradient in parameter_gradients(
                 Call(step.operation, step.layout, deltas, Even(len(samples)), substitutes)
             ).items():
-                chained = chain(step.operation, place, gradient, recorder.parameters, live is not None)
+                chained = chain(step.operation, place, gradient, recorder.parameters, live)
                 for name, part in chained.items():
                     uses.setdefault(name, []).insert(0, part if is_uniform else part.to(dtype))
     wanted = net.names if names is None else names
@@ -150,3 +174,8 @@ def compute_gradients(
     return GradientBatch(
         samples, outputs.shape[1], ordered, returned, outputs.detach(), bytes_per_output, observed
     )
+
+
+def count_output_bytes(steps: list[Step]) -> int:
+    """Return the bytes of the gradients of one output with respect to the outputs of all operations."""
+    return sum(step.operation.outputs[i].nbytes for step in steps for i in step.edges)

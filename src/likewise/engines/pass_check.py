@@ -92,7 +92,7 @@ class PassCheck:
 
         """
         n = len(samples) if count is None else count
-        if self._verified is not None and _holds_all(self._verified, samples[:n]):
+        if self._verified is not None and holds_all(self._verified, samples[:n]):
             return
 
         def candidate(place: int) -> _Candidate:
@@ -150,7 +150,7 @@ class PassCheck:
         return int(torch.randint(max(1, bound), (), generator=self._generator))
 
 
-def _holds_all(known: Samples, samples: Samples) -> bool:
+def holds_all(known: Samples, samples: Samples) -> bool:
     """Whether all samples are among those known: in value, since another data set has samples of the same ids."""
     places = {number: place for place, number in enumerate(known.ids.tolist())}
     numbers = samples.ids.tolist()

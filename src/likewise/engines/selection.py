@@ -7,6 +7,7 @@ over and a warning says why. With either engine, every later pass checks some of
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,7 +18,13 @@ from likewise.data import Samples
 from likewise.engines.base import Engine
 from likewise.engines.dense import DenseEngine, Jacobians
 from likewise.engines.factors import describe_shapes, resize_outputs
-from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.first_pair import FirstPair
+from likewise.engines.gradient_batch import (
+    GradientBatch,
+    compute_gradients,
+    count_output_bytes,
+    differentiate_pass,
+)
 from likewise.engines.memory import (
     MemoryMeter,
     MemoryUse,
@@ -27,8 +34,15 @@ from likewise.engines.memory import (
 )
 from likewise.engines.pass_check import PassCheck
 from likewise.engines.traced import TracedEngine
-from likewise.engines.tracer import TRACE_FUNCTIONS, RegroupedError, Trace, repeat_samples
-from likewise.engines.validation import find_fault, regrouping_fault, reverse_samples
+from likewise.engines.tracer import (
+    TRACE_FUNCTIONS,
+    RegroupedError,
+    Trace,
+    TraceFunction,
+    repeat_samples,
+    trace_model,
+)
+from likewise.engines.validation import Fault, find_fault, regrouping_fault
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
 from likewise.precision import full_float32
@@ -37,14 +51,12 @@ from likewise.readouts import Outputs, Readout
 # Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
 SLACK = 1.25
 CACHE = 48 * 2**20  # bytes of a batch with its sums beyond which a CPU takes longer per sample, measured
-GRADIENT_CACHE = (
-    64 * 2**20
-)  # the same where each parameter's gradients are released before the next are formed
+GRADIENT_CACHE = 64 * 2**20  # the same where the gradients of one parameter at a time are formed
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
-CHECKED_LARGE = 1  # the same of a large model; PassCheck looks at all outputs of other samples, in every pass
-MEASURED = 4  # outputs whose memory is measured; that of more, and of a large model, is counted from shapes
+MEASURED = 4  # outputs whose memory is measured; that of more is counted from shapes
 MANY_OUTPUTS = 512  # beyond which a warning says what they cost
 EngineName = Literal["auto", "autograd", "layers"]
+Shape = tuple[int, int, int]  # d, p and the bytes of a number
 
 
 def select_engine(
@@ -54,7 +66,7 @@ def select_engine(
     engine: EngineName,
     max_memory: int,
     n: int = 1,
-    large: bool = False,
+    pair: FirstPair | None = None,
     d: int | None = None,
 ) -> Engine:
     """Return the requested engine; call it inside `net.evaluation_mode`.
@@ -66,38 +78,23 @@ def select_engine(
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
         n: The number of samples of a pass, as far as it is known.
-        large: Check the model on fewer samples; PassCheck looks at others in every pass.
+        pair: Of a large model, passes over two samples: it is checked on these alone instead of `samples`; PassCheck
+            looks at others in every pass.
         d: The number of outputs, if it is known; else the network is called on a sample.
 
     """
     keep_freed_memory()
-    if large:
-        samples, later = samples[:2], None if later is None else later[:2]
+    if pair is not None:
+        samples, later = pair.samples, None if later is None else later[:2]
     if engine != "autograd":
         shape = Jacobians(net).shape(samples[:1], d)
         for trace_function in TRACE_FUNCTIONS:
             try:
-                trace = trace_function(net, samples)
-                _refuse_large(shape, max_memory)
-                checked = _checkable(net, shape, max_memory, large)
-                known = trace if net.autocast is None else None  # the check is without autocast
-                trial = None
-                if large:  # what is measured here is checked there
-                    of = (
-                        checked if known is not None else _with_combined_outputs(net, shape[0], CHECKED_LARGE)
-                    )
-                    trial = _try_gradients(of, trace, reverse_samples(samples))
-                fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
-                gradients = trial.gradients if trial is not None and known is not None else None
-                fault = find_fault(
-                    checked, samples, later, trace_function, trace=known, brief=large, reverse=gradients
-                )
-                if fault is None:
-                    shapes = None if trial is None else trial.gradients
-                    is_verified = large and net.autocast is None  # the check is without autocast
-                    check = PassCheck(net, n, verified=samples if is_verified else None)
-                    return TracedEngine(net, trace, fit.size, fit.memory, check, shapes, fit.gradient_size)
-                reason, remedy = fault
+                select = _select_traced if pair is None else partial(_select_large, pair=pair)
+                found = select(net, samples, later, trace_function, max_memory, n, shape)
+                if isinstance(found, TracedEngine):
+                    return found
+                reason, remedy = found
             except RegroupedError as problem:
                 reason, remedy = regrouping_fault(problem)
             except Exception as error:  # the reference handles every model that cannot be traced
@@ -113,21 +110,94 @@ def select_engine(
     return DenseEngine(Jacobians(net), max_memory, check=PassCheck(net, n))
 
 
-def _checkable(net: Network, shape: tuple[int, int, int], max_memory: int, large: bool) -> Network:
-    """Return the network in full precision, with so few outputs that dense gradients of two samples fit."""
+def _select_traced(
+    net: Network,
+    samples: Samples,
+    later: Samples | None,
+    trace_function: TraceFunction,
+    max_memory: int,
+    n: int,
+    shape: Shape,
+) -> TracedEngine | Fault:
+    """Return the traced engine, or the fault of its gradients."""
+    trace = trace_function(net, samples)
+    _refuse_large(shape, max_memory)
+    fit = _fit_memory(net, trace, samples[:1], shape, max_memory)
     d, p, number = shape
-    most = min(CHECKED_LARGE if large else CHECKED, max(1, max_memory // (12 * p * max(number, 4))))
-    return net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
+    most = min(CHECKED, max(1, max_memory // (12 * p * max(number, 4))))  # dense gradients of two samples fit
+    checked = net.exact() if d <= most else net.exact(_combined_outputs(net, d, most))
+    known = trace if net.autocast is None else None  # the check is without autocast
+    fault = find_fault(checked, samples, later, trace_function, trace=known)
+    if fault is not None:
+        return fault
+    return TracedEngine(net, trace, fit.size, fit.memory, PassCheck(net, n), None, fit.gradient_size)
 
 
-def _with_combined_outputs(net: Network, d: int, count: int) -> Network:
+def _select_large(
+    net: Network,
+    samples: Samples,
+    later: Samples | None,
+    trace_function: TraceFunction,
+    max_memory: int,
+    n: int,
+    shape: Shape,
+    pair: FirstPair,
+) -> TracedEngine | Fault:
+    """Return the traced engine of a large model, or the fault of its gradients: of two samples, which are kept."""
+    _refuse_large(shape, max_memory)
+    if trace_function is trace_model:
+        trace, trial = _try_pair(net, pair, shape[0], max_memory if n <= 2 else 0)
+    else:
+        trace = trace_function(net, samples)
+        trial = _try_gradients(with_combined_outputs(net, shape[0], 1), trace, samples)
+    fit = _fit_memory(net, trace, samples[:1], shape, max_memory, trial)
+    d, gradients, is_exact = shape[0], trial.gradients, net.autocast is None
+    checked, plain = net.exact(), pair.plain
+    if gradients.d < d:
+        checked, plain = net.exact(_combined_outputs(net, d, 1)), plain.mix(_mixing(d, 1))
+    traced, known = (trace, gradients) if is_exact else (None, None)  # the check is without autocast
+    fault = find_fault(
+        checked, samples, later, trace_function, trace=traced, brief=True, known=known, plain=plain
+    )
+    if fault is not None:
+        return fault
+    check = PassCheck(net, n, verified=samples if is_exact else None)
+    engine = TracedEngine(net, trace, fit.size, fit.memory, check, gradients, fit.gradient_size)
+    if is_exact and gradients.d == d and n <= 2:  # there are no others
+        engine.keep(gradients)
+    return engine
+
+
+def _try_pair(net: Network, pair: FirstPair, d: int, max_memory: int) -> "tuple[Trace, _Trial]":
+    """Return the trace of a large model and the gradients of two samples: those of all outputs, if few and they fit.
+
+    Args:
+        net: The network.
+        pair: Passes over the samples.
+        d: The number of outputs.
+        max_memory: Bytes for the gradients of all outputs, beyond which a random combination is taken.
+
+    """
+    trace, recorder, meter = pair.take_recorded(net)
+    with full_float32(), meter, torch.enable_grad():
+        outputs = recorder.outputs
+        bytes_of_all = (d + 1) * count_output_bytes(recorder.steps)
+        if d > 1 and (d > MEASURED or meter.now + bytes_of_all > max_memory):
+            outputs = outputs @ _mixing(d, 1).to(outputs)
+        gradients = differentiate_pass(net, recorder, pair.samples, outputs)
+        del recorder, outputs
+        device = next(iter(net.parameters.values())).device
+        return trace, _Trial(gradients, meter.peak, meter.now, device)
+
+
+def with_combined_outputs(net: Network, d: int, count: int) -> Network:
     """Return the network with random combinations of its outputs."""
-    return Network(net.model, _combined_outputs(net, d, count), parameters=net.names, autocast=net.autocast)
+    return net.with_readout(_combined_outputs(net, d, count))
 
 
 def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     """Return the readout of random combinations of all outputs: an error in any of them shows."""
-    mixing = torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
+    mixing = _mixing(d, count)
 
     def read(outputs: Outputs, labels: Tensor | None, ids: Tensor, inputs: Inputs) -> Tensor:
         every = net.read(outputs, labels, ids, inputs)
@@ -136,7 +206,12 @@ def _combined_outputs(net: Network, d: int, count: int) -> Readout:
     return read
 
 
-def _refuse_large(shape: tuple[int, int, int], max_memory: int) -> None:
+def _mixing(d: int, count: int) -> Tensor:
+    """Return the weights of random combinations of outputs, (d, count)."""
+    return torch.randn(d, count, generator=torch.Generator().manual_seed(0)) / d**0.5
+
+
+def _refuse_large(shape: Shape, max_memory: int) -> None:
     """Raise if sums over parameters alone take more than max_memory, and warn of many outputs."""
     d, p, _ = shape
     if _fixed_bytes(shape) > max_memory:
@@ -149,13 +224,13 @@ def _refuse_large(shape: tuple[int, int, int], max_memory: int) -> None:
         )
 
 
-def _fixed_bytes(shape: tuple[int, int, int]) -> int:
+def _fixed_bytes(shape: Shape) -> int:
     """Return the bytes of copies of parameters, a sum over them in the model's precision, and three in float64."""
     _, p, number = shape
     return p * (number + 4 + 3 * 8)
 
 
-def _checked_bytes(shape: tuple[int, int, int]) -> int:
+def _checked_bytes(shape: Shape) -> int:
     """Return the bytes of copies of parameters, and of a gradient that a pass compares with autograd's."""
     _, p, number = shape
     return 4 * number * p
@@ -173,14 +248,14 @@ def _fit_memory(
     net: Network,
     trace: Trace,
     samples: Samples,
-    shape: tuple[int, int, int],
+    shape: Shape,
     max_memory: int,
-    trial: "_Trial | None",
+    trial: "_Trial | None" = None,
 ) -> _Fit:
     """Return the batch sizes that fit into memory, from the bytes that each sample takes in a vjp."""
     d, p, _ = shape
     if trial is None and d > MEASURED:
-        trial = _try_gradients(_with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
+        trial = _try_gradients(with_combined_outputs(net, d, 2), trace, repeat_samples(samples, 2))
     bytes_of = None if trial is None else trial.count_bytes
     if trial is not None:
         alone, each = trial.count_gradient_bytes(d), trial.count_bytes(d)

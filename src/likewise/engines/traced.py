@@ -38,7 +38,7 @@ from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
-from likewise.engines.pass_check import PassCheck
+from likewise.engines.pass_check import PassCheck, holds_all
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -107,6 +107,7 @@ class TracedEngine(Engine):
         self._factor_sizes = None if known is None else _factor_sizes(known)
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
+        self._kept: GradientBatch | None = None
         self._traces = [trace]  # a model that branches on its data has several
         self._outer: frozenset[str] | None = None  # parameters whose gradients stay factored
         self._directions: _Directions | None = None  # of the last jvp
@@ -119,6 +120,31 @@ class TracedEngine(Engine):
     def gradient_batch_size(self) -> int:
         """Samples that fit into max_memory where only gradients are computed."""
         return self._gradient_size
+
+    def with_network(self, net: Network) -> "TracedEngine":
+        """Return an engine of the same model with another readout, which checks nothing."""
+        return TracedEngine(net, self._traces[0], self._size, self.memory, gradient_size=self._gradient_size)
+
+    def keep(self, gradients: GradientBatch) -> None:
+        """Keep gradients that were compared with autograd, for `joint_blocks` of the same samples.
+
+        They are released by the next pass, and when the evaluation ends: the model may change after it.
+        """
+        self._kept = gradients
+        self._net.call_on_leaving(self._release_kept)
+
+    def _release_kept(self) -> None:
+        self._kept = None
+
+    def _take_kept(self, samples: Samples) -> GradientBatch | None:
+        kept, self._kept = self._kept, None
+        if (
+            kept is None
+            or self._net.observer is not None
+            or kept.samples.ids.tolist() != samples.ids.tolist()
+        ):
+            return None
+        return kept if holds_all(kept.samples, samples) else None
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
@@ -165,8 +191,11 @@ class TracedEngine(Engine):
             exponent: Of K(x, x) in S(x) = K(x, x)ᵉ J(x).
 
         """
-        (chunk,) = self._chunks(samples, size=self._gradient_size)
-        gradients, n, d = chunk.gradients.copy(), len(samples), chunk.d
+        gradients = self._take_kept(samples)
+        if gradients is None:
+            (chunk,) = self._chunks(samples, size=self._gradient_size)
+            gradients = chunk.gradients.copy()
+        n, d = len(samples), gradients.d
         total = torch.zeros(n * d, n * d, device=self._device)
         total = total.to(accumulation_dtype(total))
         while gradients.by_parameter:
@@ -450,6 +479,7 @@ class TracedEngine(Engine):
         Nothing here holds a chunk while the next is computed: neither must who asks (map, or del at the end of a loop),
         or two of them take memory at a time.
         """
+        self._release_kept()
         for part in samples.split(equal_size(len(samples), size or self._size)):
             yield self._chunk(part, names)
 

@@ -345,6 +345,56 @@ class DerivedGuesser(OperationTracer):
         return place in self.derived
 
 
+class FirstRecorder(DerivedGuesser):
+    """Records a forward pass of two samples before there is a trace, and traces it by another of one alone.
+
+    Costs less than a trace and then a pass that follows it. Where it fails, `trace_model` may still succeed: a model
+    may treat one sample alone in another way.
+    """
+
+    def __init__(self, net: Network, samples: Samples) -> None:
+        assert len(samples) == 2
+        super().__init__(net, 2)
+        self.samples, self.steps = samples, list[Step]()
+        self._edges = dict[int, dict[int, GradientEdge]]()
+        self._versions = dict[int, list[int]]()
+
+    def separate(self, func: Any, value: Any, several: bool) -> Any:
+        """Return an output with a gradient of its own, without a copy where nothing else can reach its memory."""
+        return value if _has_own_memory(func, value, several) else super().separate(func, value, several)
+
+    def on_operation(self, place: int, operation: Operation) -> None:
+        """Record the operation, with the edges to the gradients of all its outputs."""
+        if not self.is_derived(place, operation):
+            outputs = operation.outputs
+            self._edges[place] = {i: _output_edge(out) for i, out in enumerate(outputs) if out.requires_grad}
+            self._versions[place] = _versions(operation)
+            self.seen[place] = replace(operation, outputs=list(map(_release, outputs)))
+
+    def trace(self, net: Network, one: Samples) -> tuple[Layouts, Tensor]:
+        """Return the trace, with the operations in `steps`, and the outputs of one sample alone.
+
+        Args:
+            net: The network; `run` was called before.
+            one: A sample.
+
+        Raises:
+            UntraceableError: The model takes one sample alone in another way, or what was guessed is wrong.
+
+        """
+        alone = OperationTracer(net, self.derived).run(net, one)
+        if alone.calls != self.calls or alone.seen.keys() != self.seen.keys():
+            raise UntraceableError("the operations depend on the number of samples")
+        trace = {p: _compare_calls(alone.seen[p], self.seen[p], 1) for p in self.seen}
+        if self.derived != {place for place, layout in trace.items() if not layout.outputs}:
+            raise UntraceableError("what is derived from parameters alone was not guessed")
+        for place, layout in trace.items():
+            if layout.outputs:
+                edges = {i: edge for i, edge in self._edges[place].items() if i in layout.outputs}
+                self.steps.append(Step(self.seen[place], layout, edges, self._versions[place]))
+        return trace, alone.outputs.detach()
+
+
 class PassRecorder(OperationTracer):
     """Records one forward pass that follows a trace, or raises UntraceableError."""
 
@@ -362,8 +412,7 @@ class PassRecorder(OperationTracer):
 
     def separate(self, func: Any, value: Any, several: bool) -> Any:
         """Return an output with a gradient of its own, without a copy where nothing else can reach its memory."""
-        is_own = func in _NEW_MEMORY and not several and _is_whole_view(value)
-        return value if is_own else super().separate(func, value, several)
+        return value if _has_own_memory(func, value, several) else super().separate(func, value, several)
 
     def on_operation(self, place: int, operation: Operation) -> None:
         """Record the operation if it is the one in the trace."""
@@ -374,8 +423,7 @@ class PassRecorder(OperationTracer):
         if layout.outputs:
             outputs = operation.outputs
             edges = {i: _output_edge(outputs[i]) for i in layout.outputs if outputs[i].requires_grad}
-            released = [Released(out.shape, out.dtype, out.nbytes) for out in outputs]
-            operation = self.seen[place] = replace(operation, outputs=released)
+            operation = self.seen[place] = replace(operation, outputs=list(map(_release, outputs)))
             self.steps.append(Step(operation, layout, edges, _versions(operation)))
 
     def record_pass(self, net: Network, samples: Samples) -> Tensor:
@@ -413,6 +461,15 @@ def _set_item(target: Tensor, index: Any, value: Any) -> Tensor:
     result = target.clone()
     result[index] = value
     return result
+
+
+def _release(output: Tensor) -> Released:
+    return Released(output.shape, output.dtype, output.nbytes)
+
+
+def _has_own_memory(func: Any, value: Any, several: bool) -> bool:
+    """Whether nothing else can reach the memory of an output."""
+    return func in _NEW_MEMORY and not several and _is_whole_view(value)
 
 
 def _is_whole_view(value: Any) -> bool:
@@ -483,8 +540,8 @@ def _compare_calls(fewer: Operation, larger: Operation, n: int) -> Layout:
     return Layout(fewer.signature, batched, tuple(counts), outputs)
 
 
-def _batch_dimension(fewer: Tensor, larger: Tensor, n: int) -> int | None:
-    if fewer.dim() != larger.dim():
+def _batch_dimension(fewer: Tensor | Released, larger: Tensor | Released, n: int) -> int | None:
+    if len(fewer.shape) != len(larger.shape):
         raise UntraceableError("the number of dimensions depends on the number of samples")
     grown = [i for i, (a, b) in enumerate(zip(fewer.shape, larger.shape, strict=True)) if a != b]
     if not grown:

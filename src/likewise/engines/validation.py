@@ -1,5 +1,6 @@
 """Validates the gradients of a traced model before the first number, on samples in several orders and invented ones."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,13 @@ from torch.utils.flop_counter import flop_registry
 from likewise.data import Samples
 from likewise.engines.comparison import (
     Parts,
+    PlainPass,
     all_finite,
     find_mismatch,
     network_outputs,
     weighted_gradient,
 )
+from likewise.engines.factors import combine_outputs
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import (
@@ -47,20 +50,25 @@ class Fault(NamedTuple):
     remedy: str
 
 
-class FirstPass(NamedTuple):
-    """What one forward pass of two samples tells."""
+class FirstCall(NamedTuple):
+    """What one call of the network tells."""
 
-    samples: Samples
-    outputs: Tensor  # (2, d), in full float32
+    outputs: Tensor  # (1, d) of the first sample alone, or (2, d) if it fails alone; in full float32
     large: bool  # whether it takes so long that checks before the first number use fewer samples
 
 
-def first_pass(net: Network, samples: Samples) -> FirstPass:
-    """Return the outputs of the first two samples, and whether the network is large."""
-    several = repeat_samples(samples[:2], 2)  # that one alone fails is for other checks to explain
-    with full_float32(), OperationCounter() as counter:
-        outputs = network_outputs(net, several)
-    return FirstPass(several, outputs, counter.flops > len(several) * LARGE)
+def first_call(net: Network, samples: Samples) -> FirstCall:
+    """Return the outputs of the first sample, and whether the network is large."""
+    counter = OperationCounter()
+    with full_float32():
+        try:
+            with counter:
+                return FirstCall(network_outputs(net, samples[:1]), counter.flops > LARGE)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+        several = repeat_samples(samples[:2], 2)  # that one alone fails is for other checks to explain
+        return FirstCall(network_outputs(net, several), large=False)
 
 
 class OperationCounter(TorchDispatchMode):
@@ -90,7 +98,8 @@ def find_fault(
     *,
     trace: Trace | None = None,
     brief: bool = False,
-    reverse: GradientBatch | None = None,
+    known: GradientBatch | None = None,
+    plain: PlainPass | None = None,
 ) -> Fault | None:
     """Return the fault of the traced gradients of a model, None if they agree with autograd.
 
@@ -104,21 +113,20 @@ def find_fault(
         later: A few samples of another batch.
         trace_function: Traces the model.
         trace: Of this network on these samples, if it was traced before.
-        brief: Look only at the samples in reverse, and at those of a later batch.
-        reverse: The traced gradients of the samples in reverse, if they were computed before.
+        brief: Look only at the samples in their order, and at those of a later batch.
+        known: The traced gradients of the samples, if they were computed before.
+        plain: A pass of the network over the samples, if there was one before.
 
     Raises:
         UntraceableError: The model cannot be traced on these samples.
 
     """
-    samples, backwards = repeat_samples(samples, max(2, len(samples))), reverse_samples(samples)
+    samples = repeat_samples(samples, max(2, len(samples)))
     with full_float32():  # two correct gradients in TF32 may differ by more than a wrong one
         trace = trace or trace_function(net, samples)
-        if brief:
-            fault = find_fault_of_batch(net, trace, backwards, explicit=True, known=reverse)
-        else:
-            fault = find_fault_of_batch(net, trace, samples, explicit=True)
-            fault = fault or find_fault_of_batch(net, trace, backwards)
+        fault = find_fault_of_batch(net, trace, samples, explicit=True, known=known, plain=plain)
+        if fault is None and not brief:
+            fault = find_fault_of_batch(net, trace, reverse_samples(samples))
         if fault is None and later is not None:
             fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), trace, trace_function)
         return fault if fault or brief else _find_fault_in_synthetic(net, trace, samples)
@@ -175,6 +183,7 @@ def find_fault_of_batch(
     *,
     explicit: bool = False,
     known: GradientBatch | None = None,
+    plain: PlainPass | None = None,
 ) -> Fault | None:
     """Return the fault of the traced gradients of one batch, None if they agree with autograd.
 
@@ -186,6 +195,7 @@ def find_fault_of_batch(
         samples: The batch.
         explicit: Take half of the samples from dense gradients, instead of all from weighted sums.
         known: The traced gradients of the batch, if they were computed before.
+        plain: A pass of the network over the batch, if there was one before.
 
     """
     try:
@@ -210,9 +220,9 @@ def find_fault_of_batch(
                 return _sum(gradients, other, weights)
             by_sum = _sum(gradients.part(rest), other, weights[rest])
             by_rows = _sum_of_rows(gradients.part(first), other, weights[first])
-            return [a + b.to(a) for a, b in zip(by_sum, by_rows, strict=True)]
+            return [a.add_(b) for a, b in zip(by_sum, by_rows, strict=True)]
 
-        return find_mismatch(net, compute, samples, weights)
+        return find_mismatch(net, compute, samples, weights, plain)
 
     weights = _draw_weights((len(samples), known.d), seed=0)
     wrong = mismatch(weights, dense=(len(samples) + 1) // 2 if explicit else 0)
@@ -235,15 +245,17 @@ def _sum(chunk: GradientBatch, net: Network, weights: Tensor) -> Parts:
     return chunk.weighted_sum(net, weights.to(next(net.model.parameters()).device))
 
 
-def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Parts:
-    """Return Σₓ J(x)ᵀ w(x) from dense gradients."""
+def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Iterator[Tensor]:
+    """Yield Σₓ J(x)ᵀ w(x) of each parameter, from dense gradients."""
     weights = weights.to(next(net.model.parameters()).device, net.dtype)
-    return [
-        torch.einsum("nd,ndp->p", weights, chunk.by_parameter[name].rows().to(weights))
-        if name in chunk.by_parameter
-        else weights.new_zeros(size)
-        for name, size in net.numels.items()
-    ]
+    for name, size in net.numels.items():
+        gradient = chunk.by_parameter.get(name)
+        if gradient is None:
+            yield weights.new_zeros(size)
+        elif len(weights) == 1:  # of one sample, that of one output is formed instead of all
+            yield combine_outputs(gradient, weights[0]).rows()[0, 0]
+        else:
+            yield torch.einsum("nd,ndp->p", weights, gradient.rows().to(weights))
 
 
 def _synthesize_samples(samples: Samples) -> Samples:

@@ -34,9 +34,10 @@ from likewise.engines import (
     PartsChangedError,
     TracedEngine,
     ZeroGradientLog,
+    call_on_pair,
     check_independent_samples,
     default_max_memory,
-    first_pass,
+    first_call,
     select_engine,
 )
 from likewise.fingerprint import Fingerprint
@@ -438,7 +439,8 @@ class GramMatrix:
         # Centering needs sums over all columns first: gradients that are kept are not computed again for them.
         keep = needs_centering and self._feature_cache is None
         gram = self.with_feature_cache() if keep else self
-        return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
+        with self.net.evaluation_mode():  # what the engine computed while it was selected holds until its end
+            return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
 
     def _map_tiles(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
         center = self._strip_centering() if needs_centering else None
@@ -757,18 +759,19 @@ class _Setup:
     def row_shape(self) -> tuple[int, int]:
         """The number of outputs d and of parameters p."""
         with exclusive:
+            engine = self.engine  # whose selection may tell
             if self._row_shape is None:
-                self._row_shape = self._measure()
+                self._row_shape = self._measure(engine)
             return self._row_shape
 
     def _select(self) -> Engine:
         with self._net.evaluation_mode():
             first, later = self.few_samples()
-            seen = first_pass(self._net, first)
-            large, d = seen.large, seen.outputs.shape[1]
+            outputs, large = first_call(self._net, first)
+            d, pair = outputs.shape[1], None
             if large:
-                once = seen.outputs if self._net.autocast is None else None
-                check_independent_samples(self._net.exact(), seen.samples, once)
+                is_traced = self._asked in ("auto", "layers")
+                pair = call_on_pair(self._net, first, outputs, reverse=self._data.n > 2, record=is_traced)
             else:
                 for samples in (first, later):
                     check_independent_samples(self._net.exact(), samples)
@@ -779,7 +782,7 @@ class _Setup:
 
             def select(limit: int) -> Engine:
                 others = None if large and self._data.n <= len(first) else later
-                return select_engine(self._net, first, others, asked, limit, share, large, d)
+                return select_engine(self._net, first, others, asked, limit, share, pair, d)
 
             try:
                 return select(self._max_memory // 2)
@@ -833,8 +836,8 @@ class _Setup:
         later = data.take([i for i in places if i > 2][:3] or [0])
         return data.samples(range(min(3, data.n))), later.samples(range(later.n))
 
-    def _measure(self) -> tuple[int, int]:
-        engine, first = self.engine, self._data.samples(range(1))
+    def _measure(self, engine: Engine) -> tuple[int, int]:
+        first = self._data.samples(range(1))
         with self._net.evaluation_mode():
             if not self.of_network:
                 rows = engine.rows(first, 0).rows

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from likewise.checks import check_flag, check_integer
 from likewise.data import Batches, Samples, batches
-from likewise.engines import OperationCounter
+from likewise.engines import Engine, OperationCounter, TracedEngine, network_outputs, with_combined_outputs
 from likewise.gram import GramMatrix
 from likewise.gram.blocks import block_spans
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
@@ -34,6 +34,9 @@ from likewise.runs.columns import Request, Targets, visit_pairs
 from likewise.wording import agreeing
 
 FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
+MANY_OPERATIONS = (
+    2.5e8  # multiplications of a sample beyond which one combination of its outputs is timed for all
+)
 SAMPLES_TIMED = 32  # for a plan, at most
 NOTICEABLE = 0.2  # seconds of samples that are timed
 SOON = 1.0  # seconds of multiplications, beside which all else that a run does takes longer
@@ -53,6 +56,7 @@ class Method(NamedTuple):
     epochs: float
     exact_epochs: float  # of all outputs and all pairs
     multiplications: float  # of these epochs
+    operations: int = 0  # multiplications of a forward pass of one sample
 
     def describe(self, time: str = "") -> str:
         """Return the choice in a sentence; `time`, what it takes in words, comes before the epochs."""
@@ -113,7 +117,7 @@ def choose_method(
     )  # samples that cannot share a batch are refused before the model is called
     first = data.samples(range(1))
     whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
-    outputs, d, operations = _count_outputs(whole, first)
+    returned, outputs, d, operations = _count_outputs(whole, first)
     if whole.readout is not all_outputs:  # given, or of a language model: nothing is left to choose
         net = whole.with_readout(whole.readout)
     cost = _Cost(data.n, sum(net.numels.values()), operations)
@@ -124,19 +128,22 @@ def choose_method(
     few_pairs = data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
     is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # no sketch is shorter than these
     if sketch == "never" or is_small:
-        chosen = _fix_readout(net, first, MOST_OUTPUTS, combinations)
+        chosen = _fix_readout(net, first, returned, MOST_OUTPUTS, combinations)
         return Method(chosen, 0, outputs, usual, *cost.of(cost.exact(usual), d))
     few = d if net.automatic is None else min(d, SKETCHED_OUTPUTS)
     width = WIDTH if sketch == "auto" else int(sketch)
-    chosen = _fix_readout(net, first, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
+    chosen = _fix_readout(net, first, returned, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
     return Method(chosen, width, outputs, few, *cost.of(cost.sketched(few, width), d))
 
 
-def _fix_readout(net: Network, first: Samples, most_outputs: int, combinations: int) -> Network:
+def _fix_readout(
+    net: Network, first: Samples, returned: Any, most_outputs: int, combinations: int
+) -> Network:
     """Return the network with an automatic readout that is chosen by its first sample; a given one is kept."""
     if net.automatic is not None:
         net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations))
-        net.choose_readout(first.inputs, first.labels, first.ids)
+        with net.evaluation_mode():
+            net.select_outputs(returned, first.inputs, first.labels, first.ids)
     return net
 
 
@@ -147,9 +154,9 @@ class _Cost(NamedTuple):
     p: int
     operations: int  # multiplications of a forward pass of one sample
 
-    def of(self, epochs: float, d: int) -> tuple[float, float, float]:
-        """Return the epochs, those of all d outputs and all pairs, and the multiplications of the first."""
-        return epochs, self.exact(d), 3 * epochs * self.n * self.operations
+    def of(self, epochs: float, d: int) -> tuple[float, float, float, int]:
+        """Return the epochs, those of all d outputs and all pairs, and multiplications: of the first, of a sample."""
+        return epochs, self.exact(d), 3 * epochs * self.n * self.operations, self.operations
 
     def exact(self, d: int) -> float:
         """Return what density, uncertainty and all pairs take: two passes each for the first two."""
@@ -160,8 +167,8 @@ class _Cost(NamedTuple):
         return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (6 * self.operations)
 
 
-def _count_outputs(net: Network, first: Samples) -> tuple[int, int, int]:
-    """Return the outputs of a sample, those that are read, and the multiplications of a forward pass."""
+def _count_outputs(net: Network, first: Samples) -> tuple[Any, int, int, int]:
+    """Return what the model returns of a sample, its outputs, those that are read, and the multiplications it takes."""
     counter = OperationCounter()
     with net.evaluation_mode(), annotate_errors(net, first.inputs, first.labels, first.ids):
         with counter:
@@ -171,7 +178,7 @@ def _count_outputs(net: Network, first: Samples) -> tuple[int, int, int]:
         leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
     outputs = max((leaf.numel() for leaf in tensors), default=read)
-    return outputs, read, max(counter.flops // 2, sum(net.numels.values()), 1)
+    return returned, outputs, read, max(counter.flops // 2, sum(net.numels.values()), 1)
 
 
 def plan_run(
@@ -186,8 +193,9 @@ def plan_run(
     """Return what `analyze` would take; nothing is written."""
     data = batches(dataset, labels=labels)
     method = choose_method(net, data, exact=exact, sketch=sketch)
-    gram = GramMatrix(method.net, data.take(range(min(data.n, 2))), max_memory=max_memory)
-    take = _plan_sketched(gram, data, method.sketch) if method.sketch else _plan_exact(gram, data)
+    few = data.take(range(min(data.n, 3)))  # of two, gradients of all outputs would be formed
+    gram = GramMatrix(method.net, few, max_memory=max_memory)
+    take = (_plan_sketched if method.sketch else _plan_exact)(gram, data, method)
     readout, p = readout_name(method.net.readout), sum(net.numels.values())
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
     method = method._replace(sketch=width, compared=gram.d)
@@ -196,10 +204,10 @@ def plan_run(
     return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *take, told)
 
 
-def _plan_exact(gram: GramMatrix, data: Batches) -> tuple[float, int]:
+def _plan_exact(gram: GramMatrix, data: Batches, method: Method) -> tuple[float, int]:
     """Return seconds and bytes: four passes and one that forms gradients, timed on a few samples, and the products."""
     n, d, p, engine = data.n, gram.d, sum(gram.net.numels.values()), gram.engine
-    each = _seconds_of_sample(gram, data, engine.self_kernel)
+    each = _seconds_of_outputs(gram, data, method, lambda engine, some: engine.self_kernel(some))
     peak = engine.memory.fixed_bytes + engine.memory.bytes_per_sample * min(n, engine.batch_size or n)
     seconds = 5 * n * each + n * n * d * p / _multiplications_per_second(gram.device)
     return seconds, min(gram.max_memory, max(peak, 4 * min(n, 1024) * d * p)) + 8 * n * n
@@ -215,15 +223,30 @@ def _multiplications_per_second(device: torch.device) -> float:
     return 4 * 256 * 256 * 4096 / (time.perf_counter() - start)
 
 
-def _plan_sketched(gram: GramMatrix, data: Batches, width: int) -> tuple[float, int]:
+def _plan_sketched(gram: GramMatrix, data: Batches, method: Method) -> tuple[float, int]:
     """Return seconds and bytes: sketches, timed on a few samples, and their pairs."""
-    n, d, q = data.n, gram.d, bucket_count(width, gram.d)
-    engine, sketch = gram.engine, Sketch(q, 0)
-    each = _seconds_of_sample(gram, data, partial(sketch, engine))
+    n, d, q = data.n, gram.d, bucket_count(method.sketch, gram.d)
+    each = _seconds_of_outputs(gram, data, method, Sketch(q, 0))
     with gram.net.evaluation_mode():
-        size = sketch_bytes(engine, data.samples(range(1)), d)
+        size = sketch_bytes(gram.engine, data.samples(range(1)), d)
     peak = 8 * n * d * q + min(gram.max_memory, SAMPLES_TIMED * size + gram.max_memory // 4)
     return each * n + _seconds_of_pairs(n, d * q), peak
+
+
+def _seconds_of_outputs(
+    gram: GramMatrix, data: Batches, method: Method, function: Callable[[Engine, Samples], object]
+) -> float:
+    """Return what a function takes of each sample, of a large network from one combination of its outputs.
+
+    Beside the forward pass, each output costs the same.
+    """
+    engine, net, d = gram.engine, gram.net, gram.d
+    if d == 1 or method.operations <= MANY_OPERATIONS or not isinstance(engine, TracedEngine):
+        return _seconds_of_sample(gram, data, partial(function, engine))
+    one = engine.with_network(with_combined_outputs(net, d, 1))
+    each = _seconds_of_sample(gram, data, partial(function, one))
+    forward = _seconds_of_sample(gram, data, partial(network_outputs, net))
+    return forward + d * max(each - forward, 0.0)
 
 
 def _seconds_of_sample(gram: GramMatrix, data: Batches, function: Callable[[Samples], object]) -> float:
