@@ -159,6 +159,32 @@ def test_right_labels_that_heat_made_forget_are_not_flagged_without_a_group_of_w
     assert found.distinct or not found.flagged.any()
 
 
+def test_votes_that_contest_fewer_labels_than_those_of_reheated_copies_count_less():
+    from likewise.statistics.label_issues import OpinionAfter, combined_suspicion
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 4, (400,))
+    own, other = (
+        nn.functional.one_hot(labels, 4).double(),
+        nn.functional.one_hot((labels + 1) % 4, 4).double(),
+    )
+    noise = 0.01 * torch.rand(400, 4).double()
+
+    def contesting(count):
+        return noise + torch.where(torch.arange(400)[:, None] < count, other, own)
+
+    def ranks(score):
+        return score.argsort().argsort().double() / 399
+
+    copies, hot = torch.randperm(400).double() / 400, torch.randn(400).double()
+    for before, after, weight in ((20, 40, 2 / 16), (40, 40, 2), (60, 40, 2), (0, 0, 2), (0, 40, 0)):
+        opinion = OpinionAfter(copies, contesting(after), None, hot)
+        found = combined_suspicion(contesting(before), labels, after=opinion, dtype=torch.float64)
+        alone = combined_suspicion(contesting(before), labels, dtype=torch.float64)
+        expected = weight * ranks(alone.suspicion) + 2 * ranks(copies) + ranks(-hot)
+        torch.testing.assert_close(found.suspicion, expected / (3 + weight), rtol=0, atol=1e-6)
+
+
 def test_a_record_in_another_order_within_classes_is_told(digits):
     gram, _, _ = digits
     labels = gram.columns.labels()

@@ -36,6 +36,9 @@ SAME_ORDER = (
 )
 ROUNDS = 4  # of reheating, where none were asked for
 VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
+MEMORIZED_EXPONENT = (
+    4  # how fast votes lose their weight as they contest fewer labels than reheated copies do
+)
 
 
 class LabelSuspicion(NamedTuple):
@@ -126,8 +129,10 @@ def label_suspicion(
 
     A network that has memorized its labels can be reheated (`likewise.reheat`): suspicion is then the weighted mean of
     ranks, 2 of the suspicion above, 2 of that by the reheated copies, 1 of −margin while they were hot, and 2 of
-    −margin in the record of the training run if there is one. Everything else in the result is then by the copies,
-    which have not memorized the labels. Each copy costs votes of its own.
+    −margin in the record of the training run if there is one. The first weight is less, 2 ratio⁴, where the network's
+    votes contest only a ratio < 1 of the number of labels that the copies' votes contest: its votes have then been
+    memorized as well. Everything else in the result is by the copies, which have not memorized the labels. Each copy
+    costs votes of its own.
 
     With networks that have not seen the samples (`likewise.crossval`) their suspicion is one more rank of weight 2, and
     everything else in the result is by their probabilities, taken as votes: they have memorized nothing.
@@ -259,7 +264,8 @@ def combined_suspicion(
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
     more = [] if after is None else [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
     more += [] if validated is None else [(VOTES_WEIGHT, validated.suspicion)]
-    both = suspicion_from_votes(votes, given, chances, margins, more, **options)
+    weight = VOTES_WEIGHT if after is None else _weight_beside_copies(votes, after.votes, given)
+    both = suspicion_from_votes(votes, given, chances, margins, more, weight=weight, **options)
     if validated is not None:
         found = suspicion_from_votes(validated.probabilities, given, **options)
     elif after is not None:
@@ -274,6 +280,15 @@ def combined_suspicion(
     doubted = (found.suggested != given) & ~found.isolated
     flagged = _most_suspicious(both.suspicion, doubted, int(found.flagged.sum()))
     return found._replace(suspicion=both.suspicion, flagged=flagged)
+
+
+def _weight_beside_copies(votes: Tensor, votes_after: Tensor, given: Tensor) -> float:
+    """Return the weight of a memorized network's votes beside those of reheated copies.
+
+    Votes that contest far fewer labels than those of copies that have forgotten some were memorized with the labels.
+    """
+    before, after = (int((cast.argmax(1) != given).sum()) for cast in (votes, votes_after))
+    return VOTES_WEIGHT if before >= after else VOTES_WEIGHT * (before / after) ** MEMORIZED_EXPONENT
 
 
 def _most_suspicious(suspicion: Tensor, among: Tensor, count: int) -> Tensor:
@@ -367,6 +382,7 @@ def suspicion_from_votes(
     margins: Tensor | None = None,
     more: Sequence[tuple[float, Tensor]] = (),
     *,
+    weight: float = VOTES_WEIGHT,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
     judge: str = "The network",
@@ -374,7 +390,8 @@ def suspicion_from_votes(
     """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels.
 
     Margins of training, (n,), NaN where unknown, and more scores with their weights turn suspicion into a mean of
-    ranks: see `label_suspicion`. `judge` is whose votes and chances these are, for `reason`.
+    ranks, in which that by votes and chances has `weight`: see `label_suspicion`. `judge` is whose votes and chances
+    these are, for `reason`.
     """
     votes = votes.double()
     cast = votes.sum(1)
@@ -392,7 +409,7 @@ def suspicion_from_votes(
     recorded = [] if margins is None else [(VOTES_WEIGHT, -margins)]
     if recorded or more:
         known = torch.where(cast > 0, suspicion, torch.nan)
-        suspicion = _mean_rank([(VOTES_WEIGHT, known), *recorded, *more])
+        suspicion = _mean_rank([(weight, known), *recorded, *more])
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     learned = None if chances is None else float((chances.argmax(1) == given).double().mean())
