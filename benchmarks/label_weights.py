@@ -55,7 +55,7 @@ RANKINGS = {  # weights of votes, margins of training (plain, early), margins wh
     "plain margins": (0, 1, 0, 0, 0),
     "early margins": (0, 0, 1, 0, 0),
     "votes, plain margins": (2, 2, 0, 0, 0),
-    "**votes, early margins**": (2, 0, 2, 0, 0),
+    "votes, early margins": (2, 0, 2, 0, 0),
     "votes, early margins more": (1, 0, 4, 0, 0),
     "reheated": (2, 0, 0, 1, 2),
     "reheated, votes less": (1, 0, 0, 1, 2),
@@ -65,6 +65,7 @@ RANKINGS = {  # weights of votes, margins of training (plain, early), margins wh
     "reheated alone, early margins": (0, 0, 3, 1, 2),
 }
 BY_RATIO = {  # the same, and the exponent of the ratio of contested labels that the first weight is multiplied by
+    "**votes, ratio⁴, early margins**": (2, 0, 2, 0, 0, 4),
     "reheated, ratio²": (2, 0, 0, 1, 2, 2),
     "**reheated, ratio⁴**": (2, 0, 0, 1, 2, 4),
     "reheated, ratio⁸": (2, 0, 0, 1, 2, 8),
@@ -114,9 +115,10 @@ def scores(case: Case, large: bool, folder: Path) -> dict[str, Any]:
 
 def precision(found: dict[str, Any], weights: tuple[float, ...]) -> float:
     """Return the average precision of a weighted mean of ranks."""
-    before, after = found["contested"]
-    exponent = weights[5] if len(weights) > 5 else 0
-    first = weights[0] * min(1.0, before / after) ** exponent
+    before, by_copies = found["contested"]
+    by_record = float((found["scores"][2] > 0).double().mean())
+    most = max(by_record if weights[2] else 0.0, by_copies if weights[4] else 0.0, before)
+    first = weights[0] * (before / most) ** (weights[5] if len(weights) > 5 else 0)
     ranks = sum(
         weight * rankdata(part.numpy())
         for weight, part in zip((first, *weights[1:5]), found["scores"], strict=True)

@@ -14,7 +14,7 @@ trains five more networks, with the early schedule, its better one; its ranking 
 combinations of the outputs; lines with "outputs": 10 are of all outputs, and of plain margins), and adds what one
 network can do more: four reheated copies where it has memorized its labels (as `label_suspicion(gram,
 reheat="auto")`), and the margins of its own training (`likewise.Watch`). `--processes 8` measures so many side by side;
-`--keep FOLDER` keeps trained networks there, and uses those that are there.
+`--keep FOLDER` keeps trained networks and opinions there, and uses networks that are there.
 """
 
 from functools import partial
@@ -94,13 +94,17 @@ def made(name: str, x: Tensor, y: Tensor, epochs: int, seed: int) -> Trained:
     return trained(fresh(name, x.device), x, y, epochs, seed)
 
 
+def kept_file(folder: Path, setting: dict[str, Any], what: str) -> Path:
+    return folder / f"{named(setting).replace(' ', '-')}-{what}.pt"
+
+
 def made_once(setting: dict[str, Any], x: Tensor, labels: Tensor, folder: Path | None) -> Trained:
     """Return the network of a setting of `--own`, from the folder if it is kept there."""
     name, seed = setting["data"], setting["seed"]
     epochs = EPOCHS[name][setting["stage"] == "memorized"]
     if folder is None:
         return made(name, x, labels, epochs, seed)
-    file = folder / f"{named(setting).replace(' ', '-')}.pt"
+    file = kept_file(folder, setting, "network")
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         fit = made(name, x, labels, epochs, seed)
@@ -207,6 +211,9 @@ def own_rankings(
     if not hot.skipped:
         after = clock("votes of copies", lambda: opinion_after(gram, hot, sketch=sketch))
     chances, margins = outputs.softmax(1).cpu(), fit.early_margins.cpu()
+    if folder is not None:
+        parts = {"votes": votes, "chances": chances, "after": after and after._asdict(), "truth": y.cpu()}
+        torch.save(parts, kept_file(folder, setting, "opinions"))
     found: dict[str, LabelSuspicion] = {
         "likewise": combined_suspicion(votes, given, chances),
         "with record": combined_suspicion(votes, given, chances, margins),

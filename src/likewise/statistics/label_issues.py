@@ -12,7 +12,7 @@ from torch import Tensor
 from likewise.checks import check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.model import Network
-from likewise.reheat import Reheated
+from likewise.reheat import MEMORIZED, Reheated
 from likewise.reheat import reheat as reheat_network
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.neighbors import Neighbors
@@ -129,13 +129,16 @@ def label_suspicion(
 
     A network that has memorized its labels can be reheated (`likewise.reheat`): suspicion is then the weighted mean of
     ranks, 2 of the suspicion above, 2 of that by the reheated copies, 1 of −margin while they were hot, and 2 of
-    −margin in the record of the training run if there is one. The first weight is less, 2 ratio⁴, where the network's
-    votes contest only a ratio < 1 of the number of labels that the copies' votes contest: its votes have then been
-    memorized as well. Everything else in the result is by the copies, which have not memorized the labels. Each copy
-    costs votes of its own.
+    −margin in the record of the training run if there is one. Everything else in the result is then by the copies,
+    which have not memorized the labels. Each copy costs votes of its own.
 
     With networks that have not seen the samples (`likewise.crossval`) their suspicion is one more rank of weight 2, and
     everything else in the result is by their probabilities, taken as votes: they have memorized nothing.
+
+    A network that reproduces 95 % of its labels may have memorized its votes, too. The weight of the suspicion above is
+    2 ratio⁴ there, ratio being the number of labels that its votes contest, divided by the number that is contested by
+    the copies' votes, by networks that have not seen the sample or by a negative margin in the record, whichever is
+    the largest; 2 where votes contest more.
 
     Where the network has memorized its labels, or tells classes apart badly, and no group of labels stands out,
     neighbors are no judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then
@@ -264,7 +267,7 @@ def combined_suspicion(
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
     more = [] if after is None else [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
     more += [] if validated is None else [(VOTES_WEIGHT, validated.suspicion)]
-    weight = VOTES_WEIGHT if after is None else _weight_beside_copies(votes, after.votes, given)
+    weight = _weight_of_votes(votes, given, chances, margins, after, validated)
     both = suspicion_from_votes(votes, given, chances, margins, more, weight=weight, **options)
     if validated is not None:
         found = suspicion_from_votes(validated.probabilities, given, **options)
@@ -282,13 +285,27 @@ def combined_suspicion(
     return found._replace(suspicion=both.suspicion, flagged=flagged)
 
 
-def _weight_beside_copies(votes: Tensor, votes_after: Tensor, given: Tensor) -> float:
-    """Return the weight of a memorized network's votes beside those of reheated copies.
+def _weight_of_votes(
+    votes: Tensor,
+    given: Tensor,
+    chances: Tensor | None,
+    margins: Tensor | None,
+    after: OpinionAfter | None,
+    validated: CrossValidated | None,
+) -> float:
+    """Return the weight of a network's votes beside judges that have not memorized the labels.
 
-    Votes that contest far fewer labels than those of copies that have forgotten some were memorized with the labels.
+    Votes that contest far fewer labels than such a judge does were memorized with the labels.
     """
-    before, after = (int((cast.argmax(1) != given).sum()) for cast in (votes, votes_after))
-    return VOTES_WEIGHT if before >= after else VOTES_WEIGHT * (before / after) ** MEMORIZED_EXPONENT
+    learned = 0.0 if chances is None else float((chances.argmax(1) == given).double().mean())
+    if after is None and learned < MEMORIZED:
+        return VOTES_WEIGHT
+    others = [] if margins is None else [margins < 0]
+    others += [] if after is None else [after.votes.argmax(1) != given]
+    others += [] if validated is None else [validated.probabilities.argmax(1) != given]
+    contested = int((votes.argmax(1) != given).sum())
+    most = max((int(other.sum()) for other in others), default=0)
+    return VOTES_WEIGHT if contested >= most else VOTES_WEIGHT * (contested / most) ** MEMORIZED_EXPONENT
 
 
 def _most_suspicious(suspicion: Tensor, among: Tensor, count: int) -> Tensor:
