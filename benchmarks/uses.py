@@ -109,6 +109,26 @@ def own_rankings(rows: Rows, peers: Rows, outputs: int) -> str:
     return table(["network", "noise", "data", "runs", *names], body)
 
 
+def own_runs(rows: Rows, peers: Rows) -> str:
+    """Return the runs of the present version, a row each, beside those of an older one and cross-validation."""
+    validated = {tuple(row["setting"].values()): row for row in peers}
+    older = {key[:-1]: row for row in rows if (key := tuple(row["setting"].values()))[-1] == 10}
+    body = []
+    for row in rows:
+        *setting, stage, outputs = row["setting"].values()
+        if outputs == 10:
+            continue
+        scores = [row["scores"][name][0] for name in (*OWN, "early margin")]
+        before = older[*setting, stage]["scores"]
+        known = validated[tuple(setting)][stage]["scores"]["cross-validation"][0]
+        others = [before["reheated"][0], before["reheated with record"][0], known]
+        shown = best([*scores, *others], True, ".3f")
+        data, noise, share, _ = setting
+        body.append([stage, f"{noise}, {share:.0%}", SHORT[data], *shown])
+    names = (*OWN, "early margin", "reheated, before", "with record, before", "cross-validation")
+    return table(["network", "noise", "data", *names], body)
+
+
 def areas_of_labels(rows: Rows) -> str:
     body = []
     for stage in STAGES:
@@ -409,6 +429,7 @@ def main() -> None:
     made = {
         "labels": labels(results["labels"]),
         "own labels": own_rankings(results["labels_own"], results["labels"], 10),
+        "own runs": own_runs(results["labels_own"], results["labels"]),
         "areas of labels": areas_of_labels(results["labels"]),
         "flags": flags(results["label_flags"]),
         "novelty": novelty(results["novelty"]),

@@ -99,6 +99,7 @@ def test_with_a_record_suspicion_is_the_mean_of_the_ranks_of_suspicion_and_margi
     margins = (torch.randn(300, generator=rng, dtype=torch.float64) - 2 * wrong).round(
         decimals=1
     )  # with ties
+    margins += 10  # none is negative: a record that contests more labels than votes do would count for more
     alone, both = lw.label_suspicion(gram), lw.label_suspicion(gram, watch=watch_with(labels, margins))
     expected = (mean_ranks(alone.suspicion) + mean_ranks(-margins)) / 2
     torch.testing.assert_close(both.suspicion, expected.to(both.suspicion), rtol=0, atol=2e-3)
@@ -157,6 +158,49 @@ def test_right_labels_that_heat_made_forget_are_not_flagged_without_a_group_of_w
     found = combined_suspicion(votes, labels, None, None, after)
     assert found.contested.any()
     assert found.distinct or not found.flagged.any()
+
+
+def test_votes_of_a_memorized_network_count_less_where_they_contest_fewer_labels_than_other_judges():
+    from likewise.statistics.crossval import CrossValidated
+    from likewise.statistics.label_issues import OpinionAfter, combined_suspicion
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 4, (400,))
+    own, other = (nn.functional.one_hot((labels + step) % 4, 4).double() for step in (0, 1))
+    noise = 0.01 * torch.rand(400, 4).double()
+
+    def contesting(count):
+        return noise + torch.where(torch.arange(400)[:, None] < count, other, own)
+
+    def ranks(score):
+        return score.argsort().argsort().double() / 399
+
+    def suspicion(count, *args):
+        return combined_suspicion(contesting(count), labels, *args, dtype=torch.float64).suspicion
+
+    memorized, early = own, contesting(50) / contesting(50).sum(1, keepdim=True)
+    copies, hot = torch.randperm(400).double() / 400, torch.randn(400).double()
+    margins = torch.arange(400).double() - 39.5
+    for before, after, weight in ((20, 40, 2 / 16), (40, 40, 2), (60, 40, 2), (0, 0, 2), (0, 40, 0)):
+        opinion = OpinionAfter(copies, contesting(after), None, hot)
+        expected = weight * ranks(suspicion(before)) + 2 * ranks(copies) + ranks(-hot)
+        found = suspicion(before, None, None, opinion)
+        torch.testing.assert_close(found, expected / (3 + weight), rtol=0, atol=1e-6)
+    for before, chances, weight in (
+        (20, memorized, 2 / 16),
+        (60, memorized, 2),
+        (20, early, 2),
+        (20, None, 2),
+    ):
+        expected = weight * ranks(suspicion(before, chances)) + 2 * ranks(-margins)
+        found = suspicion(before, chances, margins)
+        torch.testing.assert_close(found, expected / (2 + weight), rtol=0, atol=1e-6)
+    unseen = CrossValidated(
+        contesting(80) / contesting(80).sum(1, keepdim=True), labels, torch.zeros(400).long()
+    )
+    expected = 2 / 16 * ranks(suspicion(40, memorized)) + 2 * ranks(unseen.suspicion)
+    found = suspicion(40, memorized, None, None, unseen)
+    torch.testing.assert_close(found, expected / (2 + 2 / 16), rtol=0, atol=1e-6)
 
 
 def test_a_record_in_another_order_within_classes_is_told(digits):

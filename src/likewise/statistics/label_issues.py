@@ -12,7 +12,7 @@ from torch import Tensor
 from likewise.checks import check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.model import Network
-from likewise.reheat import Reheated
+from likewise.reheat import MEMORIZED, Reheated
 from likewise.reheat import reheat as reheat_network
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.neighbors import Neighbors
@@ -36,6 +36,9 @@ SAME_ORDER = (
 )
 ROUNDS = 4  # of reheating, where none were asked for
 VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
+MEMORIZED_EXPONENT = (
+    4  # how fast votes lose their weight as they contest fewer labels than reheated copies do
+)
 
 
 class LabelSuspicion(NamedTuple):
@@ -131,6 +134,11 @@ def label_suspicion(
 
     With networks that have not seen the samples (`likewise.crossval`) their suspicion is one more rank of weight 2, and
     everything else in the result is by their probabilities, taken as votes: they have memorized nothing.
+
+    A network that reproduces 95 % of its labels may have memorized its votes, too. The weight of the suspicion above is
+    2 ratio⁴ there, ratio being the number of labels that its votes contest, divided by the number that is contested by
+    the copies' votes, by networks that have not seen the sample or by a negative margin in the record, whichever is
+    the largest; 2 where votes contest more.
 
     Where the network has memorized its labels, or tells classes apart badly, and no group of labels stands out,
     neighbors are no judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then
@@ -259,7 +267,8 @@ def combined_suspicion(
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
     more = [] if after is None else [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
     more += [] if validated is None else [(VOTES_WEIGHT, validated.suspicion)]
-    both = suspicion_from_votes(votes, given, chances, margins, more, **options)
+    weight = _weight_of_votes(votes, given, chances, margins, after, validated)
+    both = suspicion_from_votes(votes, given, chances, margins, more, weight=weight, **options)
     if validated is not None:
         found = suspicion_from_votes(validated.probabilities, given, **options)
     elif after is not None:
@@ -274,6 +283,29 @@ def combined_suspicion(
     doubted = (found.suggested != given) & ~found.isolated
     flagged = _most_suspicious(both.suspicion, doubted, int(found.flagged.sum()))
     return found._replace(suspicion=both.suspicion, flagged=flagged)
+
+
+def _weight_of_votes(
+    votes: Tensor,
+    given: Tensor,
+    chances: Tensor | None,
+    margins: Tensor | None,
+    after: OpinionAfter | None,
+    validated: CrossValidated | None,
+) -> float:
+    """Return the weight of a network's votes beside judges that have not memorized the labels.
+
+    Votes that contest far fewer labels than such a judge does were memorized with the labels.
+    """
+    learned = 0.0 if chances is None else float((chances.argmax(1) == given).double().mean())
+    if after is None and learned < MEMORIZED:
+        return VOTES_WEIGHT
+    others = [] if margins is None else [margins < 0]
+    others += [] if after is None else [after.votes.argmax(1) != given]
+    others += [] if validated is None else [validated.probabilities.argmax(1) != given]
+    contested = int((votes.argmax(1) != given).sum())
+    most = max((int(other.sum()) for other in others), default=0)
+    return VOTES_WEIGHT if contested >= most else VOTES_WEIGHT * (contested / most) ** MEMORIZED_EXPONENT
 
 
 def _most_suspicious(suspicion: Tensor, among: Tensor, count: int) -> Tensor:
@@ -367,6 +399,7 @@ def suspicion_from_votes(
     margins: Tensor | None = None,
     more: Sequence[tuple[float, Tensor]] = (),
     *,
+    weight: float = VOTES_WEIGHT,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
     judge: str = "The network",
@@ -374,7 +407,8 @@ def suspicion_from_votes(
     """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels.
 
     Margins of training, (n,), NaN where unknown, and more scores with their weights turn suspicion into a mean of
-    ranks: see `label_suspicion`. `judge` is whose votes and chances these are, for `reason`.
+    ranks, in which that by votes and chances has `weight`: see `label_suspicion`. `judge` is whose votes and chances
+    these are, for `reason`.
     """
     votes = votes.double()
     cast = votes.sum(1)
@@ -392,7 +426,7 @@ def suspicion_from_votes(
     recorded = [] if margins is None else [(VOTES_WEIGHT, -margins)]
     if recorded or more:
         known = torch.where(cast > 0, suspicion, torch.nan)
-        suspicion = _mean_rank([(VOTES_WEIGHT, known), *recorded, *more])
+        suspicion = _mean_rank([(weight, known), *recorded, *more])
     contested = (shares.argmax(1) != given) & ~isolated
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     learned = None if chances is None else float((chances.argmax(1) == given).double().mean())
