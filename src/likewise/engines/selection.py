@@ -274,7 +274,7 @@ def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> tuple[int, int]
     """Return the peak bytes of gradients alone, and with K(x, x); sums over parameters come on top."""
     device = next(iter(net.parameters.values())).device  # copies of parameters are not of the samples
     with MemoryMeter() as meter:
-        gradients = compute_gradients(net, trace, samples)
+        gradients = TracedEngine(net, trace, len(samples)).gradients(samples)
         alone = meter.peak
         gradients.self_gram(device)
     return alone, meter.peak

@@ -225,7 +225,7 @@ class TracedEngine(Engine):
     def _known_factor_sizes(self, samples: Samples) -> dict[str, tuple[int, int]]:
         """Return the entries of inputs, and of output gradients of one output, of parameters that stay factored."""
         if self._factor_sizes is None:  # as `_chunks` calls the model
-            self._factor_sizes = _factor_sizes(self._compute_gradients(repeat_samples(samples[:1], 2)))
+            self._factor_sizes = _factor_sizes(self.gradients(repeat_samples(samples[:1], 2)))
         return {k: v for k, v in self._factor_sizes.items() if self._outer is None or k in self._outer}
 
     def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
@@ -488,7 +488,7 @@ class TracedEngine(Engine):
             part if len(part) > 1 else repeat_samples(part, 2)
         )  # PyTorch is wrong about some batches of one
         chunk = self.graphs.chunk(batch, partial(self._compute_recordable, names=names), names)
-        chunk = chunk or Chunk(batch, self._compute_gradients(batch, names))
+        chunk = chunk or Chunk(batch, self.gradients(batch, names))
         if self._net.observer is not None and names is None:
             observed = chunk.observed(len(part))
             if observed is not None:
@@ -506,7 +506,7 @@ class TracedEngine(Engine):
 
     def _gradient_of(self, samples: Samples, place: int, u: Tensor) -> list[Tensor]:
         """Return J(x)ᵀ u of the sample at a place of a batch, by parameter."""
-        one = self._compute_gradients(samples).part(slice(place, place + 1))
+        one = self.gradients(samples).part(slice(place, place + 1))
         return one.weighted_sum(self._net, u[None].to(self._device))
 
     def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], list[Tensor]]:
@@ -524,7 +524,7 @@ class TracedEngine(Engine):
             raise UntraceableError("operations depend on the values of samples")
         return compute_gradients(self._net, self._traces[0], samples, names=names)
 
-    def _compute_gradients(self, samples: Samples, names: tuple[str, ...] | None = None) -> GradientBatch:
+    def gradients(self, samples: Samples, names: tuple[str, ...] | None = None) -> GradientBatch:
         """Return the gradients of samples by a known trace, a new trace, or else by autograd."""
         regrouped: RegroupedError | None = None
         for trace in self._traces:
