@@ -157,7 +157,7 @@ def test_a_run_is_asked_by_the_index_that_it_keeps(made, capsys, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr("likewise.cli.index.load_network", None)  # refused before the model is loaded
         assert exit_code(["ask", str(run), str(tmp_path / "new.csv")]) == 2
-    said = f"keeps no index: likewise index {run / 'settings.toml'} --out index builds one"
+    said = f"has no index. Build one with likewise index {run / 'settings.toml'} --out index"
     assert said in " ".join(capsys.readouterr().err.split())
     assert exit_code(["index", str(run / "settings.toml"), "--out", str(run / "index"), "--width", "64"]) == 0
     header = (run / "index" / "settings.toml").read_text().splitlines()[0]
@@ -253,7 +253,7 @@ def test_a_page_shows_the_answers_escaped(indexes, tmp_path, monkeypatch, capsys
     ("given", "message"),
     [
         (["table", "no.png"], "no.png"),
-        (["nowhere", "no.png"], "holds no index"),
+        (["nowhere", "no.png"], "There is no index in"),
         (["table", "new.csv", "other.csv"], "of one kind"),
         (["table", "some text"], "of one kind"),
         (["text", " "], "empty text"),
