@@ -238,7 +238,7 @@ class Analysis:
         labels = "" if s.label_issues is None else f", labels that look wrong: {s.label_issues:,}"
         told = self.manifest.get("wrong_labels") or {}
         if told.get("reason"):
-            labels += " (how many are wrong cannot be told from one network)"
+            labels += " (one network cannot tell how many are wrong)"
         elif s.label_issues and not told.get("distinct", True):
             labels += " (not a group of their own: they may as well be rare or ambiguous)"
         return f"Analysis({counted(s.samples, 'sample')}{labels}; {self.folder})"
