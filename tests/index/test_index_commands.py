@@ -50,7 +50,7 @@ def test_a_width_that_is_rounded_is_told(made, tmp_path, capsys):
     given = ["index", *words(made, "table"), "--out", str(tmp_path / "index")]
     assert exit_code([*given, "--width", "100"]) == 0
     width = lw.Index(tmp_path / "index").width
-    assert width != 100 and f"{width} numbers a sample in place of 100" in capsys.readouterr().err
+    assert width != 100 and f"rows have {width} numbers instead of 100" in capsys.readouterr().err
 
 
 def answers(capsys, *given):

@@ -135,7 +135,9 @@ def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
         headline = f"None of {run.n:,} {labels} stands out as wrong."
     if reason:
         start = "One network cannot tell how many are wrong. " if count else ""
-        detail = f"{start}Review the most suspicious labels: the number of flags does not estimate the number of errors."
+        detail = (
+            f"{start}Review the most suspicious labels: the number of flags is no estimate of wrong labels."
+        )
         return headline, f"{detail} {standing_group(run)}".strip(), [reason]
     return headline, f"{_expected(run, estimate, count)} {standing_group(run)}".strip(), []
 
