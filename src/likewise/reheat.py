@@ -196,7 +196,7 @@ def reheat(
         data: The data set that it was trained on: anything that `likewise.batches` accepts. Here it may also shuffle
             or augment at random: a DataLoader's data set, collate function and batch size are used, in an order of
             this function's own.
-        labels: (n,) class numbers; those that travel with the data if None. With one output, 0 and 1.
+        labels: (n,) class numbers; None uses the labels of the data. With one output, 0 and 1.
         epochs: Of each round.
         rounds: How many copies are trained, in orders of their own: four rank labels better than one.
         learning_rate: The high rate; None finds it.
@@ -328,7 +328,7 @@ class _Samples:
             raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
         self.labels = _class_numbers(found)
         if len(self.labels) != self.n:
-            raise ValueError(f"{len(self.labels)} labels for {self.n} samples: one for each is needed.")
+            raise ValueError(f"{len(self.labels)} labels for {self.n} samples: expected one for each.")
 
     def read(self, places: list[int]) -> tuple[Any, Tensor]:
         """Return the inputs, on the model's device, and the labels of some samples."""
@@ -686,7 +686,7 @@ def _class_numbers(labels: Tensor) -> Tensor:
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
         raise TypeError(
-            f"labels must be class numbers from 0, one a sample, found {describe(labels)}"
+            f"labels must be class numbers from 0, one per sample, found {describe(labels)}"
             f"{_range_of(labels)}: reheating is for classifiers. Numbers that are classes: labels.long(); one-hot: "
             "labels.argmax(1)."
         )
@@ -703,7 +703,7 @@ def _refuse_other_outputs(outputs: Tensor, labels: Tensor) -> None:
     if int(labels.max()) >= classes:
         raise ValueError(
             f"Labels go up to {int(labels.max())}, and the model has {outputs.shape[1]} outputs, those of {classes} "
-            "classes: these are not the classes that it tells."
+            "classes: these are not its classes."
         )
 
 

@@ -40,7 +40,7 @@ def class_votes(
         gram: A square matrix.
         classes: (n,) class numbers.
         exponent: How local votes are.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         (n, classes) in float64.

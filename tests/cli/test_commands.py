@@ -485,5 +485,5 @@ def test_labels_that_are_not_numbered_as_the_outputs_are_noted(
     Path("data.csv").write_text(f"width,height,kind\n{rows}")
     assert exit_code(["index", "net.py:model", "data.csv", "--label", "kind", *options]) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert ("outputs, for" in told or "name all by --classes" in told) == (note is not None)
+    assert ("outputs (classes" in told or "all of them with --classes" in told) == (note is not None)
     assert note is None or note in told

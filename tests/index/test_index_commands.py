@@ -88,7 +88,7 @@ def test_labels_of_a_new_table_are_the_classes_of_the_index(indexes, made, capsy
     (tmp_path / "other.csv").write_text("\n".join([lines[0], *other]))
     assert exit_code(["ask", str(indexes / "table"), str(tmp_path / "other.csv")]) == 0
     heard = capsys.readouterr()
-    assert "note: vinegar is no class of the index" in heard.err and "its own label" not in heard.out
+    assert "note: vinegar is not a class of the index" in heard.err and "its own label" not in heard.out
     assert "the network was not trained again" in heard.out  # what would change the prediction
 
 

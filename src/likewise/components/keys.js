@@ -2,7 +2,7 @@
 
 const REVIEW_KEYS = [
   { key: "l", verdict: "relabel", title: "Relabel", does: "give it the label that it looks like; if that is doubtful (…), confirm with Enter" },
-  { key: "w", verdict: "wrong", title: "Wrong", does: "the label is wrong, and the right one is unknown: likewise apply drops the sample (or keeps it with --wrong keep)" },
+  { key: "w", verdict: "wrong", title: "Wrong", does: "the label is wrong, and the right one is unknown: likewise apply leaves the sample out (--wrong keep keeps it)" },
   { key: "r", verdict: "right", title: "Right", does: "the label is right" },
   { key: "u", verdict: "unsure", title: "Unsure", does: "you looked, and cannot decide" },
   { key: "d", verdict: "drop", title: "Drop", does: "leave the sample out, whatever its label: a copy, or broken" },

@@ -48,7 +48,7 @@ class ItemSource:
         self.columns = None  # those of a Hugging Face data set reach the model by name
         if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
             found = len(self._given) if self._given.dim() else 1
-            raise ValueError(f"{found} labels for {self._n} samples: one for each is needed.")
+            raise ValueError(f"{found} labels for {self._n} samples: expected one for each.")
         if fixed:
             with preserve_generators():  # the data set may draw when it is read
                 self._refuse_chance()

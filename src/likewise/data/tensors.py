@@ -32,7 +32,7 @@ class TensorSource:
         if len(lengths) != 1:
             raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
         if labels is not None and len(labels) != lengths[0]:
-            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: one for each is needed.")
+            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: expected one for each.")
         self._tables = _named_tables(inputs, names)
         self._inputs, self._labels, self._n = inputs, labels, lengths[0]
         self._checksums = ChecksumCache()
@@ -104,7 +104,7 @@ def _named_tables(inputs: Any, names: Any) -> dict[str, ColumnNames]:
     for place, table in found.items():
         if len(table.names) != leaves[place].shape[1]:
             width = leaves[place].shape[1]
-            raise ValueError(f"{len(table.names)} names for {width} columns: one for each is needed.")
+            raise ValueError(f"{len(table.names)} names for {width} columns: expected one for each.")
     return found
 
 

@@ -31,7 +31,7 @@ from likewise.model import Network
 from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, readout_name, reads_text
 from likewise.version import VERSION
 
-MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
+MOST_OUTPUTS = 64  # numbers per sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
 LONGER = 1.25  # texts of a batch are at most so many times as long as the shortest,
 FEWEST = 16  # unless there are fewer than this

@@ -191,7 +191,7 @@ class Index:
 
     @property
     def width(self) -> int:
-        """Numbers a sample."""
+        """Numbers per sample."""
         return int(self.manifest["projection"]["width"])
 
     @property
@@ -448,7 +448,7 @@ class Index:
     def reliability(self, x: Any) -> Reliability:
         """Return what speaks for each prediction, by the rows and their labels: see `likewise.reliability`.
 
-        `shift` is NaN where the model's outputs are not stored (more than 64 numbers a sample).
+        `shift` is NaN where the model's outputs are not stored (more than 64 numbers per sample).
         """
         new = self._read(x)
         return self._reliability_of(new, self._pairs_of(self._project(new)))
@@ -602,7 +602,7 @@ class Index:
 
         Args:
             data: Anything that `likewise.batches` accepts.
-            labels: Of the samples; those that travel with the data if None.
+            labels: Of the samples; None uses the labels of the data.
             names: Names of the samples.
             show: What a person should see of sample i.
             wait: Seconds to wait if another process writes into the folder.

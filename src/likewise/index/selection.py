@@ -360,7 +360,7 @@ class _Checkpoints(NamedTuple):
             raise ValueError("Some of the indexes have a learning rate and some have none: give weights=.")
         chosen = weights if weights is not None else known or [1.0] * len(several)
         if len(chosen) != len(several):
-            raise ValueError(f"{len(chosen)} weights for {len(several)} indexes: one for each is needed.")
+            raise ValueError(f"{len(chosen)} weights for {len(several)} indexes: expected one for each.")
         values = torch.tensor([check_number("weights", w, 0) for w in chosen], dtype=torch.float64)
         if values.sum() <= 0:
             raise ValueError("Weights must be at least 0, and not all 0.")

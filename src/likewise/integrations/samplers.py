@@ -141,7 +141,7 @@ def density_weights(soft_neighbors: Any) -> Tensor:
     """
     counts = check_tensor("soft_neighbors", soft_neighbors).double().cpu()
     if counts.dim() != 1:
-        raise ValueError(f"soft_neighbors must be (n,), one number a sample, found {tuple(counts.shape)}.")
+        raise ValueError(f"soft_neighbors must be (n,), one number per sample, found {tuple(counts.shape)}.")
     return 1 / counts.clamp(min=1)
 
 

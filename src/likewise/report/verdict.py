@@ -239,7 +239,7 @@ def _label_steps(run: Run) -> Iterator[Step]:
         yield Step(
             f"{count:,}",
             agreeing(count, "label to review", "labels to review"),
-            f"Takes about {counted(minutes, 'minute')}, one key per label. Then download the decisions, write "
+            f"Takes about {counted(minutes, 'minute')}, one key per label. Download the decisions, write "
             "corrected data with likewise apply, and train again.",
             "Start",
             part="review-part",

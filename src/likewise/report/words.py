@@ -55,8 +55,8 @@ WORDS = {
     "energy": Word("energy", "−log Σ exp of the outputs: large if the network finds no class likely."),
     "uncertainty": Word(
         "uncertainty",
-        "How little the other samples constrain its prediction: large if the prediction rests on few samples. Compare "
-        "only within a run.",
+        "How little the other samples constrain the network's output for it: large if that rests on few samples. "
+        "Compare only within a run.",
     ),
     "shift": Word(
         "prediction gap",

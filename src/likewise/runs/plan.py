@@ -105,7 +105,7 @@ def choose_method(
     """
     exact = check_flag("exact", exact)
     if not isinstance(sketch, str) or sketch not in ("auto", "never"):
-        sketch = check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
+        sketch = check_integer("sketch", sketch, 16, 2**20, "numbers per sample, or 'auto' or 'never'")
         if exact:
             raise ValueError(
                 f"exact=True compares gradients without sketches, found sketch={sketch} too: pass one of them."

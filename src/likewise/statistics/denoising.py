@@ -83,7 +83,7 @@ def denoising(
 
     Args:
         gram: Plain (not centered); its kernel is ignored.
-        labels: Those around which the label is smoothed; those that travel with the data if None.
+        labels: Those around which the label is smoothed; None uses the labels of the data.
         draws: Random signs, and random columns.
         exact: From all pairs.
         seed: Of the random signs.

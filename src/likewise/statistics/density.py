@@ -58,7 +58,7 @@ def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | No
     Args:
         gram: Plain or centered.
         threshold: τ.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         (n,) integers.
@@ -93,7 +93,7 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
     Args:
         gram: Plain or centered. Of a centered matrix with α = 4 it is the `local_density` of `analyze`.
         exponent: α, positive.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         (n,) sums.
@@ -173,7 +173,7 @@ def similarity_histogram(
         bins: How many.
         low: Lower end; what lies below counts in the first bin.
         high: Upper end; what lies above counts in the last bin.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).

@@ -135,7 +135,7 @@ def duplicates(
         ratio: A pair is closer than this times the median distance to the fifth nearest sample in its class; of texts
             also one of which at most this share of the words differ. None: 1/8, and less where pairs that close may be
             chance; a number holds as it is, so that a larger one finds more pairs.
-        sketch: Compare random projections of so many numbers a sample.
+        sketch: Compare random projections with this many numbers per sample.
         compare_inputs: Compare pixels, words or numbers too, which reads the data once more.
 
     Returns:

@@ -95,11 +95,11 @@ def fit_quality(
 
     Args:
         gram: Plain (not centered), of the data trained on, without columns.
-        labels: (n,) class numbers, or (n,) or (n, q) values; those that travel with the data if None.
+        labels: (n,) class numbers, or (n,) or (n, q) values; None uses the labels of the data.
         alone: Fewer neighbors than that, in the median, are an overfit.
         underfit_below: Difference of learned and supported below which it is an underfit; by kind of labels if None.
         overfit_above: Difference above which it is an overfit.
-        sketch: Estimate neighbors from random projections of so many numbers a sample.
+        sketch: Estimate neighbors from random projections with this many numbers per sample.
 
     Returns:
         FitQuality with the `verdict` and what it rests on.

@@ -53,7 +53,7 @@ def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neig
     Args:
         gram: Plain or centered: neighbors are those of its similarity.
         k: How many; fewer are returned if the data set has no more.
-        sketch: Estimate from random projections of so many numbers a sample instead of exact gradients.
+        sketch: Estimate from random projections with this many numbers per sample instead of exact gradients.
 
     Returns:
         Neighbors with `indices` and `similarities`, (n, k) each.
@@ -106,7 +106,7 @@ def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
 
     Args:
         gram: A square matrix, plain or centered.
-        labels: (n,) class numbers; those that travel with the data if None.
+        labels: (n,) class numbers; None uses the labels of the data.
 
     Returns:
         ClassSimilarity with `mean`, (classes, classes), and `counts`.

@@ -84,7 +84,7 @@ def novelty(
         parameters: "auto": the share above. Anything else is one number without a reference, 1 − the mean plain
             similarity to the k nearest, by the gradients of the matrix (None: the paper's kernel), of some parameters
             (what `Network` takes, such as "last 3 layers"), or by "features", the inputs of the last layer.
-        sketch: Estimate similarities of gradients from random projections of so many numbers a sample.
+        sketch: Estimate similarities of gradients from random projections with this many numbers per sample.
 
     Returns:
         (n,) from 0 to 1 for "auto"; else at most 2, 0 where the network cannot tell the input from k training samples.

@@ -97,10 +97,10 @@ def reliability(
     Args:
         gram: Rows are the predictions in question, columns the training set. Plain or centered makes no
             difference: closeness is plain, weights are centered.
-        labels: Labels of the columns; those that travel with them if None.
+        labels: Labels of the columns; None uses the labels of the data.
         parameters: By whose gradients: those of the matrix if None, or what `Network` takes. The "last 3 layers" err
             less in the worst case where data has shifted, all parameters less on tables (docs/uses.md).
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         Reliability, each field (n,), but for the probabilities, (n, c).
@@ -162,7 +162,7 @@ class PredictionTargets:
         values = labels.reshape(len(labels), -1).double().cpu()
         if values.shape[1] != outputs.shape[1]:
             raise ValueError(
-                f"Labels have {values.shape[1]} numbers a sample and outputs {outputs.shape[1]}: they cannot be "
+                f"Labels have {values.shape[1]} numbers per sample and outputs {outputs.shape[1]}: they cannot be "
                 "compared. Class numbers must be integers below the number of outputs."
             )
         if not (outputs.isfinite().all() and column_outputs.isfinite().all()):

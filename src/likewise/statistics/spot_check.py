@@ -167,7 +167,7 @@ def spot_check(
     )
     scores = check_tensor("suspicion", _own(given)).cpu().double()
     if scores.dim() != 1 or not len(scores):
-        raise ValueError(f"suspicion must be one number a sample, found {describe(given)}.")
+        raise ValueError(f"suspicion must be one number per sample, found {describe(given)}.")
     flags = torch.zeros(len(scores), dtype=torch.bool)
     if flagged is not None:
         flags = check_tensor("flagged", _own(flagged)).cpu()

@@ -31,7 +31,7 @@ from likewise.votes import EXPONENT
 
 FLAG_Z = 3.5  # robust standard deviations beyond which a value is flagged: two in ten thousand by chance
 MEMORIZED = 0.1  # of the votes' residual: a network whose own residuals are smaller has memorized its targets
-TEMPERATURE = 0.1  # of the mean over cells that is one number a sample: near the largest
+TEMPERATURE = 0.1  # of the mean over cells that is one number per sample: near the largest
 
 
 class MultilabelSuspicion(NamedTuple):
@@ -94,7 +94,7 @@ class CellSuspicion(NamedTuple):
 
     Attributes:
         cells: (n, h, w) or (n, t) suspicion of each cell, or token; NaN where it has no label.
-        samples: (n,) one number a sample, near its largest cell.
+        samples: (n,) one number per sample, near its largest cell.
         suggested: As `cells`, the class that speaks against the label; −1 where there is no label.
 
     Example:
@@ -134,9 +134,9 @@ def multilabel_suspicion(
 
     Args:
         gram: A square matrix; similarities are centered.
-        labels: (n, classes) of 0 and 1; those that travel with the data if None.
+        labels: (n, classes) of 0 and 1; None uses the labels of the data.
         exponent: How local votes are.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         MultilabelSuspicion; rank by `suspicion`, (n, classes).
@@ -177,9 +177,9 @@ def value_suspicion(
 
     Args:
         gram: A square matrix; similarities are centered.
-        labels: (n,) or (n, q) numbers; those that travel with the data if None.
+        labels: (n,) or (n, q) numbers; None uses the labels of the data.
         exponent: How local votes are.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         ValueSuspicion; rank by `score`.

@@ -64,7 +64,7 @@ def given_labels(gram: GramMatrix, labels: Any) -> Tensor | None:
     found = column("labels", labels)
     if found.dim() == 0 or len(found) != gram.columns.n:
         given = len(found) if found.dim() else 1
-        raise ValueError(f"{given} labels for {gram.columns.n} samples: one for each is needed.")
+        raise ValueError(f"{given} labels for {gram.columns.n} samples: expected one for each.")
     return finite_labels(found)
 
 
@@ -104,7 +104,7 @@ def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
     found = found.squeeze(-1) if found.dim() == 2 and found.shape[1] == 1 else found
     if found.is_floating_point() or found.is_complex() or found.dim() != 1 or int(found.min()) < 0:
         raise ValueError(
-            f"Class numbers from 0 are needed, one a sample; found labels of {found.dtype}, shape "
+            f"Class numbers from 0 are needed, one per sample; found labels of {found.dtype}, shape "
             f"{tuple(found.shape)}, from {found.min()} to {found.max()}. Numbers that are classes: "
             "labels.long(); one-hot: labels.argmax(1)."
         )
@@ -189,7 +189,7 @@ def accuracy_warning(chances: Tensor | None, classes: Tensor) -> str | None:
 def label_values(labels: Tensor, d: int) -> Tensor:
     """Return labels as numbers to average, (m, q): classes one-hot, numbers as they are.
 
-    Integers from 0 to below MOST_CLASSES, one a sample, are classes: at least d of them, so that a
+    Integers from 0 to below MOST_CLASSES, one per sample, are classes: at least d of them, so that a
     part of the data in which the last class is missing is treated alike.
     """
     flat = labels.reshape(len(labels), -1)
