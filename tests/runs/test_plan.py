@@ -65,7 +65,7 @@ def test_exact_compares_all_outputs():
     model, data = classifier(30)
     method = choose_method(lw.Network(model), lw.batches(data), exact=True)
     assert (method.sketch, method.net.readout) == (0, lw.all_outputs)
-    with pytest.raises(ValueError, match="exact=True compares gradients as they are, found sketch=64"):
+    with pytest.raises(ValueError, match="exact=True compares gradients without sketches, found sketch=64"):
         choose_method(lw.Network(model), lw.batches(data), exact=True, sketch=64)
 
 
