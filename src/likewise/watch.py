@@ -337,8 +337,8 @@ class Watch:
         given = check_tensor("labels", labels).cpu()
         if given.shape != (self.n,):
             raise ValueError(
-                f"The record is of {self.n:,} samples, but labels have shape {tuple(given.shape)}: record and data must "
-                "have the same samples in the same order."
+                f"The record is of {self.n:,} samples, but labels have shape {tuple(given.shape)}: record and data "
+                "must have the same samples in the same order."
             )
         known = self.labels
         differ = ((known != UNKNOWN) & (known != given)).nonzero()[:, 0]
