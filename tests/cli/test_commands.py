@@ -352,7 +352,7 @@ def test_what_expands_leaves_with_three_and_names_cannot_give_orders_to_the_term
     np.savez_compressed(bomb, x=np.zeros((100, 10_000)))
     assert exit_code(["plan", "torch.nn:Identity", bomb, "--max-memory", "1MB"]) == 3
     told = capsys.readouterr().err
-    assert "once it is decompressed" in told and "--max-memory" in told.split("This would fit:")[1]
+    assert "once decompressed" in told and "--max-memory" in told.split("This would fit:")[1]
     assert "\x1b" not in told and "\u202e" not in told and "b⟨U+001B⟩[2J⟨U+202E⟩.npz" in told
 
 

@@ -115,7 +115,7 @@ def test_a_column_of_labels_that_is_not_filled_in_is_left_out(tmp_path, capsys):
     assert exit_code([*given, f"{tmp_path}/index", "-q"]) == 0
     assert exit_code(["ask", f"{tmp_path}/index", f"{tmp_path}/new.csv", "--json"]) == 0
     told = capsys.readouterr()
-    assert "the label 'y' is not filled in everywhere" in " ".join(told.err.split())
+    assert "the label 'y' is missing in some rows" in " ".join(told.err.split())
     assert [one["label"] for one in json.loads(told.out[told.out.index("{") :])["answers"]] == [None, None]
 
 

@@ -560,8 +560,8 @@ def test_a_word_among_numbers_is_named_and_columns_of_text_are_noted(folder, fra
 
     write_frame()
     assert data(str(path)).notes == (
-        f"the columns name, kind of {path} hold text and are no inputs: --columns names the inputs, --show-columns "
-        "what is only shown.",
+        f"the columns name, kind of {path} hold text and are not inputs; --columns names inputs, --show-columns "
+        "columns that are only shown.",
     )
     assert data(str(path), label="kind", show_columns=["name"]).notes == ()
     assert data(str(path), columns=["size"]).notes == ()
@@ -637,7 +637,11 @@ def test_preparations_that_do_not_work_are_said(folder, frame):
     path = save(frame, folder / "t.csv")
     for name, error, message in [
         ("ragged", ValueError, r"gave \(3,\) for sample 0, but \(2,\) for sample 1: .*pad"),
-        ("words", TypeError, "p.py:words gave for sample 0 what is no input of a model: str is no tensor"),
+        (
+            "words",
+            TypeError,
+            "p.py:words gave for sample 0 something that is not a model input: str is no tensor",
+        ),
         ("fails", ValueError, "p.py:fails raised AttributeError for sample 0"),
         ("count", TypeError, "p.py:count is a int, expected a function"),
     ]:
