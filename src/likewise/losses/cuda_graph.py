@@ -51,8 +51,8 @@ def captured(
             batch to one number.
         model: The model that is trained.
         example: A batch, as the term takes it after the model.
-        most_groups: Room for so many groups with a pair in a batch, where fewer than half as many as samples are
-            known to come; of more, the largest count.
+        most_groups: The largest number of groups with a pair in a batch, if it is known to be less than half the number
+            of samples; of more groups, the largest count.
         options: Of the term; tensors among them belong to the batch.
 
     Returns:
@@ -77,7 +77,7 @@ def captured(
             "or a function of your own that returns the main loss plus the term."
         )
     if most_groups is not None and (not isinstance(most_groups, int) or most_groups < 1):
-        raise ValueError(f"most_groups is a number of groups, 1 or more, found {most_groups!r}.")
+        raise ValueError(f"most_groups must be a number of groups, 1 or more, found {most_groups!r}.")
     return Captured(term, model, most_groups, (example, options))
 
 
@@ -307,7 +307,7 @@ def _refuse_difference(expected: tuple[Any, ...], value: Tensor, gradient: Tenso
         raise RuntimeError(
             f"Recorded, the term is {float(value):.4g} where it was {float(expected[0]):.4g}, or has another "
             "gradient: it draws at random, has a sample without a finite gradient in the example, or reaches "
-            "parameters other than through the model. Use the term as it is."
+            "parameters other than through the model. Use the term without `captured`."
         )
 
 
