@@ -288,13 +288,13 @@ def test_neither_data_nor_run_nor_a_stranger_is_overwritten(here):
 def test_data_that_changed_since_are_refused(here):
     lines = (here / "rows.csv").read_text().splitlines()
     (here / "rows.csv").write_text("\n".join([lines[0], *lines[2:], lines[1]]) + "\n")
-    with pytest.raises(ValueError, match="not as they were analyzed"):
+    with pytest.raises(ValueError, match="The data have changed since the analysis"):
         lw.apply_decisions("row-run", {0: "bee"}, "table")
     (here / "rows.csv").write_text("\n".join(lines[:9]) + "\n")
-    with pytest.raises(ValueError, match="not as they were analyzed"):
+    with pytest.raises(ValueError, match="The data have changed since the analysis"):
         lw.apply_decisions("row-run", {0: "bee"}, "parquet")
     (here / "images" / "cow" / "3.png").unlink()
-    with pytest.raises(ValueError, match="not as it was analyzed"):
+    with pytest.raises(ValueError, match="images has changed since the analysis: no cow/3.png"):
         lw.apply_decisions("image-run", {0: "bee"}, "folder")
     (here / "images").rename("moved")
     with pytest.raises(FileNotFoundError, match="--data"):

@@ -1,7 +1,7 @@
-"""From inputs to the sketches of an index, and whether a model projects them as the index did.
+"""Project inputs to the sketches of an index, and check that a model matches the index.
 
-An index says what it is of: model, readout, parameters, precision and projection. A model that differs in one of them
-is refused by name, because its sketches would be no match.
+An index records its model, readout, parameters, precision and projection. A model that differs in one of them is
+refused by name, because its sketches would not be comparable.
 """
 
 import dataclasses
@@ -377,7 +377,7 @@ def encode_outputs(outputs: Tensor) -> Tensor:
 
 
 def describe_network(net: Network) -> dict[str, Any]:
-    """Return what an index says of its network."""
+    """Return what an index records about its network."""
     return {
         "model": fingerprint_model(net),
         "model_name": type(net.model).__name__,
@@ -426,7 +426,7 @@ def recover_readout(described: Mapping[str, Any]) -> Readout:
         if fingerprint_code(readout) == described["fingerprint"]:
             return readout
     raise ValueError(
-        f"The index was built with a readout of your own, {described['name']!r}: give it, Index(folder, model=model, "
+        f"The index was built with a custom readout, {described['name']!r}: pass it, Index(folder, model=model, "
         "readout=...)."
     )
 
@@ -436,7 +436,7 @@ def refuse_other_version(there: Mapping[str, Any], what: str) -> None:
     built = there["versions"]["likewise"]
     if built != VERSION:
         raise ValueError(
-            f"{what} is of another version of likewise ({built}, here {VERSION}): build it again with this one."
+            f"{what} belongs to another version of likewise ({built}, here {VERSION}): rebuild it with this one."
         )
 
 
@@ -476,7 +476,7 @@ def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what
 
 
 def refuse_other_projection(there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
-    """Raise if sketches of a projection are no match for those of an index."""
+    """Raise if the sketches of a projection are not comparable with those of an index."""
     if there != here:
         raise ValueError(
             f"{what} has another projection{tell_difference(there, here)}: its gradients come in other parts on this "
@@ -503,8 +503,8 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
     if len(here) == len(there) == 1 and here[0][2] == there[0][2][1:]:
         hint = " One sample alone needs x[None]."
     raise ValueError(
-        f"The index is of inputs {_written(there)} a sample, found {_written(here)}: prepare new inputs as those of "
-        f"the index were, samples along the first dimension.{hint}"
+        f"The index holds inputs {_written(there)} per sample, found {_written(here)}: prepare new inputs like those "
+        f"of the index, samples along the first dimension.{hint}"
     )
 
 
