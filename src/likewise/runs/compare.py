@@ -140,8 +140,8 @@ def _refuse_other_settings(before: Analysis, after: Analysis, across_settings: b
             shown = [", ".join(value) if isinstance(value, list) else str(value) for value in found]
             raise ValueError(
                 f"{before.folder} and {after.folder} compared other things: {name} {_cut(shown[0])} and "
-                f"{_cut(shown[1])}. Differences would not come from the network alone: run both with the same --{name}, "
-                "or pass --across-settings (across_settings=True)."
+                f"{_cut(shown[1])}. Differences would not come from the network alone: run both with the same "
+                f"--{name}, or pass --across-settings (across_settings=True)."
             )
 
 
