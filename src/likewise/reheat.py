@@ -487,7 +487,7 @@ class _Run:
     def _endless_steps(self) -> Iterator[list[int]]:
         epoch = 0
         while True:
-            seed = _mixed(self.settings.seed, 0, epoch)
+            seed = _mix_seed(self.settings.seed, 0, epoch)
             _seed_generators(seed)
             yield from self.samples.steps(self.size, seed)
             epoch += 1
@@ -509,7 +509,7 @@ class _Run:
         self, model: nn.Module, optimizer: Optimizer, watch: Watch, epoch: int, progress: _Progress
     ) -> float:
         """Train for one epoch, and return its accuracy."""
-        seed = _mixed(self.settings.seed, 1 + progress.tried, epoch)
+        seed = _mix_seed(self.settings.seed, 1 + progress.tried, epoch)
         _seed_generators(seed)
         steps = list(self.samples.steps(self.size, seed))
         right = 0.0
@@ -713,7 +713,7 @@ def _share_right(outputs: Tensor, labels: Tensor) -> float:
     return float(right.double().mean())
 
 
-def _mixed(seed: int, use: int, epoch: int) -> int:
+def _mix_seed(seed: int, use: int, epoch: int) -> int:
     """Return a different seed for each use and epoch."""
     return int(np.random.SeedSequence([seed, use, epoch]).generate_state(1)[0])
 

@@ -345,14 +345,14 @@ class Watch:
         if len(differ):
             raise ValueError(
                 f"{len(differ):,} of {self.n:,} samples {agreeing(len(differ), 'was', 'were')} trained with another "
-                f"label than given: {_named(differ)}. "
+                f"label than given: {_list_ids(differ)}. "
                 "Ids must be positions in this data set, in this order; after relabeling, train with a new Watch."
             )
         unseen = self.unseen
         if len(unseen):
             warnings.warn(
                 f"{len(unseen):,} of {self.n:,} samples {agreeing(len(unseen), 'was', 'were')} never seen in "
-                f"training: {_named(unseen)}. They have no margin.",
+                f"training: {_list_ids(unseen)}. They have no margin.",
                 stacklevel=3,
             )
         return self.early_margins
@@ -412,9 +412,9 @@ class Watch:
             return
         groups = [list(group) for _, group in groupby(self._pending, lambda part: part.kind)]
         with torch.no_grad():
-            values = np.concatenate([_reduced(group) for group in groups], 1)
-        labels = _joined([part.labels for part in self._pending])
-        ids = _joined([part.ids for part in self._pending])
+            values = np.concatenate([_reduce_updates(group) for group in groups], 1)
+        labels = _concatenate([part.labels for part in self._pending])
+        ids = _concatenate([part.ids for part in self._pending])
         sizes = [len(part.ids) for part in self._pending]
         values = np.concatenate([values, _weights(values[0], sizes)[None]])
         _refuse_outside("ids", ids, self.n)
@@ -457,7 +457,7 @@ class Watch:
         self._warned = True
         warnings.warn(
             f"{counted(len(ids), 'update')} with NaN or infinite logits {agreeing(len(ids), 'is', 'are')} left "
-            f"out of the record: samples {_named(np.unique(ids))}. watch.left_out counts them.",
+            f"out of the record: samples {_list_ids(np.unique(ids))}. watch.left_out counts them.",
             stacklevel=4,
         )
 
@@ -543,10 +543,10 @@ def _margins_and_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([label - others.amax(1), label - others.logsumexp(1)])
 
 
-def _reduced(parts: list[_Pending]) -> np.ndarray:
+def _reduce_updates(parts: list[_Pending]) -> np.ndarray:
     """Return margins and log-odds of updates of one kind, (2, rows) in float64."""
     if parts[0].logits is None:
-        return _joined([part.values for part in parts if part.values is not None], 1).astype(np.float64)
+        return _concatenate([part.values for part in parts if part.values is not None], 1).astype(np.float64)
     logits = torch.cat([part.logits for part in parts if part.logits is not None])
     return _margins_and_log_odds(logits, torch.cat([part.labels for part in parts])).cpu().double().numpy()
 
@@ -622,7 +622,7 @@ def _rows(state: State, samples: np.ndarray) -> State:
     return {name: column[samples] for name, column in state.items()}
 
 
-def _joined(parts: list[Tensor], dim: int = 0) -> np.ndarray:
+def _concatenate(parts: list[Tensor], dim: int = 0) -> np.ndarray:
     """Concatenate tensors into one array; waits for a GPU once."""
     device = parts[-1].device
     return torch.cat([part.to(device) for part in parts], dim).cpu().numpy()
@@ -672,18 +672,19 @@ def _refuse_outside(name: str, found: np.ndarray, limit: int | np.ndarray) -> No
         ),
     }[name]
     raise ValueError(
-        f"{name} must be from 0 to {most - 1} for {most} {what}, found {_named(np.unique(found[outside]))}: {remedy}"
+        f"{name} must be from 0 to {most - 1} for {most} {what}, found "
+        f"{_list_ids(np.unique(found[outside]))}: {remedy}"
     )
 
 
 def _refuse_changed(ids: np.ndarray, before: np.ndarray, now: np.ndarray) -> None:
     raise ValueError(
         f"The label of {counted(len(ids), 'sample')} changed during training: of sample {ids[0]} from {before[0]} "
-        f"to {now[0]}{'' if len(ids) == 1 else f' (samples {_named(ids)})'}. Are ids positions in the whole data set, "
-        "and labels those before mixing? After relabeling, start a new Watch."
+        f"to {now[0]}{'' if len(ids) == 1 else f' (samples {_list_ids(ids)})'}. Are ids positions in the whole data "
+        "set, and labels those before mixing? After relabeling, start a new Watch."
     )
 
 
-def _named(numbers: np.ndarray | Tensor) -> str:
+def _list_ids(numbers: np.ndarray | Tensor) -> str:
     more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
     return ", ".join(str(int(number)) for number in numbers[:NAMED]) + more

@@ -129,8 +129,8 @@ def compare(
         return
     found = compare_runs(before, after, across_settings=across_settings)
     summary = found.summary._asdict()
-    changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
-    fell = _listed(found.changes, "density_rank_change", k, ascending=True)
+    changed = _top_changes(found.changes, "kept_neighbors", k, ascending=True)
+    fell = _top_changes(found.changes, "density_rank_change", k, ascending=True)
     print_result(
         form,
         {"summary": summary, "neighbors_changed": changed, "density_fell": fell},
@@ -241,7 +241,7 @@ def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def _listed(changes: Any, by: str, k: int, ascending: bool) -> list[dict[str, Any]]:
+def _top_changes(changes: Any, by: str, k: int, ascending: bool) -> list[dict[str, Any]]:
     top = changes.sort_values(by, ascending=ascending, kind="stable").head(k)
     return [
         {"sample": int(i), **{str(n): v.item() if hasattr(v, "item") else v for n, v in row.items()}}

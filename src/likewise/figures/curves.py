@@ -148,8 +148,8 @@ def slices(
     """
     from scipy.stats import binomtest
 
-    hits = _counted(table, of)
-    groups, names, ranked = _grouped(table, by, classes)
+    hits = _count_mask(table, of)
+    groups, names, ranked = _group_samples(table, by, classes)
     sizes = np.bincount(groups, minlength=len(names))
     found = np.bincount(groups, weights=hits, minlength=len(names)).astype(int)
     shares = found / sizes
@@ -252,7 +252,7 @@ def dynamics(
     return ax
 
 
-def _counted(table: DataFrame, of: str) -> np.ndarray:
+def _count_mask(table: DataFrame, of: str) -> np.ndarray:
     """Return the samples for which something holds."""
     if of == "mistakes":
         return read_column(table, "prediction") != read_column(table, "label")
@@ -265,7 +265,7 @@ def _counted(table: DataFrame, of: str) -> np.ndarray:
     return numbers > np.sort(numbers)[int(0.9 * (len(numbers) - 1))]
 
 
-def _grouped(table: DataFrame, by: str, classes: Names) -> tuple[np.ndarray, list[str], bool]:
+def _group_samples(table: DataFrame, by: str, classes: Names) -> tuple[np.ndarray, list[str], bool]:
     """Return the group of every sample, the group names, and whether to sort groups: quintiles are not sorted."""
     values = read_column(table, by)
     labels = by in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"

@@ -159,7 +159,7 @@ class Explanation:
         if self.prediction is None:
             return self.verdict
         sure = "" if self.confidence is None else f" ({self.confidence:.0%})"
-        return f"{self.prediction_name or _written(self.prediction)}{sure}: {self.verdict}"
+        return f"{self.prediction_name or _format_prediction(self.prediction)}{sure}: {self.verdict}"
 
     @property
     def evidence(self) -> str:
@@ -206,7 +206,7 @@ class Explanation:
         }
 
 
-def _written(prediction: Any) -> str:
+def _format_prediction(prediction: Any) -> str:
     values = prediction if isinstance(prediction, list) else [prediction]
     return ", ".join(f"{value:.4g}" for value in values)
 

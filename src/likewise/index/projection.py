@@ -503,8 +503,8 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
     if len(here) == len(there) == 1 and here[0][2] == there[0][2][1:]:
         hint = " One sample alone needs x[None]."
     raise ValueError(
-        f"The index holds inputs {_written(there)} per sample, found {_written(here)}: prepare new inputs like those "
-        f"of the index, samples along the first dimension.{hint}"
+        f"The index holds inputs {_format_inputs(there)} per sample, found {_format_inputs(here)}: prepare new "
+        f"inputs like those of the index, samples along the first dimension.{hint}"
     )
 
 
@@ -514,7 +514,7 @@ def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:
     return name, floating, tuple(shape) if floating else len(shape)
 
 
-def _written(entries: list[list[Any]]) -> str:
+def _format_inputs(entries: list[list[Any]]) -> str:
     return ", ".join(
         f"{name} {dtype.removeprefix('torch.')} {tuple(shape)}".strip() for name, dtype, shape in entries
     )

@@ -24,7 +24,7 @@ def read_arrays(path: Path, options: Options) -> Read:
     `prepare` function gets the stored array of one sample.
     """
     options.refuse_all_but(USED, f"the arrays in {path}")
-    stored = _stored(path, options.label, options.max_memory)
+    stored = _read_stored(path, options.label, options.max_memory)
     inputs, prepare = stored.inputs[: options.limit], options.prepare
     n, pictures = len(inputs), _are_images(inputs, stored.name)
     dataset = _inputs(inputs) if prepare is None else Prepared(inputs.__getitem__, n, prepare)
@@ -40,7 +40,7 @@ class _Stored(NamedTuple):
     labels: Labels | None
 
 
-def _stored(path: Path, label: str | None, max_memory: int) -> _Stored:
+def _read_stored(path: Path, label: str | None, max_memory: int) -> _Stored:
     with _archive(path) as archive:
         there = [name.removesuffix(".npy") for name in archive.namelist()]
         name = next((name for name in INPUTS if name in there), None)

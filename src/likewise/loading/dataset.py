@@ -95,14 +95,14 @@ class Prepared(Dataset[Any]):
             value = function(raw)
         except Exception as error:
             raise ValueError(
-                f"{name} raised {type(error).__name__} for {self._called(i)}: {error}"
+                f"{name} raised {type(error).__name__} for {self._sample_name(i)}: {error}"
             ) from error
         try:
             found = as_input(value)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{name} gave for {self._called(i)} something that is not a model input: {error} Expected a tensor, "
-                "or a dict or tuple of tensors."
+                f"{name} gave for {self._sample_name(i)} something that is not a model input: {error} Expected a "
+                "tensor, or a dict or tuple of tensors."
             ) from error
         self._refuse_other_shapes(i, found)
         return found
@@ -111,13 +111,13 @@ class Prepared(Dataset[Any]):
         shapes = _shapes(found)
         if self._shapes is not None and shapes != self._shapes:
             raise ValueError(
-                f"{self._prepare.name} gave {_written(self._shapes)} for {self._called(0)}, but "
-                f"{_written(shapes)} for {self._called(i)}: samples go into one batch, so pad or cut them "
+                f"{self._prepare.name} gave {_format_shapes(self._shapes)} for {self._sample_name(0)}, but "
+                f"{_format_shapes(shapes)} for {self._sample_name(i)}: samples go into one batch, so pad or cut them "
                 'to one length or size, for example tokenizer(text, padding="max_length", '
                 "truncation=True, max_length=128)."
             )
 
-    def _called(self, i: int) -> str:
+    def _sample_name(self, i: int) -> str:
         return f"sample {i}" if self._names is None else f"sample {i} ({self._names[i]})"
 
 
@@ -161,7 +161,7 @@ def _shapes(found: Any, name: str = "") -> Shapes:
     return {key: shape for k, part in parts for key, shape in _shapes(part, f"{name} {k}".strip()).items()}
 
 
-def _written(shapes: Shapes) -> str:
+def _format_shapes(shapes: Shapes) -> str:
     return ", ".join(f"{name} {shape}".strip() for name, shape in shapes.items())
 
 

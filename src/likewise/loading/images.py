@@ -49,7 +49,7 @@ def read_folder(folder: Path, options: Options) -> Read:
     """
     options.refuse_all_but(USED, f"the folder of images {folder}")
     found = _found(folder, options.follow_links)
-    kept = _kept(len(found.files), options.limit, spread=found.labels is not None)
+    kept = _select_positions(len(found.files), options.limit, spread=found.labels is not None)
     files = [found.files[i] for i in kept]
     names = tuple(file.relative_to(folder).as_posix() for file in files)
     labels = None if found.labels is None else torch.tensor([found.labels[i] for i in kept])
@@ -197,7 +197,7 @@ def _nothing(folder: Path, inside: list[Path], root: Path | None) -> str:
     return f"No images ({' '.join(SUFFIXES)}) in {folder}, which holds {there}: {advice}."
 
 
-def _kept(n: int, limit: int | None, spread: bool) -> list[int]:
+def _select_positions(n: int, limit: int | None, spread: bool) -> list[int]:
     """Return the positions of the first images, or of as many spread evenly over all."""
     count = n if limit is None else min(limit, n)
     return [i * n // count for i in range(count)] if spread else list(range(count))
@@ -228,14 +228,14 @@ def _refuse_other_sizes(files: Sequence[Path | ImageBytes], indexed: tuple[int, 
 
 def _size(file: Path | ImageBytes) -> tuple[int, int]:
     try:
-        with _opened(file) as image:
+        with _open_image(file) as image:
             return image.size
     except Exception as error:
         raise _broken(file, error) from error
 
 
 @contextmanager
-def _opened(file: Path | ImageBytes) -> "Iterator[Image]":
+def _open_image(file: Path | ImageBytes) -> "Iterator[Image]":
     """Yield an image of which only the header is read, without Pillow's own limit on pixels."""
     pillow = library("PIL.Image", "pillow")
     with _pixel_limit:
@@ -262,7 +262,7 @@ class _Opened(NamedTuple):
         """Return image i in the mode, resized to a square if there is a size."""
         file = self.files[i]
         try:
-            with _opened(file) as stored:
+            with _open_image(file) as stored:
                 self._refuse_huge(file, stored)
                 stored.load()
                 deep = stored.mode[0] in "IF"  # more than 8 bits, which to convert would clip

@@ -35,9 +35,9 @@ def read_object(text: str, options: Options) -> Read:
     if (options.label, options.prepare, options.limit, options.show_columns) != (None, None, None, None):
         _refuse_batches(read.dataset, text)
     if options.show_columns is not None:
-        read = read._replace(show=_shown(read.dataset, options.show_columns, text))
+        read = read._replace(show=_item_viewer(read.dataset, options.show_columns, text))
     if options.label is not None or (options.prepare is not None and read.labels is None):
-        read = _labeled(read, options, text)
+        read = _separate_label(read, options, text)
     if options.limit is not None:
         read = _first(read, options.limit)
     return read if options.prepare is None else _prepared(read, options.prepare, text)
@@ -46,14 +46,14 @@ def read_object(text: str, options: Options) -> Read:
 def _read(found: Any, text: str) -> Read:
     given = found._asdict() if isinstance(found, Read) else found
     if not isinstance(given, Mapping) or "dataset" not in given:
-        return Read(_accepted(found, text))
+        return Read(_check_dataset(found, text))
     unknown = sorted(set(map(str, given)) - set(Read._fields))
     if unknown:
         raise ValueError(
             f"{text} gave {listed(unknown)} besides a dataset: expected only {', '.join(Read._fields)}."
         )
     read = Read(**given)
-    _accepted(read.dataset, text)
+    _check_dataset(read.dataset, text)
     names = None if read.names is None else tuple(map(str, read.names))
     classes = None if read.classes is None else tuple(map(str, read.classes))
     read = read._replace(names=names, classes=classes)
@@ -65,7 +65,7 @@ def _read(found: Any, text: str) -> Read:
     return read._replace(labels=labels.values, classes=classes or labels.classes)
 
 
-def _accepted(dataset: Any, text: str) -> Any:
+def _check_dataset(dataset: Any, text: str) -> Any:
     if isinstance(dataset, Mapping) and any(hasattr(part, "column_names") for part in dataset.values()):
         raise TypeError(f"{text} gave the parts {listed(dataset)}: return one of them.")
     plain = isinstance(dataset, str | bytes | PathLike | IterableDataset)
@@ -85,7 +85,7 @@ def _refuse_batches(dataset: Any, text: str) -> None:
         )
 
 
-def _shown(dataset: Any, names: Sequence[str], text: str) -> Callable[[int], dict[str, Any]]:
+def _item_viewer(dataset: Any, names: Sequence[str], text: str) -> Callable[[int], dict[str, Any]]:
     """Return what to show of an item: these of its columns."""
     there = columns(dataset)
     for name in names:
@@ -107,7 +107,7 @@ def _labels(values: Any, name: str) -> Labels:
     return labels_from(array, name)
 
 
-def _labeled(read: Read, options: Options, text: str) -> Read:
+def _separate_label(read: Read, options: Options, text: str) -> Read:
     """Return the data without the label column, if there is one."""
     dataset, there = read.dataset, columns(read.dataset)
     name = options.label or next((name for name in LABELS if name in there), None)

@@ -94,7 +94,7 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
         dataset,
         values,
         classes,
-        show=_shown(rows, shown, options),
+        show=_row_viewer(rows, shown, options),
         notes=notes,
         columns=columns,
         token_text=dataset.token_text if isinstance(dataset, Texts) else None,
@@ -104,7 +104,7 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
 def _frame(path: Path, options: Options) -> "DataFrame":
     if path.suffix.lower() == ".jsonl":
         return _json_lines(path)
-    return _parquet(path, options) if path.suffix.lower() == ".parquet" else _separated(path, options)
+    return _parquet(path, options) if path.suffix.lower() == ".parquet" else _read_separated(path, options)
 
 
 def _json_lines(path: Path) -> "DataFrame":
@@ -156,7 +156,7 @@ def _byte_width(type_: Any) -> int | None:
     return -(-type_.bit_width // 8) if types.is_primitive(type_) else None
 
 
-def _separated(path: Path, options: Options) -> "DataFrame":
+def _read_separated(path: Path, options: Options) -> "DataFrame":
     pandas = library("pandas", "pandas")
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     texts = text_columns(options, table_columns(path))
@@ -221,7 +221,7 @@ def _inputs(frame: "DataFrame", options: Options, name: str) -> tuple[Any, list[
     return _numbers(frame, columns, name)
 
 
-def _shown(frame: "DataFrame", inputs: list[str], options: Options) -> Callable[[int], object]:
+def _row_viewer(frame: "DataFrame", inputs: list[str], options: Options) -> Callable[[int], object]:
     """Return what to show of a row: a text, or a dict of the requested columns."""
     named = list(options.show_columns or ())
     texts = text_columns(options, frame.columns)

@@ -111,15 +111,15 @@ def _state(content: object, path: Path) -> State:
 
 def _fitting(state: State, wanted: State) -> State:
     """Return the state with the prefix removed whose names fit the model best; unchanged if it fits."""
-    return min(_unwrapped(state), key=lambda names: len(names.keys() ^ wanted.keys()))
+    return min(_strip_prefixes(state), key=lambda names: len(names.keys() ^ wanted.keys()))
 
 
-def _unwrapped(state: State) -> Iterator[State]:
+def _strip_prefixes(state: State) -> Iterator[State]:
     """Yield the state, then the state without each prefix that all its names share."""
     yield state
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):
-            yield from _unwrapped({name.removeprefix(prefix): value for name, value in state.items()})
+            yield from _strip_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
 
 
 def _with_ties(state: State, wanted: State) -> State:

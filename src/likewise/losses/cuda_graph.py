@@ -137,7 +137,7 @@ class Captured:
         self._kept = {k: v for k, v in example[1].items() if not _holds_tensors(v)}
         named = {k: v for k, v in example[1].items() if k not in self._kept}
         self._names = list(named)
-        self._example = _flattened(example[0], named)
+        self._example = _flatten_arguments(example[0], named)
         self._recorded: _Recorded | None = None
         self._recordings = 0
         self._combinations = RecordedCombinations()
@@ -152,7 +152,7 @@ class Captured:
                 f"Call it as the example was given: as much by place, and by name {wanted}. What is no "
                 f"tensor was fixed then, like a weight. Found by name: {', '.join(named) or 'nothing'}."
             )
-        leaves, spec = _flattened(batch, {name: named[name] for name in self._names})
+        leaves, spec = _flatten_arguments(batch, {name: named[name] for name in self._names})
         with exclusive:  # recording swaps the model's parameters
             recorded = self._ready()
         wants_more = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
@@ -205,7 +205,7 @@ class Captured:
         lost = isinstance(found, Tensor) and torch.is_grad_enabled() and not found.requires_grad
         if not isinstance(found, Tensor) or found.dim() or lost:
             raise TypeError(
-                f"A term is one number that depends on trained parameters, found {_described(found)}."
+                f"A term is one number that depends on trained parameters, found {_describe_result(found)}."
             )
         return found
 
@@ -316,7 +316,7 @@ def _function(term: Callable[..., Any]) -> Callable[..., Any]:
     return _function(term.func) if isinstance(term, partial) else term
 
 
-def _flattened(batch: Any, named: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+def _flatten_arguments(batch: Any, named: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
     return tree_flatten((tuple(map(_plain, batch)), {name: _plain(value) for name, value in named.items()}))
 
 
@@ -338,7 +338,7 @@ def _alike(given: Any, recorded: Any) -> bool:
     return given is recorded or bool(given == recorded)
 
 
-def _described(found: Any) -> str:
+def _describe_result(found: Any) -> str:
     if not isinstance(found, Tensor):
         return type(found).__name__
     return f"a tensor {tuple(found.shape)}" + ("" if found.requires_grad else " that depends on none")

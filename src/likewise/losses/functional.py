@@ -570,14 +570,14 @@ def similarity_inside(found: DifferentiableGradients, groups: Tensor | None) -> 
     """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
     n, device = len(found.self_kernel), found.self_kernel.device
     if groups is None and not is_recording():
-        return _mean_similarity(found, _counted(found, [torch.arange(n, device=device)]))
+        return _mean_similarity(found, _groups_with_pairs(found, [torch.arange(n, device=device)]))
     groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
     groups = groups.to(device)
     if is_recording():
         return _recorded_similarity(found, groups)
-    return _mean_similarity(found, _counted(found, _places(groups)))
+    return _mean_similarity(found, _groups_with_pairs(found, _places(groups)))
 
 
 def _places(groups: Tensor) -> list[Tensor]:
@@ -586,7 +586,7 @@ def _places(groups: Tensor) -> list[Tensor]:
     return list(groups.argsort(stable=True).split(counts))
 
 
-def _counted(found: DifferentiableGradients, groups: list[Tensor]) -> list[Tensor]:
+def _groups_with_pairs(found: DifferentiableGradients, groups: list[Tensor]) -> list[Tensor]:
     """Return the groups that have a pair, small ones first, without samples that are left out."""
     if found.finite is not None:
         groups = [places[found.finite[places]] for places in groups]

@@ -73,7 +73,7 @@ def _row(before: Run, after: Run, sample: int) -> Row:
     near = [run.indices[sample, :k] for run in (before, after)]
     sides = [
         [
-            _shown(run, int(i), float(s), bool(differs))
+            _describe_sample(run, int(i), float(s), bool(differs))
             for i, s, differs in zip(mine, run.similarities[sample], ~np.isin(mine, others), strict=False)
         ]
         for run, mine, others in ((before, near[0], near[1]), (after, near[1], near[0]))
@@ -82,10 +82,10 @@ def _row(before: Run, after: Run, sample: int) -> Row:
     predictions = first if first == second else f"{first}, then {second}"
     name = str(before.columns["name"][sample]) if "name" in before.columns else f"Sample {sample}"
     kept = int(np.isin(near[0], near[1]).sum())
-    return Row(_shown(before, sample), name, predictions, kept, sides[0], sides[1])
+    return Row(_describe_sample(before, sample), name, predictions, kept, sides[0], sides[1])
 
 
-def _shown(run: Run, sample: int, similarity: float = 0.0, differs: bool = False) -> Shown:
+def _describe_sample(run: Run, sample: int, similarity: float = 0.0, differs: bool = False) -> Shown:
     return Shown(sample, _class_name(run, "label", sample), _picture(run, sample), similarity, differs)
 
 

@@ -85,7 +85,9 @@ def read_run(folder: Path) -> Run:
             "report."
         )
     samples = _read_table(folder / "samples.parquet")
-    columns = {escape_controls(name): _escaped(samples[name].to_numpy()) for name in samples.column_names}
+    columns = {
+        escape_controls(name): _escape_texts(samples[name].to_numpy()) for name in samples.column_names
+    }
     n = len(columns["sample"])
     pairs = _read_table(folder / "neighbors.parquet")
     details = _read_table(folder / "details.parquet")
@@ -210,7 +212,7 @@ def _directions(run: Run, blob: "_Blob") -> list[dict[str, Any]] | None:
     return [blob.array(_short(run.directions[:, axis])) for axis in (0, 1)]
 
 
-def _escaped(values: np.ndarray) -> np.ndarray:
+def _escape_texts(values: np.ndarray) -> np.ndarray:
     if values.dtype != object:
         return values
     return np.array([escape_controls(v) if isinstance(v, str) else v for v in values], dtype=object)

@@ -139,7 +139,7 @@ def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
             f"{start}Review the most suspicious labels: the number of flags is no estimate of wrong labels."
         )
         return headline, f"{detail} {standing_group(run)}".strip(), [reason]
-    return headline, f"{_expected(run, estimate, count)} {standing_group(run)}".strip(), []
+    return headline, f"{_describe_estimate(run, estimate, count)} {standing_group(run)}".strip(), []
 
 
 def _caveat(text: str) -> Caveat:
@@ -147,7 +147,7 @@ def _caveat(text: str) -> Caveat:
     return Caveat(first + point.rstrip(), more)
 
 
-def _expected(run: Run, estimate: dict[str, Any], count: int) -> str:
+def _describe_estimate(run: Run, estimate: dict[str, Any], count: int) -> str:
     if not estimate.get("errors"):
         return ""
     low, likely, high = estimate["errors"]

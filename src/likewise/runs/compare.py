@@ -53,7 +53,7 @@ def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = F
     _refuse_other_settings(before, after, across_settings)
     first, second = before.table, after.table
     ranks = [table["density"].rank(pct=True) for table in (first, second)]
-    kept = _kept(before.neighbor_matrix, after.neighbor_matrix)
+    kept = _kept_share(before.neighbor_matrix, after.neighbor_matrix)
     changes = pandas.DataFrame(
         {
             "kept_neighbors": kept,
@@ -209,7 +209,7 @@ def _refuse_other_data(before: Analysis, after: Analysis) -> None:
         )
 
 
-def _kept(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _kept_share(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the share of each row of `first` that is in the same row of `second`."""
     k = min(first.shape[1], second.shape[1])
     return (first[:, :k, None] == second[:, None, :k]).any(2).mean(1)

@@ -150,7 +150,7 @@ def _static_map(run: "Analysis") -> str:
     table = run.table
     step = -(-len(table) // MOST_POINTS)
     some = table.iloc[::step]
-    x, y = (_scaled(some[name].to_numpy()) for name in ("map_x", "map_y"))
+    x, y = (_scale_to_percent(some[name].to_numpy()) for name in ("map_x", "map_y"))
     group = next((name for name in ("label", "prediction") if name in some), None)
     numbers = np.zeros(len(some), dtype=int)
     if group is not None and some[group].dtype.kind in "iu":
@@ -164,6 +164,6 @@ def _static_map(run: "Analysis") -> str:
     )
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
+def _scale_to_percent(values: np.ndarray) -> np.ndarray:
     low, high = values.min(), values.max()
     return 100 * (values - low) / (high - low if high > low else 1)

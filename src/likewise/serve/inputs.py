@@ -47,12 +47,12 @@ class InputReader:
 
         """
         if self.kind == "row":
-            raw = self._ordered(raw)
+            raw = self._order_columns(raw)
         found = self._read(**{self.kind: raw})
         shown = None if found.show is None else picture(found.show(0))
         return NewInput(found.dataset[0], shown)
 
-    def _ordered(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _order_columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row with its columns in the order of the data; raise if one is missing or unknown."""
         if self.columns is None:
             return dict(row)

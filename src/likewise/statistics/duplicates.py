@@ -173,7 +173,7 @@ def duplicates(
         if near.words is not None:
             by_inputs |= near.words <= (RATIO if ratio is None else ratio) + 1e-9
         found.append((by_inputs, others.cpu(), near.places))
-    pairs = torch.cat([_listed(chosen, values, where) for chosen, values, where in found])
+    pairs = torch.cat([_pair_rows(chosen, values, where) for chosen, values, where in found])
     return _collect(pairs, gram, near, rows, columns, splits)
 
 
@@ -387,7 +387,7 @@ def _split_numbers(split: Any, gram: GramMatrix) -> Tensor:
     return torch.tensor([known[name] for name in names])
 
 
-def _listed(chosen: Tensor, similarities: Tensor, places: Tensor) -> Tensor:
+def _pair_rows(chosen: Tensor, similarities: Tensor, places: Tensor) -> Tensor:
     """Return the chosen pairs as rows (row, column, similarity), in float64."""
     i, j = chosen.nonzero().unbind(1)
     return torch.stack([i.double(), places[i, j].double(), similarities[i, j].double()], 1)

@@ -196,7 +196,7 @@ def label_suspicion(
     if outputs is not None:
         _warn_of_weak_votes(gram, outputs, chances, given)
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
-    hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
+    hot = None if reheat is None or reheat is False else _resolve_reheat(gram, given, votes, reheat)
     after = None
     if hot is not None and not hot.skipped:
         after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
@@ -324,7 +324,7 @@ def validated_for(crossval: Any, given: Tensor) -> CrossValidated:
     return found
 
 
-def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
+def _resolve_reheat(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
     """Return the given reheated copies, or reheat the network."""
     if not gram.of_network:
         raise ValueError("Only a network can be reheated: build the GramMatrix of one, or leave out reheat.")

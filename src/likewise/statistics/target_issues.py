@@ -211,7 +211,7 @@ def values_from_votes(sums: Tensor, total: Tensor, values: Tensor, outputs: Tens
     Means over neighbors are biased towards the mean of all, so residuals are taken from a line fitted to them.
     """
     means = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], values.mean(0))
-    expected = torch.stack([_straightened(m, v) for m, v in zip(means.T, values.T, strict=True)], 1)
+    expected = torch.stack([_rescale_to_values(m, v) for m, v in zip(means.T, values.T, strict=True)], 1)
     residual = values - expected
     scores = residual / _robust_scale(residual)
     if outputs is not None:
@@ -314,7 +314,7 @@ def _unlikely(
             probabilities = logits.double().softmax(1).cpu()
             here = masks[start : start + len(batch)]
             start += len(batch)
-            ignored = _ignored(here, ignore)
+            ignored = _ignored_mask(here, ignore)
             largest = int(torch.where(ignored, 0, here).max())
             if here.shape[1:] != probabilities.shape[2:] or largest >= probabilities.shape[1]:
                 raise ValueError(
@@ -323,14 +323,14 @@ def _unlikely(
                 )
             mine = probabilities.gather(1, torch.where(ignored, 0, here)[:, None])[:, 0]
             missing.append(
-                _pooled(torch.where(ignored, 0.0, 1 - mine), cell)
-                / _pooled((~ignored).double(), cell).clamp(min=1e-12)
+                _cell_means(torch.where(ignored, 0.0, 1 - mine), cell)
+                / _cell_means((~ignored).double(), cell).clamp(min=1e-12)
             )
-            chances.append(_pooled(probabilities, cell))
+            chances.append(_cell_means(probabilities, cell))
     return torch.cat(missing), torch.cat(chances)
 
 
-def _pooled(values: Tensor, cell: int) -> Tensor:
+def _cell_means(values: Tensor, cell: int) -> Tensor:
     """Return the mean of each cell of (n, h, w) or (n, c, h, w); tokens, which are cells, unchanged."""
     if cell == 1:
         return values
@@ -389,16 +389,16 @@ def _inner(net: Network) -> list[str]:
     return [f"model.{name}" for name in net.names]
 
 
-def _ignored(masks: Tensor, ignore: Sequence[int]) -> Tensor:
+def _ignored_mask(masks: Tensor, ignore: Sequence[int]) -> Tensor:
     return torch.isin(masks, torch.tensor(list(ignore), dtype=masks.dtype)) | (masks < 0)
 
 
 def _cell_shares(masks: Tensor, cell: int, ignore: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return which cells have a label, and the share of each class among labeled pixels, (n, classes, ...) float64."""
-    ignored = _ignored(masks, ignore)
+    ignored = _ignored_mask(masks, ignore)
     classes = int(masks[~ignored].max()) + 1 if (~ignored).any() else 1
     members = torch.stack([((masks == c) & ~ignored).double() for c in range(classes)], 1)
-    counts = _pooled(members, cell)
+    counts = _cell_means(members, cell)
     total = counts.sum(1)
     return total > 0, counts / total.clamp(min=1e-12)[:, None]
 
@@ -432,7 +432,7 @@ def _label_matrix(gram: GramMatrix, labels: Any) -> Tensor:
     return found.cpu()
 
 
-def _straightened(means: Tensor, values: Tensor) -> Tensor:
+def _rescale_to_values(means: Tensor, values: Tensor) -> Tensor:
     """Rescale means over neighbors to the values, by the line through medians of thirds."""
     order = means.argsort()
     low, high = order[: max(1, len(order) // 3)], order[-max(1, len(order) // 3) :]
