@@ -247,7 +247,7 @@ def test_labels_that_are_text_are_refused_as_labels():
 
 def test_labels_beside_batches_are_refused_and_options_are_keywords(tmp_path):
     data = lw.batches((X, Y))
-    with pytest.raises(ValueError, match="give labels when they are made"):
+    with pytest.raises(ValueError, match="pass labels when you create them"):
         lw.analyze(torch.nn.Linear(3, 4), data, Y, out=tmp_path / "run")
     for positional in (
         lambda: lw.batches(X, 4, Y),
@@ -274,8 +274,8 @@ def test_loaders_keep_their_semantics_or_are_refused():
         ([X.numpy(), torch.zeros(10).numpy()], "tuple"),
         ([X, list(range(10))], "tuple"),
         (["a", "b"], "tokenize"),
-        ("data.csv", "read it first"),
-        (None, "read it first"),
+        ("data.csv", "read the data first"),
+        (None, "read the data first"),
         (list(DataLoader(TensorDataset(X, torch.zeros(10).long()), 4)), "the loader itself"),
     ],
 )
@@ -391,10 +391,10 @@ def mix(items):
 COLLATES = {
     "sorts": (
         lambda items: default_collate(sorted(items, key=lambda item: float(item[0].sum()))),
-        "in the order",
+        "changes the order of samples",
     ),
-    "turns round": (lambda items: default_collate(items[::-1]), "in the order"),
-    "mixes": (mix, "in the order"),
+    "turns round": (lambda items: default_collate(items[::-1]), "changes the order of samples"),
+    "mixes": (mix, "changes the order of samples"),
     "drops": (lambda items: default_collate(items[:3]), "one row for each"),
 }
 

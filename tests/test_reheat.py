@@ -340,13 +340,15 @@ def runs(digits, tmp_path_factory):
 
 
 def test_review_and_log_say_that_reheated_copies_suggest_a_label(runs):
-    for run, judge in zip(
-        runs, ("all samples, weighted by similarity, and the network", "reheated copies"), strict=True
-    ):
+    judges = (
+        ("all samples, weighted by similarity, and the network", "support"),
+        ("reheated copies", "predict"),
+    )
+    for run, (judge, verb) in zip(runs, judges, strict=True):
         other = (run.table["suggested_label"] != run.table["label"]).to_numpy()
         told = [ReviewQueue(run).entry(int(i)) for i in np.flatnonzero(other)[:5]]
         assert told and all(e["judge"].startswith(judge) for e in told)
-        assert all(e["judge"].endswith(f"say {e['suggested_label_name']}") for e in told)
+        assert all(e["judge"].endswith(f"{verb} {e['suggested_label_name']}") for e in told)
         same = int(np.flatnonzero(~other)[0])
         assert "judge" not in ReviewQueue(run).entry(same)
         log = lw.apply_decisions(run, {told[0]["sample"]: "wrong", same: "wrong"}).changes.set_index("sample")

@@ -4,8 +4,8 @@ A kernel is reduce( K(x,x)^left · K(x,x') · K(x',x')^right ), with K(x,x') = J
 products of the gradients of d outputs. A reduction turns a block into one number, larger for more similar; on the
 correlation block K^C each of ours is 1 for x' = x, if K(x,x) has full rank (else the trace is rank / d).
 
-A reduction says of itself whether it is linear in the block, which makes products with the Gram matrix two passes
-over the data, and whether it is the same of a block and of its transpose, which halves the work of a square matrix.
+A reduction declares two properties. If it is linear in the block, products with the Gram matrix take two passes over
+the data. If it gives the same number for a block and its transpose, a square matrix takes half the work.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Reduction)
 
 
 def reduction(*, linear: bool = False, symmetric: bool = False) -> Callable[[R], R]:
-    """Declare what holds of a reduction of blocks, so that kernels with it can be computed faster.
+    """Declare the properties of a reduction of blocks, so that kernels with it can be computed faster.
 
     Args:
         linear: reduce(a A + b B) = a reduce(A) + b reduce(B): products of the Gram matrix take two passes.
@@ -72,7 +72,7 @@ def mean_diagonal(blocks: Tensor) -> Tensor:
 def best_rotation(blocks: Tensor) -> Tensor:
     """Return max over rotations R of tr(B R) / d; for d = 2 it is ½ √(‖B‖² + 2 det B); sec. 3.
 
-    Rotations, not reflections: a mirrored pair of outputs does not count as alike.
+    Reflections are excluded: a mirrored pair of outputs does not count as alike.
 
     Args:
         blocks: (..., d, d) blocks of a kernel.
@@ -186,7 +186,7 @@ class Kernel:
     Args:
         left_power: Power of the row's own kernel K(x,x); -½ normalizes.
         right_power: Power of the column's own kernel K(x',x').
-        reduce: From blocks (..., d, d) to numbers (...); declare with `reduction` what holds of your own.
+        reduce: Turns blocks (..., d, d) into numbers (...); declare the properties of your own with `reduction`.
 
     Example:
         >>> import torch, likewise as lw
@@ -231,7 +231,7 @@ class Kernel:
         return self.reduce is whole_block
 
     def coefficients(self, d: int) -> Tensor:
-        """Return A, (d, d) in float64, with reduce(B) = Σ A ∘ B, of a linear reduction to one number."""
+        """Return A, (d, d) in float64, with reduce(B) = Σ A ∘ B, for a linear reduction to one number."""
         if self.reduce is mean_diagonal:
             return torch.eye(d, dtype=torch.float64) / d
         unit = torch.eye(d * d, dtype=torch.float64).view(d * d, d, d)

@@ -1,10 +1,9 @@
 """A trained model as a function f(θ, x) of selected parameters, with selected outputs.
 
-A readout (readouts.py) turns what the model returns into the (n, d) outputs whose gradients are
-compared.
+A readout (readouts.py) turns what the model returns into the (n, d) outputs whose gradients are compared.
 
-Nothing here changes the model: inside `Network.evaluation_mode` it is in evaluation mode, and afterwards
-its attributes, mode and every random generator are what they were (model_state.py).
+Nothing here changes the model: it is in evaluation mode inside `Network.evaluation_mode`, and afterwards its
+attributes, its mode and every random generator are restored (model_state.py).
 """
 
 import re
@@ -56,7 +55,7 @@ class _Copy(NamedTuple):
 
 @dataclass
 class _Evaluation:
-    """What networks of one model share while it is evaluated, and what was learned of its forward pass."""
+    """State that networks of one model share during an evaluation, with what is known about its forward pass."""
 
     depth: int = 0  # of nested evaluations; 0: none
     parameters: Parameters | None = None  # the model's own by name, while it is evaluated
@@ -69,7 +68,7 @@ class _Evaluation:
 
 
 class Observer(Protocol):
-    """Reads what a model computes in passes that form gradients, so that it is not called again for that."""
+    """Reads what a model computes in passes that form gradients, which saves another call."""
 
     def take(self) -> tuple[Tensor, ...] | None:
         """Return what was read in the last call of the model, one entry for each sample; None if nothing was."""
@@ -79,16 +78,16 @@ class Observer(Protocol):
 
 
 class Network:
-    """A model as f(θ, x): which outputs and which parameters its gradients are taken of.
+    """A model as f(θ, x), with the outputs and parameters whose gradients are compared.
 
     Args:
-        model: Any torch.nn.Module, Lightning's too; or a fitted skorch net, whose module is taken.
-        readout: Turns what the model returns into outputs (n, d). None: chosen at the model's first call and then
-            fixed: all outputs up to ten, `projected_outputs(8)` of more (4 beyond ten million parameters), the
+        model: Any torch.nn.Module, including Lightning's; or a fitted skorch net, whose module is used.
+        readout: Turns what the model returns into outputs (n, d). None chooses at the model's first call, then keeps
+            the choice: all outputs up to ten, `projected_outputs(8)` for more (4 beyond ten million parameters), the
             log-likelihood of the text for a causal language model. A `ReadoutNotice` says what was chosen.
         parameters: None for all that require grad, "adapters" for those of peft's active adapters (LoRA and others),
-            "last layer" or "last 3 layers" for those of the last ones, or names and glob patterns like "layer4.*".
-            Values are read from the model at each call, so that a Network follows a model in training.
+            "last layer" or "last 3 layers" for those of the last layers, or names and glob patterns like "layer4.*".
+            Values are read from the model at each call, so a Network follows a model in training.
         autocast: torch.bfloat16 or torch.float16 runs the model under PyTorch's autocast; gradients stay in the
             parameters' dtype. See the guide for what that costs in precision.
 
@@ -129,24 +128,24 @@ class Network:
 
     @property
     def readout(self) -> Readout:
-        """What turns the model's result into outputs (n, d); one that is chosen automatically once it is."""
+        """Turns the model's result into outputs (n, d); the automatic one until it has been chosen."""
         given = self._readout
         return given.chosen or given if isinstance(given, AutomaticReadout) else given
 
     @property
     def automatic(self) -> AutomaticReadout | None:
-        """How the readout was chosen, or will be; None where it was given."""
+        """How the readout was or will be chosen; None if it was given."""
         return self._readout if isinstance(self._readout, AutomaticReadout) else None
 
     def choose_readout(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None) -> Readout:
-        """Return the readout; one that is automatic and not chosen yet is chosen by calling the model on samples."""
+        """Return the readout; if it is automatic and not chosen yet, choose it by calling the model on samples."""
         if self.automatic is not None and self.automatic.chosen is None:
             self.outputs(inputs, labels, ids)
         return self.readout
 
     @property
     def parameters(self) -> Parameters:
-        """The selected parameters' current values by name, detached: copies where forward may write to them."""
+        """The selected parameters' current values by name, detached; copies if forward may write to them."""
         with exclusive:
             every = self._own_parameters()
             return {name: self._detached(name, every[name]) for name in self.names}
@@ -183,9 +182,9 @@ class Network:
         return other
 
     def in_float64(self) -> "Network":
-        """Return the same in float64: parameters, buffers and inputs are cast at each call.
+        """Return the network in float64: parameters, buffers and inputs are cast at each call.
 
-        The model itself is untouched. One that fixes a type inside forward may not run so.
+        The model itself does not change. A model that fixes a dtype inside forward may fail.
         """
         net = self.exact()
         net._cast = torch.float64
@@ -227,20 +226,20 @@ class Network:
         return returned
 
     def _call(self, inputs: Inputs, state: Parameters) -> Any:
-        """Return what the model returns with this state in the place of its own."""
+        """Return what the model returns with this state instead of its own."""
         device, low = next(iter(state.values())).device.type, self.autocast
         cast = torch.autocast(device, dtype=low, enabled=low is not None, cache_enabled=False)
         with preserve_attributes(self.model), cast:
             return functional_call(self.model, state, *call_arguments(inputs))
 
     def _can_guard(self) -> bool:
-        """Whether this call can find out which parameters forward writes to."""
+        """Whether this call can detect which parameters forward writes to."""
         evaluation = self._evaluation
         free = not is_recording() and not torch._C._are_functorch_transforms_active()
         return free and evaluation.depth > 0 and not evaluation.guarded and self._cast is None
 
     def _call_guarded(self, inputs: Inputs) -> Any:
-        """Return what the model returns; parameters are not copied but for those that forward writes to."""
+        """Return what the model returns; only parameters that forward writes to are copied."""
         evaluation = self._evaluation
         while True:
             state = {**self._own_parameters(), **self._own_buffers()}
@@ -288,7 +287,7 @@ class Network:
 
     @property
     def _extra_arguments(self) -> ExtraArguments:
-        """What the readout takes beside outputs and labels."""
+        """What the readout takes besides outputs and labels."""
         readout = self.readout
         if self._known_arguments[0] is not readout:
             self._known_arguments = (readout, check_readout(readout))
@@ -297,12 +296,12 @@ class Network:
     def reads_labels(self, inputs: Inputs, labels: Tensor | None, ids: Tensor | None = None) -> bool:
         """Whether the readout's result depends on the labels.
 
-        A custom readout is tested once on these samples with their labels and with each other's; the
-        result for the first samples with labels holds for all.
+        A custom readout is tested once on these samples, with their labels and with permuted ones; the result for the
+        first samples with labels holds for all.
 
         Args:
             inputs: A few samples, best with different labels.
-            labels: Their labels; None: a readout cannot depend on what is not there.
+            labels: Their labels; None if there are none to depend on.
             ids: Their numbers.
 
         """
@@ -319,9 +318,9 @@ class Network:
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Evaluation mode, no gradients unless enabled inside; on leaving, all is as before.
+        """Evaluation mode, without gradients unless enabled inside; on leaving, everything is restored.
 
-        One thread at a time is inside, of all networks: others wait for their turn.
+        Only one thread at a time is inside, over all networks; others wait.
 
         Raises:
             ValueError: A selected parameter has a gradient hook.
@@ -352,13 +351,13 @@ class Network:
             self.observer = before
 
     def call_on_leaving(self, callback: Callable[[], None]) -> None:
-        """Call a function when the evaluation ends that is under way: what it keeps is valid no longer."""
+        """Call a function when the current evaluation ends, because its cache is no longer valid then."""
         if not self._evaluation.depth:
-            raise RuntimeError("No evaluation is under way: call this inside `evaluation_mode`.")
+            raise RuntimeError("There is no current evaluation: call this inside `evaluation_mode`.")
         self._evaluation.on_leaving.append(callback)
 
     def copied_state(self) -> list[Tensor]:
-        """Return the copies of parameters and buffers that stand for them in the evaluation that is under way."""
+        """Return the copies of parameters and buffers that replace them in the current evaluation."""
         return [copy.value for copy in self._evaluation.copies.values()]
 
     def _own_parameters(self) -> Parameters:
@@ -378,7 +377,7 @@ class Network:
             return evaluation.buffers
 
     def _detached(self, name: str, value: Tensor) -> Tensor:
-        """Return a parameter or buffer for one call: itself where forward only reads it, else a copy.
+        """Return a parameter or buffer for one call: itself if forward only reads it, else a copy.
 
         A copy that was not written to is reused.
         """
@@ -397,9 +396,9 @@ class Network:
         return copy.value.detach()
 
     def state(self) -> tuple[Any, ...]:
-        """Return what changes whenever something of the model is written to or replaced.
+        """Return a value that changes whenever part of the model is modified or replaced.
 
-        Parameters and buffers, and what forward reads beside them: attributes, modules without parameters, hooks.
+        It covers parameters and buffers, and what else forward reads: attributes, modules without parameters, hooks.
         """
         with exclusive:
             held = take_snapshot(self.model)
@@ -407,7 +406,7 @@ class Network:
             return held.values, tensor_states(tensors)
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
-        """Add weights, modules and readout: what ranks that share a pass must have in common."""
+        """Add weights, modules and readout, which must be equal on all ranks that share a pass."""
         with exclusive:
             state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             for part, checksum in self._checksums.get(state).items():
@@ -445,15 +444,15 @@ def to_network(
     readout: Readout | None = None,
     parameters: str | Sequence[str] | None = None,
 ) -> Network:
-    """Return a model with its readout and parameters, or a Network, which has its own, as it is.
+    """Return a Network of the model with this readout and these parameters; return a Network unchanged.
 
     Args:
         model: A model, or a Network.
-        readout: Whose gradients are compared; chosen automatically if None.
-        parameters: Names or patterns; all that require grad if None.
+        readout: The outputs whose gradients are compared; None chooses automatically.
+        parameters: Names or patterns; None uses all that require grad.
 
     Raises:
-        ValueError: A Network was given, and a readout or parameters beside it.
+        ValueError: A readout or parameters were passed together with a Network.
 
     """
     if not isinstance(model, Network):
@@ -461,14 +460,14 @@ def to_network(
     given = [name for name, value in (("readout", readout), ("parameters", parameters)) if value is not None]
     if given:
         raise ValueError(
-            f"A Network has its own readout and parameters, found {' and '.join(given)} beside {model}: choose them in "
-            "Network(model, readout, parameters=...), or give the bare model."
+            f"A Network has its own readout and parameters, found {' and '.join(given)} besides {model}: choose them "
+            "in Network(model, readout, parameters=...), or pass the bare model."
         )
     return model
 
 
 def _can_share(parameter: Tensor) -> bool:
-    """Whether a parameter is worth sharing, and writes to it can be noticed before they happen."""
+    """Whether a parameter is worth sharing, and writes to it can be detected before they happen."""
     strided = parameter.layout == torch.strided and not parameter.is_inference()
     return strided and parameter.nbytes >= SHARED_BYTES
 
@@ -483,8 +482,8 @@ def _written_error(model: nn.Module, name: str) -> RuntimeError:
 def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
     """Raise if selected parameters have hooks that may change their gradients.
 
-    A hook sees the gradient of a whole batch. What it would do to a single sample's is not known, and
-    gradients are never formed one by one where that can be avoided.
+    A hook sees the gradient of a whole batch. Its effect on a single sample's gradient is unknown, and gradients are
+    not formed one by one if that can be avoided.
     """
     every = dict(model.named_parameters())
     hooked = [name for name in names if every[name]._backward_hooks]
@@ -492,27 +491,27 @@ def _refuse_gradient_hooks(model: nn.Module, names: tuple[str, ...]) -> None:
         raise ValueError(
             f"{counted(len(hooked), 'parameter')} {agreeing(len(hooked), 'has', 'have')} gradient hooks "
             f"(Parameter.register_hook), the first {hooked[0]}: "
-            "what a hook makes of a batch's gradient says nothing of a single sample's, so similarities "
-            "would ignore it. Remove it for this call (handle.remove(); wandb: unwatch), leave the parameter "
-            "out with Network(model, parameters=[...]), or put what the hook does into the forward pass: a "
-            "mask as torch.nn.utils.parametrize.register_parametrization."
+            "a hook acts on the gradient of a batch, not of a single sample, so similarities would ignore it. Remove "
+            "it for this call (handle.remove(); wandb: unwatch), leave the parameter out with "
+            "Network(model, parameters=[...]), or move what the hook does into the forward pass, such as a mask with "
+            "torch.nn.utils.parametrize.register_parametrization."
         )
 
 
 def check_model(model: Any) -> nn.Module:
-    """Return a model whose parameters can be differentiated, or say what is wrong with it."""
+    """Return the model if its parameters can be differentiated; raise saying why not otherwise."""
     model = _module_of_skorch(model)
     check_type(
         "model", model, nn.Module, "a torch.nn.Module", "give the model itself, with its weights loaded"
     )
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("A TorchScript module cannot be differentiated by parts: give the original model.")
+        raise TypeError("A TorchScript module cannot be differentiated by parts: pass the original model.")
     with exclusive:
         state = [*model.named_parameters(), *model.named_buffers()]
     if not any(isinstance(value, nn.Parameter) for _, value in state):
         raise ValueError(
             f"The model must have parameters, {type(model).__name__} has no parameters to differentiate in "
-            f"({counted(len(state), 'buffer')}): a quantized or exported model has lost them, give the original one."
+            f"({counted(len(state), 'buffer')}): a quantized or exported model has lost them, so pass the original one."
         )
     spread = find_spread(model)
     for name, value in state:
@@ -523,18 +522,18 @@ def check_model(model: Any) -> nn.Module:
         if value.is_meta and spread is None:
             raise ValueError(
                 f"{name} of the model is on the meta device and has no value: load its weights, for example "
-                "by model.to_empty(device='cpu') and model.load_state_dict(...)."
+                "with model.to_empty(device='cpu') and model.load_state_dict(...)."
             )
     if spread is not None:
         raise ValueError(
-            f"The parameters of {type(model).__name__} are {spread}: likewise.gather_model(model) returns a whole "
-            "copy to compare; every process has to call it."
+            f"The parameters of {type(model).__name__} are {spread}: call likewise.gather_model(model) in every "
+            "process; it returns a complete copy."
         )
     return model
 
 
 def _module_of_skorch(model: Any) -> Any:
-    """Return the module inside a skorch net, and anything else as it is; skorch need not be installed."""
+    """Return the module inside a skorch net, and anything else unchanged; skorch need not be installed."""
     if isinstance(model, type | nn.Module) or not (hasattr(model, "module") and hasattr(model, "initialize")):
         return model
     if not isinstance(getattr(model, "module_", None), nn.Module):
@@ -547,7 +546,7 @@ def _module_of_skorch(model: Any) -> Any:
 
 @contextmanager
 def annotate_errors(net: Network, inputs: Inputs, labels: Any, ids: Any) -> Iterator[None]:
-    """Add to errors of the model or the readout how they were called, and on which samples."""
+    """Add to errors of the model or the readout how they were called, and with which samples."""
     try:
         yield
     except Exception as error:
@@ -590,10 +589,10 @@ LAST_LAYERS = re.compile(r"last layer|last ([1-9]\d*) layers")
 
 
 def _last_layer_names(model: nn.Module, names: tuple[str, ...], count: int) -> list[str]:
-    """Return those of the parameters that belong to the last layers, in the order in which the model registers them.
+    """Return the parameters that belong to the last layers, in the order in which the model registers them.
 
-    A layer is a module with a parameter of at least two dimensions; what has only vectors, such as a normalization,
-    belongs to the layer before.
+    A layer is a module with a parameter of at least two dimensions. A module with vectors only, such as a
+    normalization, belongs to the layer before it.
     """
     values, layers = dict(model.named_parameters()), list[list[str]]()
     owners: dict[str, list[str]] = {}
@@ -643,7 +642,7 @@ def _select_parameters(model: nn.Module, parameters: str | Sequence[str] | None)
 
 
 def _adapter_names(model: nn.Module, aliases: list[tuple[str, str, nn.Parameter]]) -> list[str]:
-    """Return the parameters of active adapters: of modules that list their adapters as peft's do, and of prompts."""
+    """Return the parameters of active adapters: those of modules that list adapters like peft's, and of prompts."""
     starts = []
     for path, module in model.named_modules():
         if hasattr(module, "adapter_layer_names"):
@@ -686,7 +685,7 @@ def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _other_labels(labels: Tensor) -> Tensor:
-    """Return the labels exchanged between samples; where all are the same, 0 for what is not and 1 for what is."""
+    """Return labels permuted between samples; if all are equal, 1 where they are 0 and 0 elsewhere."""
     exchanged = labels.roll(1, 0)
     return torch.where(labels == 0, 1, 0).to(labels) if torch.equal(labels, exchanged) else exchanged
 
@@ -701,12 +700,12 @@ def _check_outputs(outputs: Tensor, n: int) -> Tensor:
     if outputs.dim() == 0 or len(outputs) != n:
         raise ValueError(
             f"A batch of {counted(n, 'sample')} gave outputs of shape {tuple(outputs.shape)}: expected "
-            f"({n}, d), samples first. Pass a readout that returns them so."
+            f"({n}, d), samples first. Pass a readout that returns this shape."
         )
     if outputs.numel() == 0:
         raise ValueError(
-            f"A batch of {counted(n, 'sample')} gave outputs of shape {tuple(outputs.shape)}, no outputs at all: there "
-            "is nothing to differentiate."
+            f"A batch of {counted(n, 'sample')} gave outputs of shape {tuple(outputs.shape)}, no outputs at all, so "
+            "there is nothing to differentiate."
         )
     return outputs.reshape(n, -1)
 

@@ -1,4 +1,4 @@
-"""Progress that one sees: a bar on a terminal, a line every ten seconds in a log, a line for each step of a command."""
+"""Progress: a bar on a terminal, a line every ten seconds in a log, a line for each step of a command."""
 
 import sys
 import time
@@ -8,25 +8,27 @@ from contextvars import ContextVar
 from tqdm import tqdm
 
 show_progress: ContextVar[bool] = ContextVar("show_progress", default=True)
-write_line: ContextVar[Callable[[str], None] | None] = ContextVar("write_line", default=None)  # of a command
-EVERY = 10.0  # seconds between lines of a log
+write_line: ContextVar[Callable[[str], None] | None] = ContextVar(
+    "write_line", default=None
+)  # set by a command
+EVERY = 10.0  # seconds between lines in a log
 DELAY = 0.5  # seconds before a bar is shown
 
 
 def announce(step: str) -> None:
-    """Say what is done next, where a command is running; a library call stays silent."""
+    """Print the next step if a command is running; library calls stay silent."""
     write = write_line.get()
     if write is not None and show_progress.get():
         write(step)
 
 
 def track(spans: Sequence[range], what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[range]:
-    """Yield the batches of a pass, and show how far it is and how long the rest will take.
+    """Yield the batches of a pass, and show its progress and the time left.
 
     Args:
-        spans: The positions of the samples of each batch.
-        what: What the pass does.
-        clock: Seconds.
+        spans: Sample positions of each batch.
+        what: What the pass does, shown with the progress.
+        clock: Returns seconds.
 
     """
     total = sum(map(len, spans))
@@ -58,7 +60,7 @@ def _write(line: str) -> None:
 
 
 def describe_duration(seconds: float) -> str:
-    """Return seconds as text, in the unit that fits."""
+    """Format seconds in a fitting unit."""
     if seconds < 99.5:  # more would round to 1e+02
         return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Readouts: which numbers of what a model returns are the outputs whose gradients are compared.
+"""Readouts select, from what a model returns, the outputs whose gradients are compared.
 
 A readout is any function (outputs, labels) -> (n, d), whatever its two arguments are called; those below
 serve common cases. One with a further argument named `ids` also gets the samples' numbers, one with an
@@ -63,7 +63,7 @@ def all_outputs(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
 
 
 def are_chances(outputs: Tensor) -> bool:
-    """Return whether outputs (n, d) are probabilities already: a softmax or sigmoid is the last layer."""
+    """Return whether outputs (n, d) are probabilities: the last layer is a softmax or sigmoid."""
     values = outputs.double()
     inside = bool(((values >= 0) & (values <= 1)).all())
     return inside and (outputs.shape[1] == 1 or bool((values.sum(1) - 1).abs().max() < 1e-3))
@@ -87,7 +87,7 @@ def one_output(index: int) -> Readout:
     """Return the readout of one output; d = 1.
 
     Args:
-        index: Which, counted from 0 over the flattened outputs; from the end if negative.
+        index: Position in the flattened outputs, from 0; negative counts from the end.
 
     Returns:
         A readout (outputs, labels) -> (n, 1).
@@ -105,7 +105,7 @@ def one_output(index: int) -> Readout:
 def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
     """Log-softmax over dimension 1, which a constant added to all logits does not change.
 
-    Its d gradients have rank d − 1, so that k^C(x, x) = (d − 1)/d. d backward passes.
+    Its d gradients have rank d − 1, so k^C(x, x) = (d − 1)/d. d backward passes.
 
     Args:
         outputs: What the model returns: logits (n, classes, ...).
@@ -129,7 +129,7 @@ def log_probabilities(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
 def label_against_rest(outputs: Outputs, labels: Tensor | None) -> Tensor:
     """Log-odds of the label: its logit minus the log-sum-exp of the others; d = 1; section 3 of the paper.
 
-    Of a model with a single output, the logit of class 1 against class 0, signed by the label.
+    For a model with a single output: the logit of class 1 against class 0, signed by the label.
 
     Args:
         outputs: What the model returns: logits (n, classes).
@@ -172,7 +172,7 @@ def label_against_random(seed: int = 0) -> Readout:
     """Return the readout of the label's logit minus that of another class drawn per sample; d = 1.
 
     Args:
-        seed: Of the draw, which depends on it and on the sample's id alone, not on batches or processes.
+        seed: Seed of the draw, which depends only on it and the sample's id, not on batches or processes.
 
     Returns:
         A readout (outputs, labels, ids) -> (n, 1).
@@ -190,7 +190,7 @@ def label_against_random(seed: int = 0) -> Readout:
 def predicted_class(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
     """Log-odds of the model's own answer: the largest logit minus the log-sum-exp of the others; d = 1.
 
-    Needs no labels. Of equal logits the first is the answer. Of a model with a single output, the logit of
+    Needs no labels. With equal logits, the first one is the answer. For a model with a single output: the logit of
     class 1 against class 0, signed by the prediction. One backward pass, whatever the number of classes.
 
     Args:
@@ -213,8 +213,8 @@ def predicted_class(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
     scores = _scores(outputs)
     if scores.dim() != 2 or not scores.shape[1]:
         raise ValueError(
-            f"predicted_class needs logits of shape (n, classes), found {tuple(scores.shape)}: of a language "
-            "model take likewise.sequence_log_likelihood(), of other outputs likewise.projected_outputs(r)."
+            f"predicted_class needs logits of shape (n, classes), found {tuple(scores.shape)}: for a language "
+            "model, use likewise.sequence_log_likelihood(); for other outputs, likewise.projected_outputs(r)."
         )
     if scores.shape[1] == 1:
         return torch.where(scores.detach() >= 0, scores, -scores)
@@ -223,7 +223,7 @@ def predicted_class(outputs: Outputs, labels: Tensor | None = None) -> Tensor:
 
 
 class _Matrices:
-    """Projections by number of outputs, device and dtype: a cache that is no part of a readout's identity."""
+    """Projections by number of outputs, device and dtype: a cache that is not part of a readout's identity."""
 
     def __init__(self) -> None:
         self._lock, self._known = Lock(), dict[tuple[int, torch.device, torch.dtype], Tensor]()
@@ -242,7 +242,7 @@ class _Matrices:
             return self._known[key]
 
     def add_to(self, fingerprint: Any, name: str) -> None:
-        """Add nothing: what was used so far does not tell readouts apart."""
+        """Add nothing: the cache does not distinguish readouts."""
 
     def __reduce__(self) -> tuple[type["_Matrices"], tuple[()]]:
         return _Matrices, ()
@@ -269,17 +269,17 @@ class _ProjectedOutputs:
 def projected_outputs(r: int, seed: int = 0) -> Readout:
     """Return the readout of r random orthonormal combinations of all outputs: d becomes r.
 
-    y Q with Q (d, r), QᵀQ = Id, the same for all samples. Costs r backward passes instead of d. k^I is estimated
-    without bias; r = d is a rotation of the outputs and leaves k^C as it is. Docs: "Few combinations of many
-    outputs" tells how close small r comes. Q is computed once for each d (10⁶ outputs, r = 8: half a second).
+    y Q with Q (d, r), QᵀQ = Id, the same for all samples. Costs r backward passes instead of d. The estimate of k^I is
+    unbiased; r = d rotates the outputs and does not change k^C. "Few combinations of many outputs" in the docs shows
+    how close small r comes. Q is computed once for each d (10⁶ outputs, r = 8: half a second).
 
     Args:
-        r: How many combinations; more than there are outputs means all of them.
-        seed: Of the combinations, which depend on it, on d and on r alone.
+        r: Number of combinations; more than there are outputs means all of them.
+        seed: Seed of the combinations, which depend only on it, d and r.
 
     Returns:
-        A readout from outputs of any shape (n, ...) to (n, min(r, d)). All samples must have as many outputs: pad
-        sequences to one length for all batches.
+        A readout from outputs of any shape (n, ...) to (n, min(r, d)). All samples must have the same number of
+        outputs: pad sequences to one length for all batches.
 
     Example:
         >>> import torch, likewise as lw
@@ -295,8 +295,8 @@ def projected_outputs(r: int, seed: int = 0) -> Readout:
 def orthonormal_columns(d: int, r: int, seed: int) -> Tensor:
     """Return Q of the QR decomposition of a Gaussian (d, r) matrix, R with a positive diagonal, in float64.
 
-    So Q is uniform over all matrices with orthonormal columns. Tall ones are well-conditioned, and Q = G R⁻¹ with R
-    from the Cholesky decomposition of GᵀG needs no memory beside G.
+    So Q is uniform over all matrices with orthonormal columns. A tall G is well-conditioned, and Q = G R⁻¹, with R from
+    the Cholesky decomposition of GᵀG, needs no memory besides G.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     gaussian = torch.randn(d, r, dtype=torch.float64, device="cpu", generator=generator)
@@ -389,18 +389,18 @@ def token_log_likelihood(
 ) -> Tensor:
     """Log-likelihood of each token of a sequence given those before it, at the token's own position; d = T.
 
-    Positions that do not count are 0 with a zero gradient: padding (attention_mask 0), labels of −100, the first
-    token, of which no model speaks, and one that follows padding. T backward passes. Similarities between tokens
-    are in the (T, T) blocks of `Kernel(0, 0, whole_block)`: entry t, s of block x, x' is the inner product of the
-    gradients of token t of x and token s of x'. Divided by both norms it is their cosine, as below; CORRELATION
-    would whiten the tokens of one text against each other.
+    Positions that do not count are 0 with a zero gradient: padding (attention_mask 0), labels of −100, the first token,
+    which no model predicts, and a token after padding. T backward passes. The (T, T) blocks of
+    `Kernel(0, 0, whole_block)` hold similarities between tokens: entry t, s of block x, x' is the inner product of the
+    gradients of token t of x and token s of x'. Divided by both norms it is their cosine, as below; CORRELATION would
+    whiten the tokens of one text against each other.
 
     Args:
         outputs: What the model returns, with logits (n, T, vocabulary).
-        labels: (n, T) tokens, not shifted, −100 where they do not count; the model's input_ids if None.
+        labels: (n, T) tokens, not shifted, −100 for those that do not count; None uses the model's input_ids.
         inputs: What the model was called with: a tensor of tokens, or a dict with input_ids and attention_mask.
-        shift: Whether the logits at a position are of the next token. None: yes, unless inputs have
-            decoder_input_ids (encoder-decoder models). For masked language models take
+        shift: Whether the logits at a position predict the next token. None: yes, unless inputs have
+            decoder_input_ids (encoder-decoder models). For masked language models, use
             functools.partial(token_log_likelihood, shift=False).
 
     Returns:
@@ -437,7 +437,7 @@ class _SequenceLogLikelihood:
         return _sequence_likelihood(outputs, labels, inputs, self.shift, self.reduce)
 
     def terms(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs = None) -> Tensor:
-        """Return the terms, one a token, whose sum is what the readout returns, (n, T)."""
+        """Return the per-token terms whose sum the readout returns, (n, T)."""
         likelihoods, counted = _token_likelihoods(outputs, labels, inputs, self.shift)
         return likelihoods if self.reduce == "sum" else likelihoods / _count(counted)
 
@@ -450,22 +450,22 @@ def is_log_likelihood(readout: Readout) -> bool:
 def sequence_log_likelihood(reduce: Literal["mean", "sum"] = "mean", shift: bool | None = None) -> Readout:
     """Return the readout of a language model's log-likelihood of a text; d = 1.
 
-    The sum, or the mean, of log p(token | those before) over the tokens that count: not padding (attention_mask 0),
-    not those with a label of −100 (a prompt, say), not the first, of which no model speaks, nor one that follows
-    padding: texts may be padded on either side. A text without such a token has a zero gradient. Logits in half
-    precision are cast to float32 in parts. One backward pass.
+    The sum, or the mean, of log p(token | those before) over the tokens that count. These exclude padding
+    (attention_mask 0), tokens with a label of −100 (such as a prompt), the first token, which no model predicts, and a
+    token after padding; texts may be padded on either side. A text without such a token has a zero gradient. Logits in
+    half precision are cast to float32 in parts. One backward pass.
 
-    Labels travel with the data, under "labels" in a dict. Encoder-decoder models (T5) are called without labels and
-    need decoder_input_ids among the inputs: model.prepare_decoder_input_ids_from_labels(labels).
+    Pass labels with the data, under "labels" in a dict. Encoder-decoder models (T5) are called without labels and need
+    decoder_input_ids among the inputs: model.prepare_decoder_input_ids_from_labels(labels).
 
     Args:
-        reduce: "mean" does not favor long texts, "sum" is the log-likelihood proper.
-        shift: Whether the logits at a position are of the next token. None: yes, unless inputs have
+        reduce: "mean" does not favor long texts; "sum" is the log-likelihood proper.
+        shift: Whether the logits at a position predict the next token. None: yes, unless inputs have
             decoder_input_ids (encoder-decoder models). False for masked language models.
 
     Returns:
-        A readout (outputs, labels, inputs) -> (n, 1). Labels are (n, T) tokens as the model is given them, not
-        shifted; without labels the input_ids count.
+        A readout (outputs, labels, inputs) -> (n, 1). Labels are (n, T) tokens as the model gets them, not shifted;
+        without labels, the input_ids count.
 
     Example:
         >>> import torch, likewise as lw
@@ -484,10 +484,10 @@ def sequence_log_likelihood(reduce: Literal["mean", "sum"] = "mean", shift: bool
 class CompletionPairs(nn.Module):
     """A language model that reads a completion and an alternative, for `completion_against_alternative`.
 
-    Called with chosen_input_ids, chosen_attention_mask, rejected_input_ids, ...: it calls the model on what is named
-    chosen_..., then on what is named rejected_..., without the prefix; chosen_labels and rejected_labels are for the
-    readout and are not passed on. Both texts may have different lengths. Its parameters are the model's, with "model."
-    before their names.
+    Called with chosen_input_ids, chosen_attention_mask, rejected_input_ids, ..., it calls the model with the chosen_...
+    inputs, then with the rejected_... inputs, without the prefix. chosen_labels and rejected_labels are for the readout
+    and are not passed on. The two texts may have different lengths. Its parameters are the model's, prefixed by
+    "model.".
 
     Args:
         model: A causal or encoder-decoder language model.
@@ -527,7 +527,7 @@ def completion_against_alternative(
 ) -> Tensor:
     """Log-likelihood of a completion minus that of an alternative, as in preference pairs; d = 1.
 
-    For `CompletionPairs(model)`, of inputs named chosen_... and rejected_...: input_ids, attention_mask and, if part of
+    For `CompletionPairs(model)` and inputs named chosen_... and rejected_...: input_ids, attention_mask and, if part of
     the text does not count, labels with −100 there. A prompt that both share cancels in the sum in any case. One
     backward pass through two calls of the model.
 
@@ -561,8 +561,8 @@ def completion_against_alternative(
     known = isinstance(outputs, Mapping) and set(CompletionPairs.SIDES) <= set(outputs)
     if not known or not isinstance(inputs, Mapping):
         raise TypeError(
-            "completion_against_alternative reads what likewise.CompletionPairs(model) returns of inputs named "
-            f"chosen_input_ids, rejected_input_ids, ..., found outputs that are {describe(outputs)}: "
+            "completion_against_alternative needs the outputs of likewise.CompletionPairs(model) for inputs named "
+            f"chosen_input_ids, rejected_input_ids, ..., found {describe(outputs)}: use "
             "Network(CompletionPairs(model), completion_against_alternative)."
         )
     one, other = (
@@ -574,7 +574,7 @@ def completion_against_alternative(
 
 
 class ReadoutNotice(UserWarning):
-    """Says which readout was chosen where none was given, and how to choose another.
+    """Says which readout was chosen automatically, and how to choose another.
 
     Example:
         >>> import torch, likewise as lw
@@ -589,15 +589,15 @@ class ReadoutNotice(UserWarning):
 
 
 class AutomaticReadout:
-    """The readout where none is given: chosen by what the model returns at its first call, then fixed.
+    """The default readout: chosen by what the model returns at its first call, then fixed.
 
-    A causal language model gets `sequence_log_likelihood()`; other models all outputs up to `most_outputs` of them,
-    beyond that `projected_outputs(combinations)`. Anything but all outputs is announced by a `ReadoutNotice`.
+    A causal language model gets `sequence_log_likelihood()`. Other models get all outputs up to `most_outputs` of them,
+    beyond that `projected_outputs(combinations)`. A `ReadoutNotice` announces any choice other than all outputs.
 
     Args:
-        model: Whose outputs are read.
-        most_outputs: So many are all compared.
-        combinations: Of more outputs; None: 8, and 4 of a network with more than ten million parameters.
+        model: The model whose outputs are read.
+        most_outputs: Up to this many outputs, all are compared.
+        combinations: Number of combinations of more outputs; None: 8, or 4 for more than ten million parameters.
 
     """
 
@@ -619,7 +619,7 @@ class AutomaticReadout:
         return readout(outputs, labels, inputs) if check_readout(readout).has("inputs") else readout(outputs)
 
     def choose(self, outputs: Outputs, labels: Tensor | None, inputs: Inputs) -> Readout:
-        """Return the readout, chosen by the shapes of these if it is not chosen yet."""
+        """Return the readout; choose it by these shapes if that has not happened yet."""
         if self.chosen is None:
             scores = _scores(outputs)
             self.outputs = scores[0].numel()
@@ -629,7 +629,7 @@ class AutomaticReadout:
         return self.chosen
 
     def add_to(self, fingerprint: Any, name: str) -> None:
-        """Add how it chooses, to what ranks must have in common: the choice follows from it."""
+        """Add how it chooses to what ranks must share: the choice follows from it."""
         fingerprint.put("options", name, f"automatic, {self.most_outputs}, {self.combinations}")
 
     def _select(self, scores: Tensor, labels: Tensor | None, inputs: Inputs) -> Readout:
@@ -654,7 +654,7 @@ class AutomaticReadout:
 
 
 def usual_combinations(model: nn.Module) -> int:
-    """Return how many combinations of many outputs are compared where no readout is given."""
+    """Return the default number of combinations of many outputs."""
     p = sum(parameter.numel() for parameter in model.parameters())
     return COMBINATIONS if p <= LARGE else FEWER_COMBINATIONS
 
@@ -668,14 +668,14 @@ def _depth_in_package() -> int:
 
 
 def readout_name(readout: Readout) -> str:
-    """Return what a readout is called in messages, plans, manifests and reports."""
+    """Return the name of a readout for messages, plans, manifests and reports."""
     return str(getattr(readout, "__name__", readout))
 
 
 def _predicts_tokens(model: nn.Module, scores: Tensor, labels: Tensor | None, inputs: Inputs) -> bool:
-    """Whether scores are those of the next token: a causal or encoder-decoder language model.
+    """Whether scores predict the next token: a causal or encoder-decoder language model.
 
-    Models of transformers say whether they generate text. Of others, an embedding tells of as many tokens as there
+    Models of transformers say whether they generate text. Other models do if an embedding has as many tokens as there
     are scores: a model that classifies tokens has fewer classes.
     """
     if scores.dim() != 3:
@@ -692,9 +692,9 @@ def _predicts_tokens(model: nn.Module, scores: Tensor, labels: Tensor | None, in
 
 
 def looks_at_label(readout: Readout) -> bool | None:
-    """Return whether a readout compares what the network says of the label; None of a user's own.
+    """Return whether a readout depends on the label; None for a custom readout.
 
-    Of those that are not known here, `Network.reads_labels` finds out.
+    `Network.reads_labels` tests custom readouts.
     """
     if readout is label_against_rest or isinstance(readout, _LabelAgainstRandom):
         return True
@@ -703,17 +703,17 @@ def looks_at_label(readout: Readout) -> bool | None:
 
 
 def reads_text(readout: Readout) -> bool:
-    """Whether a readout returns likelihoods of text: no logits of classes."""
+    """Whether a readout returns likelihoods of text rather than logits of classes."""
     return isinstance(readout, _SequenceLogLikelihood) or readout is token_log_likelihood
 
 
 def token_terms(readout: Readout) -> Readout | None:
-    """Return the readout of the terms, one a token, whose sum another one is; None where it is no such sum."""
+    """Return the readout of the per-token terms of which this one is the sum; None if it is not such a sum."""
     return readout.terms if isinstance(readout, _SequenceLogLikelihood) else None
 
 
 class ExtraArguments(NamedTuple):
-    """Which of `ids` and `inputs` a readout takes beside outputs and labels."""
+    """Which of `ids` and `inputs` a readout takes besides outputs and labels."""
 
     by_place: tuple[str, ...] = ()  # positional-only, in order
     by_name: tuple[str, ...] = ()
@@ -724,7 +724,7 @@ class ExtraArguments(NamedTuple):
 
 
 def check_readout(readout: Any) -> ExtraArguments:
-    """Return what a readout takes beside outputs and labels, or refuse what is no readout."""
+    """Return what a readout takes besides outputs and labels; raise if it is not a readout."""
     expected = "(outputs, labels) -> (n, d), with further arguments ids or inputs if it needs them"
     calls = ", ".join(f"{factory.__name__}(...)" for factory in FACTORIES)
     check_function("readout", readout, expected, f"{calls} are called first")
@@ -775,9 +775,9 @@ def named_readout(text: str) -> Readout | None:
 
 
 def main_tensor(outputs: Outputs) -> Tensor:
-    """Return the tensor to read: `logits` where there are any, a tuple's first, a dict's only one.
+    """Return the tensor to read: `logits` if there are any, the first of a tuple, the only one of a dict.
 
-    More than one candidate in a dict is an error, not a guess.
+    A dict with several candidates is an error.
     """
     if isinstance(outputs, Tensor):
         return outputs
@@ -810,8 +810,8 @@ def _scores(outputs: Outputs) -> Tensor:
         )
     if scores.dim() == 0:
         raise ValueError(
-            "The model returned one number, of shape (), for the whole batch: outputs of each sample are "
-            "needed, (n, d). Let the model return them rather than their loss."
+            "The model returned one number, of shape (), for the whole batch: expected outputs for each sample, "
+            "(n, d). Let the model return them rather than their loss."
         )
     return scores.unsqueeze(1) if scores.dim() == 1 else scores
 
@@ -820,16 +820,16 @@ def _scores_and_labels(outputs: Outputs, labels: Tensor | None, name: str) -> tu
     scores = _scores(outputs)
     if labels is None:
         raise ValueError(
-            f"{name} needs labels: give the data as (X, y) or batches(X, labels=y), or a training term "
-            "labels=y (two_batches: labels_a and labels_b)."
+            f"{name} needs labels: pass the data as (X, y) or batches(X, labels=y), or labels=y to a training term "
+            "(two_batches: labels_a and labels_b)."
         )
     check_type("labels", labels, Tensor, "a tensor of class numbers")
     wrong = labels.is_floating_point() or labels.is_complex() or labels.numel() != len(scores)
     if wrong or scores.dim() != 2:
         raise ValueError(
-            f"{name} needs one class number a sample and (n, classes) outputs, found labels of "
-            f"{labels.dtype} {tuple(labels.shape)} and outputs {tuple(scores.shape)}. Numbers that are "
-            "classes: labels.long(); one-hot: labels.argmax(1)."
+            f"{name} needs one class number per sample and (n, classes) outputs, found labels of "
+            f"{labels.dtype} {tuple(labels.shape)} and outputs {tuple(scores.shape)}. If floats are classes, pass "
+            "labels.long(); if one-hot, labels.argmax(1)."
         )
     return scores, labels.reshape(-1, 1).long()
 
@@ -841,7 +841,7 @@ def _side(inputs: Mapping[str, Any], side: str) -> dict[str, Any]:
     if not found:
         raise ValueError(
             f"There are no inputs named {prefix}..., only {', '.join(map(str, inputs))}: a pair needs "
-            "chosen_input_ids and rejected_input_ids, and an attention_mask of each where texts are padded."
+            "chosen_input_ids and rejected_input_ids, and an attention_mask for each if texts are padded."
         )
     return found
 
@@ -862,7 +862,7 @@ def _count(counted: Tensor) -> Tensor:
 def _token_likelihoods(
     outputs: Outputs, labels: Tensor | None, inputs: Inputs, shift: bool | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-likelihood of each token at its own position, 0 where it does not count, and which do."""
+    """Return the log-likelihood of each token at its own position, 0 if it does not count, and which count."""
     logits = _scores(outputs)
     shifted = not _is_encoder_decoder(inputs) if shift is None else shift
     tokens = _tokens(inputs) if labels is None else labels
@@ -870,7 +870,7 @@ def _token_likelihoods(
         raise ValueError(
             "A log-likelihood of tokens needs logits (n, T, vocabulary) and tokens (n, T), found logits "
             f"{tuple(logits.shape)} and {describe(tokens)} as {'input_ids' if labels is None else 'labels'}. "
-            "Labels of another kind are left out by batches(data, labels=False)."
+            "To leave out labels of another kind, use batches(data, labels=False)."
         )
     counted = tokens != IGNORED
     mask = _mask(inputs, tokens)
@@ -894,18 +894,18 @@ def _is_encoder_decoder(inputs: Inputs) -> bool:
 
 
 def _tokens(inputs: Inputs) -> Tensor:
-    """Return the tokens that a model was given, where no labels were."""
+    """Return the tokens that a model was given, if there are no labels."""
     tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or _is_encoder_decoder(inputs):
         raise ValueError(
-            "A log-likelihood needs the tokens: labels (n, T) that travel with the data, or, of a model that "
-            "predicts its own input, input_ids among its inputs. An encoder-decoder model needs labels."
+            "A log-likelihood needs tokens: pass labels (n, T) with the data, or, for a model that predicts its own "
+            "input, input_ids among its inputs. An encoder-decoder model needs labels."
         )
     return tokens
 
 
 def _mask(inputs: Inputs, tokens: Tensor) -> Tensor | None:
-    """Return which tokens are text and which padding, where the inputs tell."""
+    """Return which tokens are text rather than padding, if the inputs say so."""
     if not isinstance(inputs, Mapping):
         return None
     mask = inputs.get("decoder_attention_mask" if _is_encoder_decoder(inputs) else "attention_mask")
@@ -913,8 +913,8 @@ def _mask(inputs: Inputs, tokens: Tensor) -> Tensor | None:
         return None
     if mask.shape != tokens.shape:
         raise ValueError(
-            f"The attention mask must be (n, T) like the tokens, {tuple(tokens.shape)}, found "
-            f"{tuple(mask.shape)}: which tokens are padding cannot be told."
+            f"The attention mask must be (n, T) like the tokens, {tuple(tokens.shape)}, to mark padding; found "
+            f"{tuple(mask.shape)}."
         )
     return mask != 0
 
@@ -929,13 +929,13 @@ def _check_classes(target: Tensor, classes: int) -> None:
         return
     if low < 0 or high >= classes:
         raise ValueError(
-            f"A label is none of the {classes} classes that the model tells, 0 to {classes - 1}: found labels from "
-            f"{low} to {high}."
+            f"Labels must be among the {classes} classes of the model, 0 to {classes - 1}: found labels from {low} to "
+            f"{high}."
         )
 
 
 def _scrambled(ids: Tensor, seed: int) -> Tensor:
-    """Return non-negative integers that look random in id and seed, by the steps of SplitMix64."""
+    """Return pseudorandom non-negative integers from id and seed, by the steps of SplitMix64."""
     mixed = (ids.long() + 1 + (seed + 1) * 0x632BE59BD9B4E019 % 2**62) * -0x61C8864680B583EB
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor

@@ -1,10 +1,10 @@
-"""Reheating: a memorized network that is trained on at a high learning rate forgets wrong labels first.
+"""Reheating: a memorized network that is trained further at a high learning rate forgets wrong labels first.
 
-A network that reproduces every label says nothing of which ones are wrong. A copy of it is trained for a few more
-epochs at a rate that is high enough to lose what only a single sample supports: labels that other samples support
-are relearned from these, wrong ones are not. Margins are recorded on the way (watch.py). The rate is right where
-training accuracy afterwards is about what the neighbors' votes support: a little lower and everything is remembered, a
-little higher and the network is destroyed.
+A network that reproduces every label does not show which ones are wrong. So a copy is trained for a few more epochs, at
+a rate high enough to lose what only a single sample supports. Labels that other samples support are relearned from
+them; wrong ones are not. Margins are recorded on the way (watch.py). The rate is right if training accuracy afterwards
+is about what the neighbors' votes support: slightly lower rates forget nothing, slightly higher ones destroy the
+network.
 """
 
 import copy
@@ -81,7 +81,7 @@ MakeOptimizer = Callable[..., Optimizer]
 
 @dataclass(frozen=True)
 class Round:
-    """A copy of a network after hot epochs that began from the memorized weights."""
+    """A copy of a network after hot epochs that started from the memorized weights."""
 
     model: nn.Module  # in evaluation mode
     watch: Watch  # record of the hot epochs
@@ -94,16 +94,16 @@ class Round:
 
 @dataclass(frozen=True)
 class Reheated:
-    """Copies of a network that were trained on at a high learning rate, and how they fared.
+    """Copies of a network trained further at a high learning rate, and what became of them.
 
     Attributes:
-        rounds: Empty where reheating was skipped.
+        rounds: One copy each; empty if reheating was skipped.
         labels: (n,) class numbers that they were trained with.
-        skipped: Why nothing was done; empty where something was.
-        target: Training accuracy after a round that the rate was chosen for; NaN where the rate was given.
+        skipped: Why reheating was skipped; empty otherwise.
+        target: Training accuracy that the rate was chosen for; NaN if the rate was given.
         accuracy_before: Share of the labels that the network reproduces.
-        epochs: Trained in all, with the range test and rounds that were thrown away.
-        seconds: Wall clock, with the neighbors' votes for the target.
+        epochs: Epochs trained in all, including the range test and discarded rounds.
+        seconds: Wall clock time, including the neighbors' votes for the target.
 
     Example:
         >>> import torch, likewise as lw
@@ -124,23 +124,23 @@ class Reheated:
 
     @property
     def model(self) -> nn.Module | None:
-        """The copy of the first round, None where reheating was skipped."""
+        """The copy of the first round; None if reheating was skipped."""
         return self.rounds[0].model if self.rounds else None
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the first round, NaN where reheating was skipped."""
+        """The rate of the first round; NaN if reheating was skipped."""
         return self.rounds[0].learning_rate if self.rounds else math.nan
 
     @property
     def accuracy_after(self) -> float:
-        """Share of the labels that the copies reproduce, mean over rounds; NaN where reheating was skipped."""
+        """Share of the labels that the copies reproduce, mean over rounds; NaN if reheating was skipped."""
         after = [one.accuracy_after for one in self.rounds]
         return sum(after) / len(after) if after else math.nan
 
     @property
     def watch(self) -> Watch:
-        """The record of all hot epochs; nothing is in it where reheating was skipped."""
+        """The record of all hot epochs; empty if reheating was skipped."""
         every = Watch(len(self.labels))
         for one in self.rounds:
             every.merge(one.watch)
@@ -148,7 +148,7 @@ class Reheated:
 
     @property
     def margins(self) -> Tensor:
-        """Mean margin over the hot epochs, (n,); low means suspicious. NaN where reheating was skipped."""
+        """Mean margin over the hot epochs, (n,); low means suspicious. NaN if reheating was skipped."""
         return self.watch.margins
 
     def __repr__(self) -> str:
@@ -180,45 +180,44 @@ def reheat(
 ) -> Reheated:
     """Train copies of a memorized network for a few epochs at a high learning rate, and record their margins.
 
-    The model, its mode, its gradients and all random generators are afterwards as before. Every parameter that
-    requires grad is trained; modules are in training mode. A round begins from the memorized weights, holds the rate
-    for the first half of its epochs and lets it fall to 0 over the second. Where the network reproduces fewer than
-    `memorized_above` of the labels, or fewer than 99 % and neighbors support them all, nothing is done, and `skipped`
-    says so: it still tells wrong labels from right ones itself, and reheating would do harm.
+    The model, its mode, its gradients and all random generators are restored afterwards. Every parameter that requires
+    grad is trained, in training mode. A round starts from the memorized weights, holds the rate for the first half of
+    its epochs and decays it to 0 over the second. Reheating is skipped, and `skipped` says why, if the network
+    reproduces fewer than `memorized_above` of the labels, or fewer than 99 % and neighbors support all of them: such a
+    network still separates wrong labels from right ones, and reheating would do harm.
 
-    The rate is the one after which training accuracy is within 0.07 of `target`: a range test raises it step by step,
-    from 1e-5, until the accuracy of the last few training batches falls to the target; rounds that then miss it are
-    thrown away, five at most, and the rate is corrected. The same seed gives the same numbers, on a GPU up to its own
-    nondeterminism.
+    The rate is chosen so that training accuracy afterwards is within 0.07 of `target`. A range test raises it step by
+    step from 1e-5 until the accuracy of the last few training batches falls to the target. Rounds that then miss the
+    target are discarded, five at most, and the rate is corrected. The same seed gives the same numbers, up to the
+    nondeterminism of a GPU.
 
     Args:
         model: A trained classifier, any torch.nn.Module, or a Network (its autocast is used, its readout is not).
-        data: The data set that it was trained on: anything that `likewise.batches` accepts. Here it may also shuffle
-            or augment at random: a DataLoader's data set, collate function and batch size are used, in an order of
-            this function's own.
-        labels: (n,) class numbers; those that travel with the data if None. With one output, 0 and 1.
-        epochs: Of each round.
-        rounds: How many copies are trained, in orders of their own: four rank labels better than one.
-        learning_rate: The high rate; None finds it.
-        target: Training accuracy to fall to; None for what neighbors' votes support, which visits all pairs, and .85
-            where they support whatever was learned.
-        memorized_above: Training accuracy below which nothing is done; 0 reheats any network.
+        data: The data set that it was trained on: anything that `likewise.batches` accepts. It may shuffle or augment
+            at random: a DataLoader's data set, collate function and batch size are used, but not its order.
+        labels: (n,) class numbers; None uses the labels of the data. With one output, 0 and 1.
+        epochs: Epochs per round.
+        rounds: Number of copies to train, each in another order; four rank labels better than one.
+        learning_rate: The high rate; None searches it.
+        target: Training accuracy to fall to. None: what neighbors' votes support, which visits all pairs, or .85 if
+            they support everything learned.
+        memorized_above: Training accuracy below which reheating is skipped; 0 reheats any network.
         loss: (outputs, labels) -> one number; None for the cross entropy.
         optimizer: Called with parameters and `lr=`; a class or a functools.partial of one.
         augment: Called with the inputs of each training batch, on the model's device; returns inputs.
-        batch_size: None for the loader's, else so that an epoch has 32 steps, and from 16 to 256.
-        seed: Of the order of samples, dropout and augmentation.
-        sketch: Width of the sketches that neighbors' votes are estimated from; None is exact.
-        votes: (n, classes), what `likewise.votes.class_votes` returned for the network, if that is known already.
-        checkpoint: A file, written after the range test and after each round. If it is there, training goes on from
-            it, and a finished one is only read.
+        batch_size: None uses the loader's; without a loader, 16 to 256, so that an epoch has about 32 steps.
+        seed: Seed for the order of samples, dropout and augmentation.
+        sketch: Width of the sketches from which neighbors' votes are estimated; None is exact.
+        votes: (n, classes) the result of `likewise.votes.class_votes` for the network, if you have it.
+        checkpoint: A file, written after the range test and after each round. Training resumes from an existing one; a
+            finished one is only read.
 
     Returns:
         Reheated; `lw.label_suspicion(gram, reheat=reheated)` ranks labels by it.
 
     Raises:
-        TypeError: Labels are no class numbers, or the model cannot be copied.
-        ValueError: Labels do not fit the outputs, or the checkpoint is of another model, data set or setting.
+        TypeError: Labels are not class numbers, or the model cannot be copied.
+        ValueError: Labels do not fit the outputs, or the checkpoint belongs to another model, data set or setting.
 
     Example:
         >>> import torch, likewise as lw
@@ -229,7 +228,7 @@ def reheat(
     """
     if world_size() > 1:
         raise RuntimeError(
-            f"reheat trains in one process, and this one is of {world_size()}: call it alone, without torchrun."
+            f"reheat trains in one process, but {world_size()} were started: call it without torchrun."
         )
     settings = _Settings(
         epochs=check_integer("epochs", epochs, 1),
@@ -245,7 +244,7 @@ def reheat(
     )
     if not callable(optimizer):
         raise TypeError(
-            f"optimizer must be called with parameters and lr=, found {describe(optimizer)}: give a class of "
+            f"optimizer must be callable with parameters and lr=, found {describe(optimizer)}: pass a class of "
             "torch.optim, or a functools.partial of one."
         )
     functions = _Functions(
@@ -255,7 +254,7 @@ def reheat(
     )
     with _training_state():
         net = to_network(model)
-        batched = isinstance(data, Batches)  # made without these labels, perhaps
+        batched = isinstance(data, Batches)  # perhaps built without these labels
         samples = _Samples(
             training_data(data, labels=None if batched else labels), net, labels if batched else None
         )
@@ -287,24 +286,24 @@ class _Functions:
 
 @dataclass(frozen=True)
 class _Progress:
-    """How far a run is: what a checkpoint holds beside tensors."""
+    """The progress of a run: what a checkpoint holds besides tensors."""
 
     accuracy_before: float
     rate: float = math.nan  # of the next round
     target: float = math.nan
-    too_low: float = 0.0  # the largest rate known to be
-    too_high: float = math.inf  # the smallest
+    too_low: float = 0.0  # the largest rate known to be too low
+    too_high: float = math.inf  # the smallest rate known to be too high
     tried: int = 0  # rounds so far
     epochs: float = 0.0
     seconds: float = 0.0
     skipped: str = ""
 
     def misses(self, after: float) -> float:
-        """Return how far an accuracy is from the target; 0 where there is none."""
+        """Return how far an accuracy is from the target; 0 without a target."""
         return 0.0 if math.isnan(self.target) else abs(after - self.target)
 
     def corrected(self, after: float) -> "_Progress":
-        """Return the same with the rate for the next round."""
+        """Return the progress with the rate for the next round."""
         if self.misses(after) <= TOLERANCE:
             return self
         low, high = self.too_low, self.too_high
@@ -328,7 +327,7 @@ class _Samples:
             raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
         self.labels = _class_numbers(found)
         if len(self.labels) != self.n:
-            raise ValueError(f"{len(self.labels)} labels for {self.n} samples: one for each is needed.")
+            raise ValueError(f"{len(self.labels)} labels for {self.n} samples: expected one for each.")
 
     def read(self, places: list[int]) -> tuple[Any, Tensor]:
         """Return the inputs, on the model's device, and the labels of some samples."""
@@ -352,7 +351,7 @@ class _Samples:
         return max(1, round(self.n / size))
 
     def checksum(self) -> str:
-        """Return a checksum of the labels, and of the inputs where they are the same each time they are read."""
+        """Return a checksum of the labels, and of the inputs if they are the same each time they are read."""
         once, again = Fingerprint(), Fingerprint()
         self.data.add_to(once, "samples")
         self.data.add_to(again, "samples")
@@ -361,7 +360,7 @@ class _Samples:
 
 
 class _Run:
-    """One call of `reheat`: trains copies of the model, which itself is only read."""
+    """One call of `reheat`: trains copies of the model, which stays unchanged."""
 
     def __init__(
         self,
@@ -379,7 +378,7 @@ class _Run:
         self.begun = time.monotonic()
 
     def result(self, path: Path | None) -> Reheated:
-        """Return the reheated network, going on from a checkpoint if there is one."""
+        """Reheat the network, resuming from a checkpoint if there is one."""
         checkpoint = None if path is None else _Checkpoint(path, self._identity())
         saved = None if checkpoint is None else checkpoint.read(self._copy, self.samples.n)
         progress, rounds = saved or (self._prepare(), [])
@@ -392,10 +391,10 @@ class _Run:
                 progress, tried=progress.tried + 1, epochs=progress.epochs + self.settings.epochs
             )
             if one is None:
-                reason = f"training at a learning rate of {progress.rate:.1e} ended in NaN: give a lower one"
+                reason = f"training at a learning rate of {progress.rate:.1e} ended in NaN: pass a lower one"
                 progress = replace(progress, skipped=reason)
                 break
-            rounds = self._kept(rounds, one, progress)
+            rounds = self._select_rounds(rounds, one, progress)
             progress = progress.corrected(one.accuracy_after)
             if checkpoint is not None:
                 checkpoint.write(replace(progress, seconds=self._seconds()), rounds)
@@ -414,14 +413,14 @@ class _Run:
         wanted = self.settings.rounds
         return bool(progress.skipped) or good >= wanted or progress.tried >= wanted + CORRECTIONS
 
-    def _kept(self, rounds: list[Round], one: Round, progress: _Progress) -> list[Round]:
-        """Return the rounds that are close enough to the target; the closest one where there is none."""
+    def _select_rounds(self, rounds: list[Round], one: Round, progress: _Progress) -> list[Round]:
+        """Return the rounds that are close enough to the target; if there are none, the closest one."""
         every = sorted([*rounds, one], key=lambda done: progress.misses(done.accuracy_after))
         good = [done for done in [*rounds, one] if progress.misses(done.accuracy_after) <= TOLERANCE]
         return good or every[:1]
 
     def _prepare(self) -> _Progress:
-        """Return the accuracy before, and the learning rate or the reason why there is nothing to do."""
+        """Return the accuracy before, and the learning rate or the reason to skip reheating."""
         progress = _Progress(_share_right(self._logits(self.before), self.samples.labels))
         if progress.accuracy_before < self.settings.memorized_above:
             share, least = (100 * v for v in (progress.accuracy_before, self.settings.memorized_above))
@@ -435,18 +434,18 @@ class _Run:
         if target is None:
             share = 100 * progress.accuracy_before
             reason = f"the network reproduces {share:.0f} % of the labels, and neighbors support no fewer"
-            return replace(progress, skipped=f"{reason}: nothing tells that wrong ones are among them")
+            return replace(progress, skipped=f"{reason}: nothing suggests that any of them are wrong")
         rate, steps = self._range_test(target)
         progress = replace(progress, target=target, epochs=steps / self.samples.step_count(self.size))
         if rate is None:
             reason = f"training accuracy stays above {target:.2f} up to a learning rate of {HIGHEST_RATE}"
-            return replace(progress, skipped=f"{reason}: give another optimizer")
+            return replace(progress, skipped=f"{reason}: pass another optimizer")
         return replace(progress, rate=rate)
 
     def _target(self, learned: float) -> float | None:
-        """Return the training accuracy to fall to: what neighbors support, where they do not support everything.
+        """Return the training accuracy to fall to: the share that neighbors support, if they do not support everything.
 
-        None where they support what was learned, and that is not all: the network may be right on the rest.
+        None if they support what was learned, and that is not everything: the network may be right about the rest.
         """
         if self.settings.target is not None:
             return self.settings.target
@@ -461,13 +460,13 @@ class _Run:
         unjudged = learned - supported < NO_JUDGE
         if unjudged and learned < NEARLY_ALL and self.settings.memorized_above > 0:
             return None
-        judged = UNJUDGED if unjudged else supported
-        return max(judged, usual + LEAST_KEPT * (1 - usual))
+        target = UNJUDGED if unjudged else supported
+        return max(target, usual + LEAST_KEPT * (1 - usual))
 
     def _range_test(self, target: float) -> tuple[float | None, int]:
-        """Return the learning rate at which training accuracy falls to the target, and the steps that it took.
+        """Return the learning rate at which training accuracy falls to the target, and the number of steps taken.
 
-        Relative to that of the first steps: batch statistics and dropout alone cost some of it.
+        Accuracy is relative to that of the first steps, because batch statistics and dropout alone cost some of it.
         """
         model = self._copy()
         optimizer = self._optimizer(model, LOWEST_RATE)
@@ -488,13 +487,13 @@ class _Run:
     def _endless_steps(self) -> Iterator[list[int]]:
         epoch = 0
         while True:
-            seed = _mixed(self.settings.seed, 0, epoch)
+            seed = _mix_seed(self.settings.seed, 0, epoch)
             _seed_generators(seed)
             yield from self.samples.steps(self.size, seed)
             epoch += 1
 
     def _round(self, progress: _Progress) -> Round | None:
-        """Return a copy that was trained for one round, None if its weights became NaN or infinite."""
+        """Train a copy for one round; return None if its weights became NaN or infinite."""
         model, watch = self._copy(), Watch(self.samples.n)
         optimizer = self._optimizer(model, progress.rate)
         epochs = range(self.settings.epochs)
@@ -510,7 +509,7 @@ class _Run:
         self, model: nn.Module, optimizer: Optimizer, watch: Watch, epoch: int, progress: _Progress
     ) -> float:
         """Train for one epoch, and return its accuracy."""
-        seed = _mixed(self.settings.seed, 1 + progress.tried, epoch)
+        seed = _mix_seed(self.settings.seed, 1 + progress.tried, epoch)
         _seed_generators(seed)
         steps = list(self.samples.steps(self.size, seed))
         right = 0.0
@@ -562,7 +561,7 @@ class _Run:
         return outputs
 
     def _logits(self, outputs: Tensor) -> Tensor:
-        """Return outputs as logits, where the model ends in a softmax or sigmoid."""
+        """Return outputs as logits, also if the model ends in a softmax or sigmoid."""
         if not self.probabilities:
             return outputs
         limits = torch.finfo(outputs.dtype)
@@ -576,8 +575,8 @@ class _Run:
             model = copy.deepcopy(self.net.model)
         except Exception as error:  # whatever a module's own __deepcopy__ raises
             raise TypeError(
-                f"{type(self.net.model).__name__} cannot be copied by copy.deepcopy ({error}): reheating trains a "
-                "copy, and leaves the model as it is. Load its weights into a fresh one."
+                f"copy.deepcopy cannot copy {type(self.net.model).__name__} ({error}), and reheating trains a copy. "
+                "Load the weights into a fresh model, and pass that."
             ) from error
         for value in model.parameters():
             value.grad = None
@@ -586,14 +585,14 @@ class _Run:
     def _optimizer(self, model: nn.Module, rate: float) -> Optimizer:
         trained = [value for value in model.parameters() if value.requires_grad]
         if not trained:
-            raise ValueError("No parameter of the model requires grad: there is nothing to train.")
+            raise ValueError("No parameter of the model requires grad, so there is nothing to train.")
         return self.functions.optimizer(trained, lr=rate)
 
     def _seconds(self) -> float:
         return time.monotonic() - self.begun
 
     def _identity(self) -> dict[str, str]:
-        """Return what a checkpoint must have in common with this call, in words."""
+        """Return what a checkpoint must share with this call, in words."""
         model = self.net.model
         state = [*dict(model.named_parameters()).values(), *dict(model.named_buffers()).values()]
         used = self.functions
@@ -615,7 +614,7 @@ class _Checkpoint:
     identity: dict[str, str]
 
     def write(self, progress: _Progress, rounds: list[Round]) -> None:
-        """Write the state, complete or not at all."""
+        """Write the state atomically."""
         from safetensors.torch import save
 
         tensors = dict[str, Tensor]()
@@ -630,7 +629,7 @@ class _Checkpoint:
         files.write_atomically(self.path, lambda file: file.write(content), len(content))
 
     def read(self, make_model: Callable[[], nn.Module], n: int) -> tuple[_Progress, list[Round]] | None:
-        """Return the state that was written, None if there is none yet."""
+        """Read the state; None if there is none yet."""
         from safetensors import SafetensorError, safe_open
 
         if not self.path.exists():
@@ -641,19 +640,19 @@ class _Checkpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(
-                f"{self.path} cannot be read as a checkpoint of likewise.reheat ({error}): remove it, or name another "
+                f"{self.path} cannot be read as a checkpoint of likewise.reheat ({error}): delete it, or name another "
                 "file."
             ) from error
         if about.get("schema") != SCHEMA:
             raise ValueError(
-                f"{self.path} is no checkpoint that this version's likewise.reheat wrote: name another file."
+                f"{self.path} was not written by likewise.reheat of this version: name another file."
             )
         differing = [
             name for name, digest in self._digests().items() if about["identity"].get(name) != digest
         ]
         if differing:
             raise ValueError(
-                f"{self.path} is the checkpoint of another call: {' and '.join(differing)} differ. Remove it, or name "
+                f"{self.path} is a checkpoint of another call: {' and '.join(differing)} differ. Delete it, or name "
                 "another file."
             )
         rounds = list[Round]()
@@ -686,9 +685,9 @@ def _class_numbers(labels: Tensor) -> Tensor:
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
         raise TypeError(
-            f"labels must be class numbers from 0, one a sample, found {describe(labels)}"
-            f"{_range_of(labels)}: reheating is for classifiers. Numbers that are classes: labels.long(); one-hot: "
-            "labels.argmax(1)."
+            f"labels must be class numbers from 0, one per sample, found {describe(labels)}"
+            f"{_range_of(labels)}: reheating is for classifiers. If floats are classes, pass labels.long(); if "
+            "one-hot, labels.argmax(1)."
         )
     return found.cpu().long()
 
@@ -702,8 +701,8 @@ def _refuse_other_outputs(outputs: Tensor, labels: Tensor) -> None:
     classes = max(2, outputs.shape[1])
     if int(labels.max()) >= classes:
         raise ValueError(
-            f"Labels go up to {int(labels.max())}, and the model has {outputs.shape[1]} outputs, those of {classes} "
-            "classes: these are not the classes that it tells."
+            f"Labels go up to {int(labels.max())}, but the model has {outputs.shape[1]} outputs, for {classes} "
+            "classes: these are not its classes."
         )
 
 
@@ -714,8 +713,8 @@ def _share_right(outputs: Tensor, labels: Tensor) -> float:
     return float(right.double().mean())
 
 
-def _mixed(seed: int, use: int, epoch: int) -> int:
-    """Return a seed of its own for each use and epoch."""
+def _mix_seed(seed: int, use: int, epoch: int) -> int:
+    """Return a different seed for each use and epoch."""
     return int(np.random.SeedSequence([seed, use, epoch]).generate_state(1)[0])
 
 

@@ -1,4 +1,4 @@
-"""Votes: every other sample votes for its own class, the more the network treats the two alike."""
+"""Votes: every other sample votes for its own class, weighted by how alike the network treats the two."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from likewise.gram import GramMatrix, Strip, SumReducer
 from likewise.gram.sketches import pair_source
 from likewise.linalg import product_by_chunks
 
-EXPONENT = 4  # of votes: how local they are
-SURPRISE_WEIGHT = 0.1  # beside the margin; chosen on benchmarks/label_overlap.py --seeds 11
-LEAST_SHARE = 0.01  # added to what speaks for a label: less is no more surprising
+EXPONENT = 4  # of votes: larger is more local
+SURPRISE_WEIGHT = 0.1  # relative to the margin; chosen on benchmarks/label_overlap.py --seeds 11
+LEAST_SHARE = 0.01  # added to the share of a label: smaller shares are not more surprising
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def class_votes(
         gram: A square matrix.
         classes: (n,) class numbers.
         exponent: How local votes are.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         (n, classes) in float64.
@@ -55,8 +55,8 @@ def class_votes(
 def contradiction(own: Tensor, other: Tensor) -> Tensor:
     """Return how much shares of votes or probabilities contradict labels, (n,) in [0, 1].
 
-    The margin, (1 − own + other) / 2, and a tenth of how surprising the label is, log(1.01 / (own + 0.01)), scaled to
-    [0, 1]. Where classes are confused, the second tells more.
+    The margin, (1 − own + other) / 2, plus a tenth of how surprising the label is, log(1.01 / (own + 0.01)), scaled to
+    [0, 1]. The second helps if classes are confused.
 
     Args:
         own: (n,) the share of the label.

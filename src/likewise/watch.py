@@ -5,8 +5,8 @@
     watch.margins, watch.forgetting, ...        (n,) each
     watch.save("run.parquet")
 
-A record is a few running sums per sample. It draws no random numbers and stays outside of the autograd graph: training
-goes on bit for bit as without it.
+A record is a few running sums per sample. It draws no random numbers and stays outside of the autograd graph, so
+training is bit for bit the same without it.
 """
 
 import warnings
@@ -71,9 +71,9 @@ State = dict[str, np.ndarray]  # by the names of COLUMNS
 
 
 class _Pending(NamedTuple):
-    """What is kept of one update until it is added."""
+    """One update that has not been added to the sums yet."""
 
-    logits: Tensor | None  # (b, classes) where they are few: faster to reduce with those of other updates
+    logits: Tensor | None  # (b, classes) if they are few: faster to reduce with those of other updates
     values: Tensor | None  # else (2, b), see `_margins_and_log_odds`
     labels: Tensor  # (b,)
     ids: Tensor  # (b,)
@@ -88,15 +88,15 @@ class _Pending(NamedTuple):
 
 
 class Watch:
-    """Running sums over training of what a network says of each of n samples.
+    """The record of a training run: running sums of margins, losses and probabilities for each of n samples.
 
-    An update is one look at a sample, usually one per epoch; a sample that occurs twice in a batch has two. Sums are
-    float64 on the CPU. Up to 64 updates wait on the device of the logits, so that a GPU is not waited for at each
-    step; reading any result adds them first. Faulty ids and labels are therefore refused up to 64 updates late on a
-    GPU, but always before a number is returned.
+    Each sample in a batch counts as one update, usually one per epoch; a sample that occurs twice in a batch has two.
+    Sums are float64 on the CPU. Up to 64 updates are kept on the device of the logits, so that training does not wait
+    for the GPU at each step; reading any result adds them first. On a GPU, faulty ids and labels are therefore refused
+    up to 64 updates late, but always before a number is returned.
 
-    A prediction is correct where the margin is positive: a tie is not. Updates with NaN or infinite logits are
-    left out, counted and warned of.
+    A prediction is correct if the margin is positive; a tie is not. Updates with NaN or infinite logits are left out
+    and counted, with a warning.
 
     Args:
         n: Number of samples; ids are 0 to n - 1, the positions in the data set.
@@ -123,8 +123,8 @@ class Watch:
         """Add one training batch.
 
         Args:
-            logits: (b, classes) as the loss sees them, not probabilities; (b,) or (b, 1) if they are those of class 1
-                of two. Any floating dtype; half precision is read as float32.
+            logits: (b, classes) as the loss sees them, not probabilities; with two classes, also (b,) or (b, 1) for
+                class 1. Any floating dtype; half precision is read as float32.
             labels: (b,) class numbers. With mixed or smoothed targets: the numbers before mixing.
             ids: (b,) positions of the samples in the data set; `WithIndex` adds them to a data set.
 
@@ -161,7 +161,7 @@ class Watch:
 
     @property
     def labels(self) -> Tensor:
-        """The label that each sample was trained with, (n,) integers; -1 where it was never seen."""
+        """The label that each sample was trained with, (n,) integers; -1 if it was never seen."""
         return self._column("label")
 
     @property
@@ -180,12 +180,12 @@ class Watch:
 
     @property
     def early_margins(self) -> Tensor:
-        """The same mean, weighted by how much was still to be learned, (n,); low means suspicious.
+        """Mean margin, weighted by how much was still to be learned, (n,); low means suspicious.
 
-        The weight of an update is e (1 − e)², where e is the share of the other samples in its batch that were not
-        predicted. Updates before a network has learned anything, and after it has memorized its labels, say nothing of
-        which ones are wrong, and hardly count; of a network stopped early this is nearly the plain mean. Labels are
-        ranked by it.
+        The weight of an update is e (1 − e)², with e the share of mispredicted samples among the others of its batch.
+        Updates before a network has learned anything, and after it has memorized its labels, say nothing about wrong
+        labels and hardly count. For a network stopped early, this is close to the plain mean. `label_suspicion` ranks
+        labels by it.
         """
         total, weight = self._column("weighted_margin_sum"), self._column("weight_sum")
         return torch.where(self.updates > 0, total / weight.clamp(min=LEAST_WEIGHT), torch.nan)
@@ -218,7 +218,7 @@ class Watch:
 
     @property
     def forgetting(self) -> Tensor:
-        """How often a sample went from correctly to incorrectly predicted, (n,); NaN where it was never seen.
+        """How often a sample went from correctly to incorrectly predicted, (n,); NaN if it was never seen.
 
         Forgetting events of Toneva et al., "An empirical study of example forgetting" (2019). 0 also for a sample that
         was never learned: its `correctness` is 0.
@@ -243,7 +243,7 @@ class Watch:
         return table.rename(columns=singular).rename_axis("sample")
 
     def scalars(self) -> dict[str, float]:
-        """Return the record in a few numbers, for a logger: means over the samples that were seen."""
+        """Return a few numbers for a logger: means over the samples that were seen."""
         seen = self.updates > 0
         means = {"margin": self.margins, "loss": self.losses, "confidence": self.confidence}
         found = {f"watch/{name}": float(values[seen].mean()) for name, values in means.items()}
@@ -255,9 +255,9 @@ class Watch:
     def merge(self, other: "Watch") -> None:
         """Add the record of the same samples by another process.
 
-        All sums are those of one record of both. `forgetting` is, too, for samples whose updates in one record all come
-        before those in the other, counting each record's calls of `update`; where they alternate, events between
-        one record and the other are not counted. Merge after each epoch to have them all.
+        All sums equal those of a single record. So does `forgetting`, for samples whose updates in one record all come
+        before those in the other, counted in calls of `update`; if they alternate, events between the two records are
+        not counted. Merge after each epoch to count all of them.
 
         Raises:
             ValueError: The numbers of samples, or labels, differ.
@@ -274,9 +274,9 @@ class Watch:
         self._clock = max(self._clock, other._clock)
 
     def save(self, path: str | Path) -> None:
-        """Write the record as one parquet file, complete or not at all: some 80 bytes per sample.
+        """Write the record atomically as one parquet file of about 80 bytes per sample.
 
-        It holds the running sums; `Watch.load(path)` reads it, and training can go on from it.
+        It holds the running sums, so that training can resume from `Watch.load(path)`.
         """
         import pyarrow
         import pyarrow.parquet
@@ -294,11 +294,11 @@ class Watch:
 
     @classmethod
     def load(cls, path: str | Path) -> "Watch":
-        """Return the record that `save` wrote.
+        """Load a record that `save` wrote.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It is no such record, or damaged.
+            ValueError: It is not a record, or it is damaged.
         """
         import pyarrow
         import pyarrow.parquet
@@ -306,17 +306,17 @@ class Watch:
         if not Path(path).exists():
             raise FileNotFoundError(f"There is no record {path}: watch.save(path) writes one.")
         try:
-            # without threads: where memory for their stacks is lacking, pyarrow waits for ever
+            # without threads: pyarrow waits forever if there is no memory for their stacks
             table = pyarrow.parquet.read_table(path, use_threads=False, pre_buffer=False)
         except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is not a record that Watch.save wrote: {error}") from error
+            raise ValueError(f"{path} is not a record written by Watch.save: {error}") from error
         metadata = table.schema.metadata or {}
         if metadata.get(SCHEMA_KEY) == UNWEIGHTED and {"updates", "margin_sum"} <= set(table.column_names):
             table = table.append_column("weight_sum", table["updates"])
             table = table.append_column("weighted_margin_sum", table["margin_sum"])
             metadata = {**metadata, SCHEMA_KEY: SCHEMA}
         if metadata.get(SCHEMA_KEY) != SCHEMA or not {"sample", *COLUMNS} <= set(table.column_names):
-            raise ValueError(f"{path} is not a record that this version's Watch.save wrote.")
+            raise ValueError(f"{path} is not a record written by Watch.save of this version.")
         if not len(table) or (table["sample"].to_numpy() != np.arange(len(table))).any():
             raise ValueError(
                 f"{path} is not in the order in which Watch.save wrote it: samples are numbered from 0."
@@ -327,7 +327,7 @@ class Watch:
         return watch
 
     def margins_for(self, labels: Any) -> Tensor:
-        """Return the early margins, for use beside these labels of the same samples, in the same order.
+        """Return the early margins, if the record matches these labels of the same samples in the same order.
 
         Warns if samples were never seen; their margins are NaN.
 
@@ -337,23 +337,22 @@ class Watch:
         given = check_tensor("labels", labels).cpu()
         if given.shape != (self.n,):
             raise ValueError(
-                f"The record is of {self.n:,} samples, and labels have shape {tuple(given.shape)}: record and data "
-                "must be of the same samples, in the same order."
+                f"The record is of {self.n:,} samples, but labels have shape {tuple(given.shape)}: record and data "
+                "must have the same samples in the same order."
             )
         known = self.labels
         differ = ((known != UNKNOWN) & (known != given)).nonzero()[:, 0]
         if len(differ):
             raise ValueError(
                 f"{len(differ):,} of {self.n:,} samples {agreeing(len(differ), 'was', 'were')} trained with another "
-                f"label than given: {_named(differ)}. "
+                f"label than given: {_list_ids(differ)}. "
                 "Ids must be positions in this data set, in this order; after relabeling, train with a new Watch."
             )
         unseen = self.unseen
         if len(unseen):
             warnings.warn(
                 f"{len(unseen):,} of {self.n:,} samples {agreeing(len(unseen), 'was', 'were')} never seen in "
-                f"training: {_named(unseen)}. They have no "
-                "margin.",
+                f"training: {_list_ids(unseen)}. They have no margin.",
                 stacklevel=3,
             )
         return self.early_margins
@@ -375,7 +374,7 @@ class Watch:
         self._clock = max(self._clock, int(other["last_at"].max(initial=-1)) + 1)
 
     def empty_part(self) -> "Watch":
-        """Return an empty record of the same samples, whose updates count as later than all here."""
+        """Return an empty record of the same samples, whose updates count as later than all of this one."""
         self._flush()
         later = Watch(self.n)
         later._clock = self._clock
@@ -403,19 +402,19 @@ class Watch:
             _refuse_outside("labels", labels.numpy(), logits.shape[1])
         if logits.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                "watch.update cannot be recorded in a CUDA graph: call it with the outputs of a replay."
+                "watch.update cannot run while a CUDA graph is captured: call it with the outputs of a replay."
             )
         return logits, labels, ids
 
     def _flush(self) -> None:
-        """Add what is pending to the sums."""
+        """Add pending updates to the sums."""
         if not self._pending:
             return
         groups = [list(group) for _, group in groupby(self._pending, lambda part: part.kind)]
         with torch.no_grad():
-            values = np.concatenate([_reduced(group) for group in groups], 1)
-        labels = _joined([part.labels for part in self._pending])
-        ids = _joined([part.ids for part in self._pending])
+            values = np.concatenate([_reduce_updates(group) for group in groups], 1)
+        labels = _concatenate([part.labels for part in self._pending])
+        ids = _concatenate([part.ids for part in self._pending])
         sizes = [len(part.ids) for part in self._pending]
         values = np.concatenate([values, _weights(values[0], sizes)[None]])
         _refuse_outside("ids", ids, self.n)
@@ -452,13 +451,13 @@ class Watch:
         self._combine(ids[starts], {**found, **known})
 
     def _warn_of_left_out(self, ids: np.ndarray) -> None:
-        """Warn once of samples whose updates were left out."""
+        """Warn once about samples whose updates were left out."""
         if self._warned or not len(ids):
             return
         self._warned = True
         warnings.warn(
             f"{counted(len(ids), 'update')} with NaN or infinite logits {agreeing(len(ids), 'is', 'are')} left "
-            f"out of the record: samples {_named(np.unique(ids))}. watch.left_out counts them.",
+            f"out of the record: samples {_list_ids(np.unique(ids))}. watch.left_out counts them.",
             stacklevel=4,
         )
 
@@ -488,7 +487,7 @@ class WithIndex(torch.utils.data.Dataset):
     not matter. Wrap the data set that you will analyze; take subsets of the wrapped one.
 
     Args:
-        dataset: Has a length and is read by position; what is only iterated over has no positions to add.
+        dataset: A map-style data set; an iterable one has no positions to add.
 
     Example:
         >>> import likewise as lw
@@ -514,7 +513,7 @@ class WithIndex(torch.utils.data.Dataset):
         return _with_index(self.dataset[index], self._position(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples; a DataLoader calls this, and data sets of Hugging Face answer it faster."""
+        """Return several samples; a DataLoader calls this, which is faster for Hugging Face data sets."""
         fetch = getattr(self.dataset, "__getitems__", None)
         items = [self.dataset[index] for index in indices] if fetch is None else fetch(indices)
         return [_with_index(item, self._position(index)) for item, index in zip(items, indices, strict=True)]
@@ -537,23 +536,23 @@ def _with_index(item: Any, index: int) -> Any:
 def _margins_and_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     """Return margins and log-odds of the labels, (2, b): everything else follows from these."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # faulty labels are refused when they are added: out of range, they would end all work on a GPU here
+    # faulty labels are refused when they are added; out of range, they would abort all work on a GPU here
     place = labels.to(logits.device, non_blocking=True).clamp(0, logits.shape[1] - 1)[:, None]
     label = logits.gather(1, place)[:, 0]
     others = logits.scatter(1, place, -torch.inf)
     return torch.stack([label - others.amax(1), label - others.logsumexp(1)])
 
 
-def _reduced(parts: list[_Pending]) -> np.ndarray:
+def _reduce_updates(parts: list[_Pending]) -> np.ndarray:
     """Return margins and log-odds of updates of one kind, (2, rows) in float64."""
     if parts[0].logits is None:
-        return _joined([part.values for part in parts if part.values is not None], 1).astype(np.float64)
+        return _concatenate([part.values for part in parts if part.values is not None], 1).astype(np.float64)
     logits = torch.cat([part.logits for part in parts if part.logits is not None])
     return _margins_and_log_odds(logits, torch.cat([part.labels for part in parts])).cpu().double().numpy()
 
 
 def _weights(margins: np.ndarray, sizes: list[int]) -> np.ndarray:
-    """Return the weight of each row, (rows,), see Watch.early_margins; 1 where there are no others in the batch."""
+    """Return the weight of each row, (rows,), see Watch.early_margins; 1 if it is alone in its batch."""
     sizes_of = np.repeat(sizes, sizes)
     missed = ~(margins > 0)
     batches = np.repeat(np.arange(len(sizes)), sizes)
@@ -568,7 +567,7 @@ def _stable_order(ids: np.ndarray) -> np.ndarray:
 
 
 def _summarize(ids: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> State:
-    """Return what these rows alone add to the state of their samples, by which they are sorted."""
+    """Return what rows, sorted by sample, add to the state of their samples."""
     new = np.r_[True, ids[1:] != ids[:-1]]
     starts = np.flatnonzero(new)
     ends = np.r_[starts[1:], len(ids)] - 1
@@ -594,7 +593,7 @@ def _summarize(ids: np.ndarray, values: np.ndarray, clocks: np.ndarray) -> State
 
 
 def _joined_in_time(a: State, b: State) -> State:
-    """Return the state of samples of which some updates are in `a` and some in `b`."""
+    """Merge the states of the same samples, with some updates in `a` and some in `b`."""
     in_a, in_b = a["updates"] > 0, b["updates"] > 0
     a_before = in_a & in_b & (a["last_at"] <= b["first_at"])
     b_before = in_a & in_b & ~a_before & (b["last_at"] <= a["first_at"])
@@ -623,8 +622,8 @@ def _rows(state: State, samples: np.ndarray) -> State:
     return {name: column[samples] for name, column in state.items()}
 
 
-def _joined(parts: list[Tensor], dim: int = 0) -> np.ndarray:
-    """Return tensors side by side as one array; waits for a GPU once."""
+def _concatenate(parts: list[Tensor], dim: int = 0) -> np.ndarray:
+    """Concatenate tensors into one array; waits for a GPU once."""
     device = parts[-1].device
     return torch.cat([part.to(device) for part in parts], dim).cpu().numpy()
 
@@ -638,8 +637,8 @@ def _check_logits(logits: Any) -> Tensor:
         return torch.cat([torch.zeros_like(one), one], 1)
     if found.dim() != 2 or found.shape[1] == 0:
         raise ValueError(
-            f"logits must have shape (batch, classes), found {tuple(found.shape)}: one label per sample is "
-            "recorded. For tokens or pixels, pass one place per sample, or make each a sample of its own: logits as "
+            f"logits must have shape (batch, classes), found {tuple(found.shape)}: Watch records one label per sample. "
+            "For tokens or pixels, pass one position per sample, or make each token a sample: logits as "
             "(tokens, classes), labels and ids as (tokens,), without those that the loss ignores."
         )
     return found
@@ -666,26 +665,26 @@ def _refuse_outside(name: str, found: np.ndarray, limit: int | np.ndarray) -> No
         return
     most = limit if isinstance(limit, int) else int(limit[outside][0])
     what, remedy = {
-        "ids": ("samples", "ids are positions in the data set of which Watch was given the length."),
+        "ids": ("samples", "ids are positions in the data set; Watch(n) was given its length."),
         "labels": (
             "classes",
-            "samples that the loss ignores (such as label -100) are to be left out of the update.",
+            "leave samples that the loss ignores (such as label -100) out of the update.",
         ),
     }[name]
     raise ValueError(
-        f"{name} must be from 0 to {most - 1} for {most} {what}, found {_named(np.unique(found[outside]))}: {remedy}"
+        f"{name} must be from 0 to {most - 1} for {most} {what}, found "
+        f"{_list_ids(np.unique(found[outside]))}: {remedy}"
     )
 
 
 def _refuse_changed(ids: np.ndarray, before: np.ndarray, now: np.ndarray) -> None:
     raise ValueError(
         f"The label of {counted(len(ids), 'sample')} changed during training: of sample {ids[0]} from {before[0]} "
-        f"to {now[0]}"
-        f"{'' if len(ids) == 1 else f' (samples {_named(ids)})'}. Are ids positions in the whole data set, and labels "
-        "those before mixing? After relabeling, begin a new Watch."
+        f"to {now[0]}{'' if len(ids) == 1 else f' (samples {_list_ids(ids)})'}. Are ids positions in the whole data "
+        "set, and labels those before mixing? After relabeling, start a new Watch."
     )
 
 
-def _named(numbers: np.ndarray | Tensor) -> str:
+def _list_ids(numbers: np.ndarray | Tensor) -> str:
     more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
     return ", ".join(str(int(number)) for number in numbers[:NAMED]) + more

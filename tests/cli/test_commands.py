@@ -238,7 +238,7 @@ def test_plan_and_doctor_tell_without_writing(made, capsys, tmp_path, monkeypatc
     told = facts(capsys, "doctor", *words(made, "table")[:4], "--limit", "30", "--readout", "predicted_class")
     assert told["samples"] == 30 and told["outputs"] == 1
     told = facts(capsys, "doctor", *words(made, "table")[:4])
-    assert told["outputs"] == 3 and told["engine"].startswith("layers") and told["torch"]
+    assert told["outputs"] == 3 and told["engine"].startswith("traced") and told["torch"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -326,7 +326,7 @@ def test_decisions_on_labels_that_are_not_flagged_count_too(runs, tmp_path, caps
     ("given", "message"),
     [
         (["analyze"], "missing argument"),
-        (["analyze", "net.py:model"], "data are needed"),
+        (["analyze", "net.py:model"], "name the data after the model"),
         (["analyze", "nowhere.py:model", "x.npz"], "nowhere.py"),
         (["analyze", "torch.nn:Identity", "nothing.npz"], "nothing.npz"),
         (["analyze", "no-colon", "x.npz"], "no-colon"),
@@ -352,7 +352,7 @@ def test_what_expands_leaves_with_three_and_names_cannot_give_orders_to_the_term
     np.savez_compressed(bomb, x=np.zeros((100, 10_000)))
     assert exit_code(["plan", "torch.nn:Identity", bomb, "--max-memory", "1MB"]) == 3
     told = capsys.readouterr().err
-    assert "once it is decompressed" in told and "--max-memory" in told.split("This would fit:")[1]
+    assert "once decompressed" in told and "--max-memory" in told.split("This would fit:")[1]
     assert "\x1b" not in told and "\u202e" not in told and "b⟨U+001B⟩[2J⟨U+202E⟩.npz" in told
 
 
@@ -391,7 +391,7 @@ def test_an_interrupted_run_says_how_to_go_on(made, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "To go on: likewise analyze" in err
+    assert "To resume: likewise analyze" in err
     assert exit_code(["analyze", *words(made, "table"), "--out", str(tmp_path / "run"), "-q"]) == 0
 
 
@@ -420,7 +420,7 @@ def test_classes_can_be_put_in_the_order_of_the_outputs(made, tmp_path, capsys):
     caveats = json.loads((tmp_path / "run" / "manifest.json").read_text())["caveats"]
     assert any("classes numbered as they were then" in line for line in caveats)
     assert exit_code([*given[:-1], "A,B", "--out", str(tmp_path / "other")]) == 2
-    assert "missing: C" in capsys.readouterr().err
+    assert "it lacks C" in capsys.readouterr().err
 
 
 def test_commands_that_open_a_model_take_the_same_options_from_one_declaration():
@@ -462,17 +462,15 @@ def test_columns_that_the_model_does_not_take_are_named(tmp_path, capsys):
     (tmp_path / "data.csv").write_text(f"number,width,height,kind\n{rows}\n")
     given = ["analyze", f"{tmp_path}/net.py:model", f"{tmp_path}/data.csv", "--label", "kind", "--out"]
     assert exit_code([*given, str(tmp_path / "run"), "-q"]) == 2
-    assert "the columns number, width, height, choose by --columns" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "--columns (the inputs are now number, width, height)" in " ".join(capsys.readouterr().err.split())
     assert exit_code([*given, str(tmp_path / "run"), "-q", "--columns", "width,height"]) == 0
 
 
 @pytest.mark.parametrize(
     "labels, options, note",
     [
-        ("123", [], "labels go from 1 to 3, and the network has 3 outputs, for classes 0 to 2"),
-        ("bc", [], "the data name 2 classes (b, c), and the network has 3 outputs"),
+        ("123", [], "labels range from 1 to 3, but the network has 3 outputs (classes 0 to 2)"),
+        ("bc", [], "the data name 2 classes (b, c), but the network has 3 outputs"),
         ("bc", ["--classes", "a,b,c"], None),
         ("abc", [], None),
         ("01", [], None),
@@ -487,5 +485,5 @@ def test_labels_that_are_not_numbered_as_the_outputs_are_noted(
     Path("data.csv").write_text(f"width,height,kind\n{rows}")
     assert exit_code(["index", "net.py:model", "data.csv", "--label", "kind", *options]) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert ("outputs, for" in told or "name all by --classes" in told) == (note is not None)
+    assert ("outputs (classes" in told or "all of them with --classes" in told) == (note is not None)
     assert note is None or note in told

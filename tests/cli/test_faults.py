@@ -72,7 +72,7 @@ def test_verify_tells_whole_damaged_unfinished_and_no_run(given, tmp_path, capsy
     assert exit_code(["verify", str(run)]) == 2 and "no run" in capsys.readouterr().err
     assert exit_code([*given, "--out", str(run), "-q"]) == 0
     capsys.readouterr()
-    assert exit_code(["verify", str(run)]) == 0 and "is whole: 8 files" in capsys.readouterr().out
+    assert exit_code(["verify", str(run)]) == 0 and "is intact: 8 files" in capsys.readouterr().out
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     for name in ("samples.parquet", "report.html", "settings.toml"):
         raw = bytearray(before[name])
@@ -178,7 +178,7 @@ def terminate_and_resume(given, whole, tmp_path, moments):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
-        assert "To go on: likewise analyze" in err and "Traceback" not in err
+        assert "To resume: likewise analyze" in err and "Traceback" not in err
         assert not list(out.glob(".lock*")) and not list(out.glob("**/*.part*"))
         assert exit_code([*given, "--out", str(out), "-q"]) == 0
         assert same_tables(out, whole) and exit_code(["verify", str(out)]) == 0
@@ -225,7 +225,7 @@ def test_a_full_disk_names_the_file_and_the_bytes_and_the_run_goes_on(given, who
     done = limited("RLIMIT_FSIZE", 9_000, [*given, "--out", str(run)])
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(rf"{run}\S* needs about [\d,]+ bytes, and [\d,]+ are free", done.stderr), done.stderr
-    assert "To go on: likewise analyze" in done.stderr
+    assert "To resume: likewise analyze" in done.stderr
     assert not list(run.glob("**/*.part*"))
     assert exit_code([*given, "--out", str(run), "-q"]) == 0 and same_tables(run, whole)
 
@@ -236,5 +236,5 @@ def test_lack_of_memory_exits_3_and_says_so(given, tmp_path, name):
     done = limited("RLIMIT_AS", 2**36, words)
     assert done.returncode == 3, done.stderr
     message = re.search(r"error: out of memory: (.+)", done.stderr)
-    assert message and "Traceback" not in done.stderr and "To go on" in done.stderr
+    assert message and "Traceback" not in done.stderr and "To resume" in done.stderr
     assert name == "failing" or f"{4 * 2**38}" in message[1]

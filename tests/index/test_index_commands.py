@@ -50,7 +50,7 @@ def test_a_width_that_is_rounded_is_told(made, tmp_path, capsys):
     given = ["index", *words(made, "table"), "--out", str(tmp_path / "index")]
     assert exit_code([*given, "--width", "100"]) == 0
     width = lw.Index(tmp_path / "index").width
-    assert width != 100 and f"{width} numbers a sample in place of 100" in capsys.readouterr().err
+    assert width != 100 and f"rows have {width} numbers instead of 100" in capsys.readouterr().err
 
 
 def answers(capsys, *given):
@@ -88,7 +88,7 @@ def test_labels_of_a_new_table_are_the_classes_of_the_index(indexes, made, capsy
     (tmp_path / "other.csv").write_text("\n".join([lines[0], *other]))
     assert exit_code(["ask", str(indexes / "table"), str(tmp_path / "other.csv")]) == 0
     heard = capsys.readouterr()
-    assert "note: vinegar is no class of the index" in heard.err and "its own label" not in heard.out
+    assert "note: vinegar is not a class of the index" in heard.err and "its own label" not in heard.out
     assert "the network was not trained again" in heard.out  # what would change the prediction
 
 
@@ -115,7 +115,7 @@ def test_a_column_of_labels_that_is_not_filled_in_is_left_out(tmp_path, capsys):
     assert exit_code([*given, f"{tmp_path}/index", "-q"]) == 0
     assert exit_code(["ask", f"{tmp_path}/index", f"{tmp_path}/new.csv", "--json"]) == 0
     told = capsys.readouterr()
-    assert "the label 'y' is not filled in everywhere" in " ".join(told.err.split())
+    assert "the label 'y' is missing in some rows" in " ".join(told.err.split())
     assert [one["label"] for one in json.loads(told.out[told.out.index("{") :])["answers"]] == [None, None]
 
 
@@ -157,7 +157,7 @@ def test_a_run_is_asked_by_the_index_that_it_keeps(made, capsys, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr("likewise.cli.index.load_network", None)  # refused before the model is loaded
         assert exit_code(["ask", str(run), str(tmp_path / "new.csv")]) == 2
-    said = f"keeps no index: likewise index {run / 'settings.toml'} --out index builds one"
+    said = f"has no index. Build one with likewise index {run / 'settings.toml'} --out index"
     assert said in " ".join(capsys.readouterr().err.split())
     assert exit_code(["index", str(run / "settings.toml"), "--out", str(run / "index"), "--width", "64"]) == 0
     header = (run / "index" / "settings.toml").read_text().splitlines()[0]
@@ -253,7 +253,7 @@ def test_a_page_shows_the_answers_escaped(indexes, tmp_path, monkeypatch, capsys
     ("given", "message"),
     [
         (["table", "no.png"], "no.png"),
-        (["nowhere", "no.png"], "holds no index"),
+        (["nowhere", "no.png"], "There is no index in"),
         (["table", "new.csv", "other.csv"], "of one kind"),
         (["table", "some text"], "of one kind"),
         (["text", " "], "empty text"),

@@ -82,7 +82,7 @@ def test_weights_are_those_of_the_statistics():
         ([0.0, 0.0], {}, "not all 0"),
         ([1.0, float("nan")], {}, "must be finite"),
         ([[1.0]], {}, r"must be \(n,\)"),
-        ([1.0, 0.0], {"replacement": False}, "2 different samples are to be drawn, and 1 of 2 weights"),
+        ([1.0, 0.0], {"replacement": False}, "Cannot draw 2 different samples: only 1 of 2 weights"),
     ],
     ids=["negative", "zero", "nan", "matrix", "too few"],
 )

@@ -92,7 +92,7 @@ def test_files_of_one_name_are_two_modules(folder):
         (":model", ValueError, "no import string"),
         ("net.py:model()", ValueError, "without brackets or arguments"),
         ("nets.py:model", FileNotFoundError, "no nets.py: did you mean net.py"),
-        ("none/deep/net.py:model", FileNotFoundError, "not even its folder"),
+        ("none/deep/net.py:model", FileNotFoundError, "and no such folder"),
         ("./net:model", FileNotFoundError, "did you mean net.py"),
         ("./data.csv:model", ValueError, "not a Python file"),
         ("a-b:model", ValueError, "not the name of a module"),
@@ -277,7 +277,7 @@ def test_files_that_are_no_weights_are_said(folder, net):
         "tensor.pt": "holds a Tensor, expected a state dict",
         "odd.pt": "holds no state dict.*it has epoch, weights",
         "nothing.pt": "it has nothing",
-        ".": "is a folder: name the file",
+        ".": "is a folder: name the weights file",
     }.items():
         with pytest.raises(ValueError, match=message):
             model(f"{net}:make", name)
@@ -411,7 +411,7 @@ def test_folders_that_hold_no_images_or_too_much_are_said(folder):
     for name, message in {
         "empty": "No images .*in empty, which holds nothing: expected folder/class/image.png",
         "both": "holds images .a.png. and folders of images .cat.",
-        "one": "No images in dog of one",
+        "one": "There are no images in dog of one",
         "split": "deeper, give split/train",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -523,7 +523,7 @@ def test_what_is_shown_of_a_wide_table_is_limited(folder):
         ({"label": "nope"}, "no column 'nope': it has size, weight"),
         ({"columns": ["size", "nope"]}, "no column 'nope'"),
         ({"columns": ["size", "name"]}, "'name' of .* holds no numbers .*'ann'"),
-        ({"columns": []}, "No columns of numbers"),
+        ({"columns": []}, "There are no numeric columns"),
         ({"columns": ["kind"], "label": "kind"}, "asked for twice"),
         ({"columns": ["size", "size"]}, "asked for twice"),
         ({"text_column": "name"}, "needs prepare"),
@@ -560,8 +560,8 @@ def test_a_word_among_numbers_is_named_and_columns_of_text_are_noted(folder, fra
 
     write_frame()
     assert data(str(path)).notes == (
-        f"the columns name, kind of {path} hold text and are no inputs: --columns names the inputs, --show-columns "
-        "what is only shown.",
+        f"the columns name, kind of {path} hold text and are not inputs; --columns names inputs, --show-columns "
+        "columns that are only shown.",
     )
     assert data(str(path), label="kind", show_columns=["name"]).notes == ()
     assert data(str(path), columns=["size"]).notes == ()
@@ -588,7 +588,7 @@ def test_broken_and_empty_tables_are_said(folder):
         "a.parquet": "a.parquet cannot be read as a table",
         "b.csv": "b.csv cannot be read as a table",
         "c.csv": "has no rows",
-        "d.csv": "No columns of numbers in d.csv, only x, y",
+        "d.csv": "There are no numeric columns in d.csv, only x, y",
         "e.csv": "e.csv cannot be read as a table",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -637,7 +637,11 @@ def test_preparations_that_do_not_work_are_said(folder, frame):
     path = save(frame, folder / "t.csv")
     for name, error, message in [
         ("ragged", ValueError, r"gave \(3,\) for sample 0, but \(2,\) for sample 1: .*pad"),
-        ("words", TypeError, "p.py:words gave for sample 0 what is no input of a model: str is no tensor"),
+        (
+            "words",
+            TypeError,
+            "p.py:words gave for sample 0 something that is not a model input: str is no tensor",
+        ),
         ("fails", ValueError, "p.py:fails raised AttributeError for sample 0"),
         ("count", TypeError, "p.py:count is a int, expected a function"),
     ]:
@@ -1096,7 +1100,7 @@ def test_hugging_face_datasets_are_read(folder):
         ("nothing", {}, TypeError, "gave NoneType"),
         ("Stream", {}, TypeError, "gave Stream"),
         ("asks", {}, TypeError, r"asks\(folder\), called without arguments"),
-        ("typo", {}, ValueError, "gave label beside a dataset: known are dataset, labels"),
+        ("typo", {}, ValueError, "gave label besides a dataset: expected only dataset, labels"),
         ("uneven", {}, ValueError, "2 names for 4 labels"),
         ("loader", {"limit": 2}, TypeError, "in batches already: return its data set"),
         ("loader", {"prepare": "double"}, TypeError, "in batches already"),
@@ -1122,12 +1126,13 @@ def test_words_that_name_nothing_are_said(folder):
     write(folder / "notes.txt", "a")
     for text, error, message in [
         ("digit.csv", FileNotFoundError, "did you mean digits.csv"),
-        ("elsewhere/digits.csv", FileNotFoundError, "not even its folder"),
+        ("elsewhere/digits.csv", FileNotFoundError, "and no such folder"),
         ("C:\\digits.csv", FileNotFoundError, "There is no C:"),
         (
             "notes.txt",
             ValueError,
-            "no known kind: a folder of images, .csv, .tsv, .parquet, .jsonl, .npz, or an import",
+            "Unknown kind of data: notes.txt. Pass a folder of images, a .csv, .tsv, .parquet, .jsonl, .npz "
+            "file, or an import",
         ),
         ("https://example.org/a.csv", ValueError, "is an address: download it"),
         ("nowhere:x", ValueError, "no module nowhere"),

@@ -207,7 +207,9 @@ def test_a_text_without_tokens_is_named(folders, tmp_path, capsys, kind, options
         str(tmp_path / "run"),
     ]
     assert exit_code(given) == 2
-    assert f"Text 5 (from 0) is {text!r}, of which" in " ".join(capsys.readouterr().err.split("\n"))
+    assert f"Text 5 (from 0) is {text!r}, and the tokenizer returns no tokens" in " ".join(
+        capsys.readouterr().err.split("\n")
+    )
 
 
 def test_pairs_of_sentences_are_tokenized_together(folders, offline):
@@ -272,7 +274,7 @@ def test_labels_that_the_model_does_not_know_are_refused(folders, offline, tmp_p
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = [str(folders / "classifier"), str(tmp_path / "data.jsonl"), "--text", "text", "--label", "label"]
     assert exit_code(["plan", *words]) != 0
-    assert "blue are no classes of the model" in capsys.readouterr().err
+    assert "blue are not among the model's classes" in capsys.readouterr().err
 
 
 def test_texts_are_selected_by_several_checkpoints(folders, offline, tmp_path, capsys):
@@ -393,4 +395,4 @@ def test_a_column_of_text_that_is_not_named_is_asked_for(folders, tmp_path, caps
     monkeypatch.setattr("likewise.cli.options._load_model", None)  # before the model is loaded
     given = ["analyze", str(folders / "classifier"), str(tmp_path / "data.jsonl"), "--label", "origin"]
     assert exit_code([*given, "--out", str(tmp_path / "run")]) == 2
-    assert "by --text COLUMN, one of words." in " ".join(capsys.readouterr().err.split())
+    assert "Pass --text COLUMN, one of words." in " ".join(capsys.readouterr().err.split())

@@ -538,7 +538,7 @@ def test_a_suggestion_that_neighbors_do_not_support_is_not_taken_at_one_key(brow
 @pytest.mark.parametrize(
     ("known", "says"),
     [
-        ({}, "Yet all samples, weighted by similarity, and the network together say"),
+        ({}, "Yet all samples, weighted by similarity, and the network together support"),
         (
             {"reheated": "Reheated 4 times."},
             "Yet reheated copies of the network, which have forgotten part of",
@@ -547,7 +547,7 @@ def test_a_suggestion_that_neighbors_do_not_support_is_not_taken_at_one_key(brow
             {"reheated": "Not reheated: no."},
             "Yet all samples, weighted by similarity, and the network together",
         ),
-        ({"crossval": "0f"}, "Yet networks that have not seen it say"),
+        ({"crossval": "0f"}, "Yet networks that have not seen it predict"),
     ],
 )
 def test_the_review_says_who_suggests_a_label(browser, tmp_path, known, says):
@@ -558,7 +558,10 @@ def test_the_review_says_who_suggests_a_label(browser, tmp_path, known, says):
     page, _ = opened(browser, path)
     why = page.inner_text("#review .why")
     assert says in why and "vote" not in why
-    assert f"say {CLASSES[run.columns['suggested_label'][under_review(page)]]}." in why or "forgotten" in says
+    verb = "predict" if known.get("crossval") else "support"
+    assert (
+        f"{verb} {CLASSES[run.columns['suggested_label'][under_review(page)]]}." in why or "forgotten" in says
+    )
     page.context.close()
 
 

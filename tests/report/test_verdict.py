@@ -28,7 +28,7 @@ def words(run):
 def test_where_one_network_cannot_tell_the_report_says_so_and_what_to_do():
     for flagged in (np.zeros(200, bool), np.ones(200, bool)):
         text = words(run_with(UNKNOWN, label_issue=flagged))
-        assert "cannot be told from one network" in text
+        assert "One network cannot tell how many" in text
         assert "Reheat it" in text
         assert "None of" not in text and "seem to be wrong" not in text
 

@@ -325,7 +325,7 @@ def test_what_is_decided_gives_the_precision(tmp_path):
     with pytest.raises(ValueError, match="another data set"):
         found.precision(path)
     path.write_text("[]")
-    with pytest.raises(ValueError, match="not a file of decisions"):
+    with pytest.raises(ValueError, match="not a decisions file"):
         found.precision(path)
 
 

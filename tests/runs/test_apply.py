@@ -205,7 +205,7 @@ def test_a_wrong_label_that_its_neighbors_vote_for_does_not_stay(here):
     same = int((table["suggested_label"] == table["label"]).idxmax())
     other = int((table["suggested_label"] != table["label"]).idxmax())
     with pytest.warns(
-        UserWarning, match=rf"1 of the labels .* no other one suggested.* are left out: {same}\."
+        UserWarning, match=rf"1 of the labels .* no other label suggested.* are left out: {same}\."
     ):
         found = lw.apply_decisions(run, {same: "wrong", other: "wrong"}, wrong="suggested")
     assert not found.kept[same] and found.kept[other] and found.relabeled == 1 and found.dropped == 1
@@ -229,16 +229,19 @@ def test_decisions_that_cannot_be_of_the_run_are_refused(here):
     cases = {
         "another data set": {"run": "0" * 64, "decisions": []},
         "does not have": {"run": known, "decisions": [{"sample": 18, "verdict": "right"}]},
-        "no class of the run": {
+        "not a class of the run": {
             "run": known,
             "decisions": [{"sample": 1, "verdict": "relabel", "label": "dog"}],
         },
-        "no class": {"run": known, "decisions": [{"sample": 1, "verdict": "relabel", "label": 3}]},
-        "not known": {"run": known, "decisions": [{"sample": 1, "verdict": "delete"}]},
-        "no number": {"run": known, "decisions": [{"sample": "1", "verdict": "right"}]},
-        "twice": {"run": known, "decisions": [{"sample": 1, "verdict": v} for v in ("right", "wrong")]},
-        'no "label" says': {"run": known, "decisions": [{"sample": 1, "verdict": "relabel"}]},
-        "not a file of decisions": {"run": known},
+        "not a class": {"run": known, "decisions": [{"sample": 1, "verdict": "relabel", "label": 3}]},
+        "unknown verdict": {"run": known, "decisions": [{"sample": 1, "verdict": "delete"}]},
+        "expected the number of a sample": {"run": known, "decisions": [{"sample": "1", "verdict": "right"}]},
+        "two decisions on sample 1": {
+            "run": known,
+            "decisions": [{"sample": 1, "verdict": v} for v in ("right", "wrong")],
+        },
+        'no "label"': {"run": known, "decisions": [{"sample": 1, "verdict": "relabel"}]},
+        "not a decisions file": {"run": known},
     }
     for message, given in cases.items():
         (here / "d.json").write_text(json.dumps(given))
@@ -285,13 +288,13 @@ def test_neither_data_nor_run_nor_a_stranger_is_overwritten(here):
 def test_data_that_changed_since_are_refused(here):
     lines = (here / "rows.csv").read_text().splitlines()
     (here / "rows.csv").write_text("\n".join([lines[0], *lines[2:], lines[1]]) + "\n")
-    with pytest.raises(ValueError, match="not as they were analyzed"):
+    with pytest.raises(ValueError, match="The data have changed since the analysis"):
         lw.apply_decisions("row-run", {0: "bee"}, "table")
     (here / "rows.csv").write_text("\n".join(lines[:9]) + "\n")
-    with pytest.raises(ValueError, match="not as they were analyzed"):
+    with pytest.raises(ValueError, match="The data have changed since the analysis"):
         lw.apply_decisions("row-run", {0: "bee"}, "parquet")
     (here / "images" / "cow" / "3.png").unlink()
-    with pytest.raises(ValueError, match="not as it was analyzed"):
+    with pytest.raises(ValueError, match=r"images has changed since the analysis: no cow/3\.png"):
         lw.apply_decisions("image-run", {0: "bee"}, "folder")
     (here / "images").rename("moved")
     with pytest.raises(FileNotFoundError, match="--data"):

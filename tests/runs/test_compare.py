@@ -123,5 +123,5 @@ def test_another_order_of_classes_is_called_that(tmp_path):
         lw.analyze(model, (x, labels), out=tmp_path / name, classes=classes)
         for name, labels, classes in (("one", y, ["a", "b"]), ("other", 1 - y, ["b", "a"]))
     ]
-    with pytest.raises(ValueError, match=r"the classes in another order \(a, b and b, a\)"):
+    with pytest.raises(ValueError, match=r"their classes in different orders \(a, b and b, a\)"):
         compare_runs(*runs)

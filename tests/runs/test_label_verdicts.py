@@ -75,7 +75,7 @@ def check_verdict(run, wrong):
     said = " ".join([first.headline, first.detail, *(part for caveat in first.caveats for part in caveat)])
     if told["errors"] is None:
         assert told["reason"] and told["precision"] is None and run.table["chance_wrong"].isna().all()
-        assert "cannot be told from one network" in said and "cannot be told from one network" in repr(run)
+        assert "One network cannot tell how many" in said and "one network cannot tell how many" in repr(run)
         assert "None of" not in said and "none known" not in said
     else:
         low, _, high = told["errors"]

@@ -33,8 +33,8 @@ def test_few_pairs_are_exact_with_the_usual_readout(d, compared):
     method = choose_method(lw.Network(model), lw.batches(data))
     gram = lw.GramMatrix(method.net, data)
     assert (method.sketch, method.compared, method.outputs, gram.d) == (0, compared, d, compared)
-    assert "exactly" in method.describe()
-    assert f": some seconds, {method.epochs:,.0f} plain epochs" in method.describe(method.estimate_time())
+    assert "exact gradients" in method.describe()
+    assert f": a few seconds, {method.epochs:,.0f} plain epochs" in method.describe(method.estimate_time())
     long = method._replace(multiplications=1e30).estimate_time()
     assert long.startswith("about ") and long.endswith(" h or more")
 
@@ -66,7 +66,7 @@ def test_exact_compares_all_outputs():
     model, data = classifier(30)
     method = choose_method(lw.Network(model), lw.batches(data), exact=True)
     assert (method.sketch, method.net.readout) == (0, lw.all_outputs)
-    with pytest.raises(ValueError, match="exact=True compares gradients as they are, found sketch=64"):
+    with pytest.raises(ValueError, match="exact=True compares gradients without sketches, found sketch=64"):
         choose_method(lw.Network(model), lw.batches(data), exact=True, sketch=64)
 
 
@@ -75,7 +75,7 @@ def test_a_sketched_run_says_what_it_chose_and_its_error_against_all_outputs(tmp
     model, data = classifier(6, n=80)
     found = lw.analyze(model, data, out=tmp_path / "run")
     assert found.manifest["options"]["readout"] == "projected_outputs(4, seed=0)"
-    assert "sketches of 1024" in found.manifest["method"] and "exactly: about" in found.manifest["method"]
+    assert "sketches of 1024" in found.manifest["method"] and "exact: about" in found.manifest["method"]
     (line,) = found.manifest["approximations"]
     assert "in place of 6 outputs" in line and "exact gradients of all outputs" in line
     page = (tmp_path / "run" / "report.html").read_text()
@@ -107,7 +107,7 @@ def test_one_epoch_is_no_plural():
         multiplications=1,
     )
     assert method.describe().endswith("about 1 plain epoch")
-    assert method._replace(epochs=1.6).describe("some seconds").endswith("some seconds, 2 plain epochs")
+    assert method._replace(epochs=1.6).describe("a few seconds").endswith("a few seconds, 2 plain epochs")
 
 
 def test_a_text_is_no_class(tmp_path):

@@ -82,7 +82,7 @@ def test_combined_suspicion_is_the_mean_of_ranks_and_the_rest_is_by_unseen_netwo
     assert int(both.flagged.sum()) == min(int(alone.flagged.sum()), int(doubted.sum()))
     assert both.suspicion[both.flagged].min() >= both.suspicion[doubted & ~both.flagged].max()
     assert both.errors == alone.errors
-    with pytest.raises(ValueError, match="are others"):
+    with pytest.raises(ValueError, match="differ from these"):
         lw.label_suspicion(gram, labels.roll(1), crossval=found)
 
 
@@ -121,7 +121,7 @@ def test_a_folder_of_another_call_is_refused(tmp_path):
     with pytest.raises(ValueError, match="folds or seed differ"):
         lw.crossval(train, (x, labels), folds=2, seed=1, out=tmp_path)
     (tmp_path / "fold-0.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="Cannot read"):
         lw.crossval(train, (x, labels), folds=2, out=tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_faults_are_named():
     x, _, labels = planted()
     with pytest.raises(TypeError, match="must return a trained"):
         lw.crossval(lambda data: 3, (x, labels))
-    with pytest.raises(ValueError, match="not the classes"):
+    with pytest.raises(ValueError, match="not its classes"):
         lw.crossval(lambda data: torch.nn.Linear(4, 2), (x, labels))
     with pytest.raises(TypeError, match="class numbers"):
         lw.crossval(train, (x, labels.float()))

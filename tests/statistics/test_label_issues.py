@@ -58,7 +58,7 @@ def test_evidence_is_the_most_alike_of_the_suggested_class(digits):
     others = [i for i in range(300) if labels[i] == found.suggested[one] and i != one]
     best = max(others, key=lambda i: float(c[one, i]))
     assert int(evidence.indices[one, 0]) == best
-    with pytest.raises(ValueError, match="Suspicions of 2"):
+    with pytest.raises(ValueError, match="is about 2 samples, but the GramMatrix has 300"):
         lw.label_evidence(gram, found._replace(suggested=found.suggested[:2]))
 
 

@@ -194,7 +194,7 @@ def test_where_neighbors_support_few_labels_nothing_is_told():
     labels = torch.randint(10, (1000,))
     votes = torch.rand(1000, 10).double() + 0.4 * nn.functional.one_hot(labels, 10)
     found = suspicion_from_votes(votes, labels, torch.rand(1000, 10).double())
-    assert "votes of similar samples are for only" in found.reason
+    assert "votes of similar samples support only" in found.reason
     assert found.chance_wrong.isnan().all()
 
 

@@ -222,7 +222,7 @@ def test_few_or_other_answers_are_refused(digits):
         with pytest.raises(TypeError, match=r"likewise\.reliability"):
             wrong()
     for truth in (torch.full((60,), torch.nan), torch.zeros(60, 10)):
-        with pytest.raises(ValueError, match="finite number a sample"):
+        with pytest.raises(ValueError, match="finite number per sample"):
             lw.calibrate(found, truth)
     with pytest.raises(ValueError, match="levels must be an integer at least 1"):
         lw.calibrate(found, y[400:460], levels=0)

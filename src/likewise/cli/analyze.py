@@ -36,7 +36,7 @@ from likewise.wording import agreeing, counted
 if TYPE_CHECKING:
     from likewise.runs.result import Analysis
 
-MOST_PRINTED = 5  # of the labels that look wrong
+MOST_PRINTED = 5  # suspicious labels
 COUNTED = ("label_issue", "isolated", "contested", "ordinary")
 
 
@@ -44,36 +44,42 @@ COUNTED = ("label_issue", "isolated", "contested", "ordinary")
 def analyze(
     request: Request,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for results; one that is there goes on. [default: run]")
+        Path | None,
+        typer.Option(help="The folder for results; an unfinished run there is resumed. [default: run]"),
     ] = None,
     decisions: Annotated[
         Path | None,
-        typer.Option(help="What the report's review downloaded: tells how precise the flags are."),
+        typer.Option(
+            help="The decisions downloaded from the report's review; measures the flags' precision."
+        ),
     ] = None,
     fail_on: Annotated[
-        str | None, typer.Option(help="Leave with exit code 1 if so: 'label_issue>1%', 'isolated>50'.")
+        str | None,
+        typer.Option(help="Exit with code 1 if this holds: 'label_issue>1%', 'isolated>50'."),
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for another process that writes into the folder.")
+        float, typer.Option(min=0, help="Seconds to wait while another process writes into the folder.")
     ] = math.inf,
     part: Annotated[
         str | None,
-        typer.Option(help="i/n: only this part, into --out; likewise merge makes the run of the n folders."),
+        typer.Option(
+            help="i/n: compute only part i of n, into --out; likewise merge combines the n folders into a run."
+        ),
     ] = None,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Analyze a data set by a model: a folder of results and one HTML report.
+    """Analyze a data set with a model; write a folder of results and an HTML report.
 
     Example: `likewise analyze net.py:model images/ --weights net.safetensors --image-size 32`
 
-    A run that was stopped goes on when the same command is given again. Under torchrun the processes share the work:
+    To resume a run that was stopped, repeat the command. Under torchrun, the processes share the work:
     `torchrun --nproc-per-node 4 -m likewise analyze ...`
     """
     be_quiet(quiet or own_rank() > 0)
     rule = None if fail_on is None else _rule(fail_on)
     if decisions is not None and not decisions.exists():
-        raise FileNotFoundError(f"There is no file of decisions {decisions}.")
+        raise FileNotFoundError(f"There is no decisions file {decisions}.")
     folder = out or request.folder
     if part is not None:
         _run_part(request.settings, folder, wait, read_part(part), form)
@@ -86,17 +92,17 @@ def analyze(
         _describe_decisions(found, decisions, facts, lines)
     facts["caveats"] = found.manifest["caveats"]
     print_message(*(f"note: {line}" for line in found.manifest["caveats"]))
-    unjudged = "" if fail_on is None else _why_unjudged(found, fail_on)
-    if unjudged:
-        facts["fail_on_warning"] = unjudged
-        print_warning(f"warning: {unjudged}")
+    warning = "" if fail_on is None else _fail_on_warning(found, fail_on)
+    if warning:
+        facts["fail_on_warning"] = warning
+        print_warning(f"warning: {warning}")
     print_result(form, facts, *lines)
     if rule is not None:
         rule(found)
 
 
 def _describe_decisions(found: "Analysis", path: Path, facts: dict[str, Any], lines: list[str]) -> None:
-    """Add what decisions say of the flagged labels, and of all that were decided."""
+    """Add how many flagged labels, and how many labels in all, the decisions found wrong."""
     from likewise.runs.decisions import count_verdicts
 
     precision = found.precision(path)
@@ -134,7 +140,7 @@ def plan(
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Tell what `analyze` would take, from a dry run on a few samples; nothing is written.
+    """Estimate time and memory of `analyze` by a dry run on a few samples; writes nothing.
 
     Example: `likewise plan net.py:model train.csv --label species`
     """
@@ -157,22 +163,22 @@ def plan(
         f"{counted(found.samples, 'sample')} × {counted(found.outputs, 'output')} × "
         f"{counted(found.parameters, 'parameter')}",
         found.method,
-        f"about {gigabytes(found.peak_bytes)} on {settings.device}, beside model and data",
+        f"about {gigabytes(found.peak_bytes)} on {settings.device}, besides model and data",
     )
 
 
 def run_analysis(
     settings: Settings, folder: Path, wait: float = math.inf, parts: list[Path] | None = None
 ) -> "Analysis":
-    """Return the results of a run with these settings, of parts if they are given."""
+    """Run an analysis with these settings, from its parts if they are given."""
     from likewise.runs.analyze import analyze
 
-    with _opened(settings, folder, wait) as (given, options):
+    with _analysis_arguments(settings, folder, wait) as (given, options):
         return analyze(*given, **options, parts=parts)
 
 
 def merge_run(folders: list[Path], out: Path, changes: dict[str, str | None], form: Format) -> None:
-    """Make a run of its parts, and tell what it found."""
+    """Merge parts into a run and print its results."""
     from likewise.runs.parts import read_parts
 
     first = read_parts(folders)[0].path / "settings.toml"
@@ -186,7 +192,7 @@ def merge_run(folders: list[Path], out: Path, changes: dict[str, str | None], fo
 
 
 def _describe_run(found: "Analysis") -> tuple[dict[str, Any], list[str]]:
-    """Return what a run found: facts, and lines with the most suspicious labels."""
+    """Return the results of a run as facts, and as lines with the most suspicious labels."""
     suspects, report = _suspects(found), found.folder / "report.html"
     facts = {**found.summary._asdict(), "run": str(found.folder), "report": str(report), "suspects": suspects}
     lines = [repr(found), f"report: {report}"]
@@ -199,7 +205,7 @@ def _describe_run(found: "Analysis") -> tuple[dict[str, Any], list[str]]:
 
 
 def _suspects(found: "Analysis") -> list[dict[str, Any]]:
-    """Return the first flagged labels in the order of review, with what is suggested instead."""
+    """Return the first flagged labels in review order, with their suggested labels."""
     from likewise.runs.review import ReviewQueue
 
     if "suggested_label" not in found.table:
@@ -222,25 +228,25 @@ def _suspects(found: "Analysis") -> list[dict[str, Any]]:
 def _run_part(settings: Settings, folder: Path, wait: float, part: tuple[int, int], form: Format) -> None:
     from likewise.runs.analyze import analyze_part
 
-    with _opened(settings, folder, wait) as (given, options):
-        done = analyze_part(*given, **options, part=part)
+    with _analysis_arguments(settings, folder, wait) as (given, options):
+        path = analyze_part(*given, **options, part=part)
     if own_rank() == 0:
-        text = f"part {part[0]} of {part[1]}: {done}; with all parts: likewise merge PARTS --out run"
-        print_result(form, {"part": part, "folder": str(done)}, text)
+        text = f"part {part[0]} of {part[1]}: {path}; when all parts are done: likewise merge PARTS --out run"
+        print_result(form, {"part": part, "folder": str(path)}, text)
 
 
 @contextmanager
-def _opened(
+def _analysis_arguments(
     settings: Settings, folder: Path, wait: float
 ) -> Iterator[tuple[tuple[Any, Any], dict[str, Any]]]:
-    """Open what settings name, join the processes that were started, and yield what `analyze` takes."""
+    """Open model and data, join the launched processes, and yield the arguments of `analyze`."""
     from likewise import loading
 
-    own = on_own_device(settings)
-    net, read = open_inputs(own)
+    local = on_own_device(settings)
+    net, read = open_inputs(local)
     show = read.show if settings.show is None else loading.import_object(settings.show)
-    print_message(f"analyzing {settings.data} by {settings.model} into {folder}/ ...")
-    shared = rank_count() > 1  # then each takes the same, which `analyze` knows
+    print_message(f"analyzing {settings.data} with {settings.model} into {folder}/ ...")
+    shared = rank_count() > 1  # `analyze` then chooses one limit for all processes
     options = {
         "out": folder,
         "neighbors": settings.neighbors,
@@ -262,20 +268,20 @@ def _opened(
         "max_memory": None if shared and settings.max_memory is None else memory_limit(settings),
         "wait": wait,
     }
-    with joined_processes(own.device):
+    with joined_processes(local.device):
         yield (net, read_batches(read)), options
 
 
 def _rule(text: str) -> "Callable[[Analysis], None]":
-    """Return a check that raises Failed if the share or number of some samples is over a limit."""
+    """Parse --fail-on into a check that raises Failed if too many samples are counted."""
     import re
 
     parts = re.fullmatch(r"\s*(\w+)\s*>\s*([\d.]+)\s*(%?)\s*", text)
     if parts is None:
-        raise ValueError(f"--fail-on is like 'label_issue>1%' or 'isolated>50', found {text!r}.")
+        raise ValueError(f"--fail-on must look like 'label_issue>1%' or 'isolated>50', found {text!r}.")
     name, limit, percent = parts[1], float(parts[2]), bool(parts[3])
     if name not in COUNTED:
-        raise ValueError(f"--fail-on counts {', '.join(COUNTED)}, found {name!r}.")
+        raise ValueError(f"--fail-on counts one of {', '.join(COUNTED)}; found {name!r}.")
 
     def check(found: "Analysis") -> None:
         flags = _flags(found, name)
@@ -291,19 +297,19 @@ def _rule(text: str) -> "Callable[[Analysis], None]":
     return check
 
 
-def _why_unjudged(found: "Analysis", rule: str) -> str:
-    """Return why a rule on flagged labels that holds says nothing of wrong ones; empty where it does."""
+def _fail_on_warning(found: "Analysis", rule: str) -> str:
+    """Return why a rule on flagged labels says nothing about wrong labels in this run; empty if it does."""
     reason = (found.manifest.get("wrong_labels") or {}).get("reason", "")
     if not reason or not rule.strip().startswith("label_issue"):
         return ""
     return (
-        f"--fail-on {rule!r} says nothing of how many labels are wrong, also where it passes: that cannot be told from "
-        f"this run. {reason}"
+        f"even if it passes, --fail-on {rule!r} says nothing about how many labels are wrong: this run cannot "
+        f"estimate that. {reason}"
     )
 
 
 def _flags(found: "Analysis", name: str) -> Any:
     table, column = found.table, "label_issue" if name == "label_issue" else "status"
     if column not in table:
-        raise ValueError(f"--fail-on {name} needs labels that are classes: this run has none.")
+        raise ValueError(f"--fail-on {name} needs class labels, and this run has none.")
     return table["label_issue"] if name == "label_issue" else table["status"] == name

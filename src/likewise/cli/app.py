@@ -1,7 +1,7 @@
-"""The command `likewise`: arguments → settings → runs and reports.
+"""The command `likewise`: its subcommands, exit codes and error messages.
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 what --fail-on forbids, or a run that
-verify finds damaged; 2 bad usage or input; 3 not enough memory; 130 interrupted, by Ctrl-C or SIGTERM.
+Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 --fail-on or verify failed; 2 bad usage or
+input; 3 not enough memory; 130 interrupted by Ctrl-C or SIGTERM.
 """
 
 import os
@@ -29,7 +29,7 @@ from likewise.version import VERSION
 app = typer.Typer(
     name="likewise",
     help="Which inputs does your neural network treat alike? Start with: likewise demo",
-    epilog="--traceback, with any command, shows where an error came from.",
+    epilog="Add --traceback to any command to see where an error came from.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 @app.callback()
 def _start(
-    version: Annotated[bool, typer.Option("--version", help="Tell the version.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
         typer.echo(VERSION)
@@ -73,12 +73,12 @@ app.command(context_settings=PASSING_ON)(reproduce.reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command, and leave by its exit code."""
+    """Run the command and exit with its code."""
     sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
 
 
 def _expand_json(words: list[str]) -> list[str]:
-    """Return words with --json as --format json, up to what a command passes on."""
+    """Replace --json by --format json, except in arguments that a command passes on."""
     if words[:1] == ["reproduce"]:
         return words
     ends = words.index("--") if "--" in words else len(words)
@@ -87,7 +87,7 @@ def _expand_json(words: list[str]) -> list[str]:
 
 
 def exit_code(given: list[str]) -> int:
-    """Return what the command ends with, having said why. SIGTERM ends it as Ctrl-C does."""
+    """Run the command and return its exit code; print why it failed. SIGTERM acts like Ctrl-C."""
     verbose = "--traceback" in given
     words = _expand_json([word for word in given if word != "--traceback"])
     try:
@@ -101,10 +101,8 @@ def exit_code(given: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(given)
     except Exception as error:
-        if hasattr(error, "format_message"):  # of the parser of arguments
-            print_warning(
-                f"error: {error.format_message()}", f"likewise {' '.join(given[:1])} --help tells more."
-            )
+        if hasattr(error, "format_message"):  # from the argument parser
+            print_warning(f"error: {error.format_message()}", f"See likewise {' '.join(given[:1])} --help.")
             return 2
         if verbose:
             traceback.print_exc()
@@ -117,7 +115,7 @@ def exit_code(given: list[str]) -> int:
             f"error: {name}{text}", *([] if known or verbose else ["Add --traceback to see where."])
         )
         if isinstance(error, DiskFullError):
-            _say_how_to_go_on(given)
+            _say_how_to_resume(given)
         return 2
 
 
@@ -128,8 +126,8 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object, *
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt inside, in this process and not in its children."""
-    if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
+    """Make SIGTERM raise KeyboardInterrupt inside the block, in this process but not in its children."""
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set there
         yield
         return
     process = os.getpid()
@@ -148,7 +146,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on."""
+    """Yield an error, its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -156,13 +154,13 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _interrupted(given: list[str]) -> int:
     print_warning("Interrupted.")
-    _say_how_to_go_on(given)
+    _say_how_to_resume(given)
     return 130
 
 
-def _say_how_to_go_on(given: list[str]) -> None:
+def _say_how_to_resume(given: list[str]) -> None:
     if given[:1] in (["analyze"], ["index"], ["crossval"], ["reproduce"]):
-        print_warning(f"What is done is kept. To go on: {shlex.join(['likewise', *given])}")
+        print_warning(f"Finished work is kept. To resume: {shlex.join(['likewise', *given])}")
 
 
 def _out_of_memory(given: list[str], error: Exception) -> int:
@@ -172,15 +170,15 @@ def _out_of_memory(given: list[str], error: Exception) -> int:
     text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     print_warning(
         f"error: out of memory: {text}",
-        "The system gave no more memory. What may help: other programs ended, a smaller --max-memory or "
-        "--limit, fewer --parameters.",
+        "The system has no more memory. Close other programs, or pass a smaller --max-memory or --limit, or "
+        "fewer --parameters.",
     )
-    _say_how_to_go_on(given)
+    _say_how_to_resume(given)
     return 3
 
 
 def _with_memory(given: list[str], enough: int) -> str:
-    """Return the command with so many bytes as --max-memory, or more: what just fits takes long."""
+    """Return the command with four times `enough` bytes as --max-memory: a limit that just fits is slow."""
     megabytes = max(256, -(-4 * enough // 2**20))
     words, skip = [], False
     for word in given:

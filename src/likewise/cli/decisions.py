@@ -1,4 +1,4 @@
-"""`likewise apply`: decisions of a person, back into the data."""
+"""`likewise apply`: apply review decisions to the data."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,35 +16,39 @@ def apply(
     decisions: Annotated[
         Path,
         typer.Argument(
-            help="What the report's review downloaded, or an export of Label Studio or Argilla.",
+            help="The decisions downloaded from the report's review, or an export of Label Studio or Argilla.",
             show_default=False,
         ),
     ],
     to: Annotated[
         str,
         typer.Option(
-            help="labels.csv, table (as it was analyzed), parquet, folder (of images) or hf-dataset; or a path that "
-            "ends in .csv or .parquet."
+            help="labels.csv, table (in the format of the analyzed table), parquet, folder (of images) or hf-dataset; "
+            "or a path that ends in .csv or .parquet."
         ),
     ] = "labels.csv",
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Where to. [default: labels.csv, corrected, ...]", show_default=False
+            "--out",
+            "-o",
+            help="The output file or folder. [default: labels.csv, corrected, ...]",
+            show_default=False,
         ),
     ] = None,
     wrong: Annotated[
         Literal["drop", "suggested", "keep"],
-        typer.Option(help="What becomes of labels that are wrong without a better one."),
+        typer.Option(help="What to do with labels that were marked wrong without a correct label."),
     ] = "drop",
-    data: Annotated[str | None, typer.Option(help="The data set, if it is not where it was.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, if it has moved.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace what an earlier apply wrote; never the data or the run.")
+        bool,
+        typer.Option("--force", help="Overwrite the output of an earlier apply; never the data or the run."),
     ] = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Apply decisions to the data: corrected labels, dropped samples and a log; the original is never overwritten.
+    """Apply decisions to the data: write corrected labels, drop samples, keep a log. Never overwrites the original.
 
     Example: `likewise apply run decisions.json --to labels.csv`
     """
@@ -52,7 +56,7 @@ def apply(
     from likewise.runs.apply import apply_decisions
 
     if not decisions.exists():
-        raise FileNotFoundError(f"There is no file of decisions {decisions}.")
+        raise FileNotFoundError(f"There is no decisions file {decisions}.")
     found = apply_decisions(run, decisions, wrong=wrong)
     written, kept = found.write(to, out, data=data, force=force), int(found.kept.sum())
     facts = {
@@ -68,7 +72,7 @@ def apply(
         form,
         facts,
         f"{found.relabeled:,} relabeled, {found.dropped:,} dropped, {counted(kept, 'sample')} "
-        f"{agreeing(kept, 'stays', 'stay')}",
+        f"{agreeing(kept, 'remains', 'remain')}",
         f"data: {written.path}",
         f"log: {written.log}",
     )

@@ -1,4 +1,4 @@
-"""`likewise demo`: digits, some labels made wrong, a network that memorizes them, and the report that finds them."""
+"""`likewise demo`: train on digits with some wrong labels, and write the report that finds them."""
 
 import time
 import webbrowser
@@ -24,7 +24,7 @@ def demo(
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Find planted label errors in handwritten digits: a minute from nothing to a report.
+    """Find planted label errors in handwritten digits, and write a report; takes a minute.
 
     Example: `likewise demo --open`
     """
@@ -36,40 +36,39 @@ def demo(
     print_result(
         form,
         facts,
-        f"Of {found.planted} labels made wrong on purpose, {found.learned} of them memorized, "
-        f"{found.hits} are among the {found.flagged} that look wrong; of the {found.planted} most "
-        f"suspicious, {found.top} are.",
+        f"{found.planted} labels are wrong on purpose, and the network memorized {found.learned} of them. likewise "
+        f"flags {found.flagged} labels: {found.hits} of them are planted errors. The {found.planted} most suspicious "
+        f"labels contain {found.top}.",
         f"report: {path}",
     )
     print_message(
-        f"({time.perf_counter() - start:.0f} s) Open the report in a browser; then try your own: likewise "
-        "analyze --help"
+        f"({time.perf_counter() - start:.0f} s) Open the report in a browser. Then try your own model and data: "
+        "likewise analyze --help"
     )
     if browser:
         webbrowser.open(path.resolve().as_uri())
 
 
 SEED = 0
-FLIPPED = 0.05  # the share of labels
+FLIPPED = 0.05  # share of labels that are made wrong
 
 
 class Found(NamedTuple):
-    """What the demo found."""
+    """Results of the demo."""
 
     analysis: Analysis
-    planted: int  # labels that were made wrong
-    learned: int  # of them the network reproduces
+    planted: int  # labels made wrong on purpose
+    learned: int  # planted errors that the network reproduces
     flagged: int  # labels that look wrong
-    hits: int  # of them planted
-    top: int  # planted ones among as many most suspicious samples
+    hits: int  # planted errors among the flagged labels
+    top: int  # planted errors among the `planted` most suspicious samples
 
 
 def run_demo(out: Path, say: Callable[[str], None]) -> Found:
-    """Train on digits of which 5 % are labeled wrong, analyze, and return what was found of those."""
+    """Train on digits of which 5 % are mislabeled, analyze, and count the errors found."""
     x, y, planted = digits()
     say(
-        f"training a small network on {len(y):,} digits, {int(planted.sum())} of them labeled wrong on "
-        "purpose ..."
+        f"training a small network on {len(y):,} digits, {int(planted.sum())} of them mislabeled on purpose ..."
     )
     model = train_network(x, y)
     with torch.no_grad():
@@ -90,11 +89,11 @@ def run_demo(out: Path, say: Callable[[str], None]) -> Found:
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Return scikit-learn's digits (n, 1, 8, 8), labels of which 5 % are wrong, and which."""
+    """Return scikit-learn's digits (n, 1, 8, 8), labels of which 5 % are wrong, and a mask of the wrong ones."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("The demo needs the digits of scikit-learn: pip install scikit-learn") from error
+        raise ImportError("The demo needs scikit-learn for its digits: pip install scikit-learn") from error
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     y, chance = torch.tensor(labels), torch.Generator().manual_seed(SEED)
@@ -121,7 +120,7 @@ class DigitNet(nn.Sequential):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Operations so small are slower on several threads, by far where other programs use the cores."""
+    """Run on one thread: such small operations are slower on several, much slower if the cores are busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -131,7 +130,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def train_network(x: Tensor, y: Tensor, epochs: int = 50, seed: int = SEED) -> nn.Module:
-    """Return a small convolutional network that has learned all labels, right or wrong."""
+    """Train a small convolutional network until it has memorized all labels, right or wrong."""
     with torch.random.fork_rng(), _one_thread():
         torch.manual_seed(seed)
         model = DigitNet()

@@ -1,4 +1,4 @@
-"""`likewise doctor`: what is installed, and whether a model and data work."""
+"""`likewise doctor`: installed packages, and whether a model and data work."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +17,7 @@ def doctor(
     request: Request | None,
     form: Form = Format.text,
 ) -> None:
-    """Tell what is installed, and with a model and data whether they will work and how.
+    """Show installed versions; with a model and data, also check that they work, with which engine and memory.
 
     Example: `likewise doctor net.py:model images/ --image-size 32`
     """
@@ -47,7 +47,7 @@ def doctor(
 
 
 def examine(net: "Network", dataset: Any, labels: Any, max_memory: int) -> dict[str, Any]:
-    """Return what two samples tell of a network and data: outputs, readout, engine, memory and similarities."""
+    """Check a network and data on two samples: outputs, readout, engine, memory and similarities."""
     from likewise.data import batches
     from likewise.engines import TracedEngine
     from likewise.gram import GramMatrix
@@ -64,7 +64,7 @@ def examine(net: "Network", dataset: Any, labels: Any, max_memory: int) -> dict[
         "outputs": gram.d if net.automatic is None else net.automatic.outputs,
         "outputs compared": gram.d,
         "parameters": sum(net.numels.values()),
-        "engine": "layers, the fast one" if is_traced else "autograd, the slower reference",
+        "engine": "traced (fast)" if is_traced else "dense (slow, by autograd)",
         "bytes per sample": gigabytes(max(gram.engine.memory.bytes_per_sample, 1)),
         "similarities": f"{similar.min():.2f} to {similar.max():.2f} among the first {len(similar)}: it works",
     }

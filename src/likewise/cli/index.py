@@ -35,7 +35,7 @@ from likewise.cli.output import (
 )
 from likewise.cli.processes import joined_processes, on_own_device, own_rank
 from likewise.runs.settings import INPUTS, Settings, locate_paths, read_settings
-from likewise.wording import agreeing, counted
+from likewise.wording import counted
 
 if TYPE_CHECKING:
     from likewise.index import Index
@@ -50,31 +50,37 @@ SHOWN = ("show", "show_columns", "excerpt_length", "classes")
 @takes_settings((*INPUTS, *SHOWN))
 def index(
     request: Request,
-    out: Annotated[Path, typer.Option(help="The folder; a build that is there goes on.")] = Path("index"),
+    out: Annotated[
+        Path, typer.Option(help="The folder of the index; an unfinished build there is resumed.")
+    ] = Path("index"),
     width: Annotated[
-        int, typer.Option(min=16, help="Numbers a sample: the standard error is about 1/√width.")
+        int,
+        typer.Option(
+            min=16, help="Numbers per sample; the standard error of a similarity is about 1/√width."
+        ),
     ] = 1024,
     dtype: Annotated[
-        Literal["float16", "int8", "float32"], typer.Option(help="How they are stored.")
+        Literal["float16", "int8", "float32"], typer.Option(help="The dtype in which rows are stored.")
     ] = "float16",
     no_pictures: Annotated[
-        bool, typer.Option("--no-pictures", help="Keep no thumbnails or excerpts of the samples.")
+        bool, typer.Option("--no-pictures", help="Store no thumbnails or excerpts of the samples.")
     ] = False,
     projection: Annotated[
         Literal["signs", "two-sided"],
-        typer.Option(help="two-sided: no gradient is formed; faster for large models, with a larger error."),
+        typer.Option(help="two-sided forms no gradients: faster for large models, but with a larger error."),
     ] = "signs",
     unit: Annotated[
         Literal["sample", "layer", "matrix"],
         typer.Option(
-            help="What is scaled to length 1: the gradient, that of each layer, or of each hidden matrix, by which "
-            "likewise select chooses texts best."
+            help="What is scaled to length 1: the whole gradient, the gradient of each layer, or that of each hidden "
+            "matrix, which suits likewise select on texts best."
         ),
     ] = "sample",
     optimizer_state: Annotated[
         str | None,
         typer.Option(
-            help="State of Adam: a Trainer's checkpoint folder or its optimizer.pt. Rows as in LESS."
+            help="The state of Adam: a Trainer's checkpoint folder or its optimizer.pt. Rows become Adam steps, as in "
+            "LESS."
         ),
     ] = None,
     learning_rate: Annotated[
@@ -82,16 +88,16 @@ def index(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(help="i/n: only this part of the samples; likewise merge joins the n folders."),
+        typer.Option(help="i/n: index only part i of n; likewise merge combines the n folders."),
     ] = None,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Build an index of a data set by a model, to ask about new inputs later.
+    """Build an index of a data set and a model, to ask about new inputs later.
 
     Example: `likewise index net.py:model images/ --weights net.safetensors --out index`
 
-    A build that was stopped goes on when the same command is given again. Under torchrun the processes share the work:
+    To resume a build that was stopped, repeat the command. Under torchrun, the processes share the work:
     `torchrun --nproc-per-node 4 -m likewise index ...`
     """
     be_quiet(quiet or own_rank() > 0)
@@ -100,11 +106,11 @@ def index(
 
     settings = request.settings
     parts = None if part is None else read_part(part)
-    own = on_own_device(settings)
-    net, read = open_inputs(own)
+    local = on_own_device(settings)
+    net, read = open_inputs(local)
     show = read.show if settings.show is None else loading.import_object(settings.show)
-    print_message(f"indexing {settings.data} by {settings.model} into {out}/ ...")
-    with joined_processes(own.device):
+    print_message(f"indexing {settings.data} with {settings.model} into {out}/ ...")
+    with joined_processes(local.device):
         found = build_index(
             net,
             read_batches(read),
@@ -125,54 +131,54 @@ def index(
             settings=settings.naming_columns(read.columns).text("index"),
         )
     if own_rank() == 0:
-        _tell_index(form, found, width)
+        _print_index(form, found, width)
 
 
 def ask(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="INDEX", help="The folder of an index, or of a run that keeps one.", show_default=False
+            metavar="INDEX", help="The folder of an index, or of a run that has one.", show_default=False
         ),
     ],
     new: Annotated[
         list[str],
         typer.Argument(
-            help="New inputs: images, or a table, archive or folder, or texts; - for standard input.",
+            help="New inputs: image files, texts, or a table, array file or folder; - reads standard input.",
             show_default=False,
         ),
     ],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 6,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbors.")] = 6,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Compare the best candidates by exact gradients; reads the data set."),
+        typer.Option("--exact", help="Compare the best candidates by exact gradients; needs the data set."),
     ] = False,
     approximate: Annotated[
         bool,
         typer.Option(
-            "--approximate", help="Search neighbors by faiss, for very many rows; tells its recall."
+            "--approximate", help="Search neighbors with faiss and report its recall; for very many rows."
         ),
     ] = False,
     passages: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Of a causal language model: of how many neighbors to show the passage that the similarity rests on. "
-            "Reads the data set, and takes about eight training steps a neighbor. [default: 3, where the data are]",
+            help="Causal language models only: for this many neighbors, show the passage that the similarity rests on. "
+            "Needs the data set; costs about eight training steps per neighbor. [default: 3 if the data set is found]",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, if it is not where it was.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, if it has moved.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Its weights, if they have moved.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, if it has moved.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
-    page: Annotated[Path, typer.Option(help="Where --open writes the page.")] = Path("answers.html"),
+    page: Annotated[Path, typer.Option(help="The file that --open writes.")] = Path("answers.html"),
     opened: Annotated[
-        bool, typer.Option("--open", help="Write an HTML page, and open it in the browser.")
+        bool, typer.Option("--open", help="Write an HTML page and open it in the browser.")
     ] = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Ask an index about new inputs: prediction, nearest samples, novelty, whether to trust it.
+    """Ask an index about new inputs: prediction, nearest samples, novelty, and whether to trust the prediction.
 
     Example: `likewise ask index new.png more/*.png --open`
     """
@@ -188,7 +194,7 @@ def ask(
         webbrowser.open(page.resolve().as_uri())
         print_message(f"page: {page}")
     facts = [{"name": answer.name, **answer.explanation.as_dict()} for answer in answers]
-    lines = [line for answer in answers for line in _tell_answer(answer)]
+    lines = [line for answer in answers for line in _describe_answer(answer)]
     print_result(form, {"index": str(folder), "answers": facts}, *lines)
 
 
@@ -197,52 +203,64 @@ def select(
         list[Path],
         typer.Argument(
             metavar="INDEX...",
-            help="The folder of an index; several, of one data set by checkpoints, count by their learning rates.",
+            help="The folder of an index. Indexes of several checkpoints on one data set are weighted by their "
+            "learning rates.",
             show_default=False,
         ),
     ],
     target: Annotated[
         list[str],
         typer.Option(
-            help="What to be good at: images, a table, archive or folder, or texts; - for standard input."
+            help="Examples of what the model should be good at: image files, texts, or a table, array file or folder; "
+            "- reads standard input."
         ),
     ],
-    share: Annotated[float, typer.Option(min=0, max=1, help="Which part of the rows to choose.")] = 0.05,
-    count: Annotated[int | None, typer.Option(min=1, help="How many to choose, in place of --share.")] = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="The share of rows to select.")] = 0.05,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="The number of rows to select, instead of --share.")
+    ] = None,
     by: Annotated[
         Literal["max", "mean", "each"],
         typer.Option(
-            help="Rank by the best target, by the mean over targets, or let targets choose in turn."
+            help="Rank by the most similar target, by the mean over targets, or let each target choose in turn."
         ),
     ] = "max",
     centered: Annotated[
-        bool, typer.Option("--centered/--plain", help="Less what all rows share, or plain similarity.")
+        bool, typer.Option("--centered/--plain", help="Compare by centered or by plain similarity.")
     ] = True,
-    diverse: Annotated[bool, typer.Option("--diverse", help="Rows that are unlike each other.")] = False,
+    diverse: Annotated[
+        bool, typer.Option("--diverse", help="Select rows that differ from each other.")
+    ] = False,
     exclude_duplicates: Annotated[
-        float | None, typer.Option(min=-1, max=1, help="Leave out rows so similar to one chosen before: .99.")
+        float | None,
+        typer.Option(
+            min=-1, max=1, help="Skip rows at least this similar to one already selected, such as .99."
+        ),
     ] = None,
     baseline: Annotated[
         Literal["none", "rds"],
-        typer.Option(help="rds: also choose by hidden states (RDS+), into OUT with .rds before its suffix."),
+        typer.Option(
+            help="rds: also select by hidden states (RDS+), into a second file with .rds before the suffix."
+        ),
     ] = "none",
-    model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, if it has moved.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Its weights, if they have moved.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
     data: Annotated[
-        str | None, typer.Option(help="The data set, if it is not where it was: for --texts and --baseline.")
+        str | None,
+        typer.Option(help="The data set, if it has moved; read for --texts and --baseline."),
     ] = None,
     texts: Annotated[
-        bool, typer.Option("--texts", help="Write the texts of chosen rows too, read from the data set.")
+        bool, typer.Option("--texts", help="Also write the texts of the selected rows, from the data set.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="A file of JSON lines, one for each chosen row.")] = Path(
+    out: Annotated[Path, typer.Option(help="The output file: JSON lines, one for each selected row.")] = Path(
         "selected.jsonl"
     ),
     force: Force = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Choose the rows of an index that the network treats most like targets, best first.
+    """Select the rows of an index that the network treats most like the targets, best first.
 
     Example: `likewise select index --target targets.jsonl --share 0.05 --out chosen.jsonl`
     """
@@ -254,7 +272,9 @@ def select(
 
     refuse_existing(out, force, *target, *folders, *([] if data is None else [data]))
     if len(folders) > 1 and (model is not None or weights is not None):
-        raise ValueError("--model and --weights are of one index: of several, each knows its own.")
+        raise ValueError(
+            "--model and --weights apply to a single index; with several, each index uses its own model."
+        )
     several = [open_index(folder, model, weights, data, device, False) for folder in folders]
     found, settings = several[0]
     text_of = _read_texts(found, folders[0], settings, data is None) if texts else None
@@ -263,8 +283,8 @@ def select(
     targets = read_batches(read)
     if any(_is_plain_of_texts(index) for index in indexes):
         print_message(
-            "note: this index has plain gradients of a language model, by which fewer texts of the targets' kind are "
-            "chosen: likewise index ... --unit matrix."
+            "note: this index holds plain gradients of a language model, which select fewer texts of the targets' "
+            "kind. Better: likewise index ... --unit matrix."
         )
     chosen = select_rows(
         indexes,
@@ -283,24 +303,21 @@ def select(
         "out": str(out),
         "rows": chosen.tolist(),
     }
-    told = [
-        f"{len(chosen):,} of {len(found):,} rows, the most similar to the targets ({targets.n:,}) first: {out}"
+    lines = [
+        f"{len(chosen):,} of {len(found):,} rows, the most similar to the {counted(targets.n, 'target')} first: {out}"
     ]
     if baseline == "rds":
         rows = _select_by_states(found, settings, targets, len(chosen), by)
-        beside = out.with_suffix(f".rds{out.suffix}")
-        write_rows(beside, found, rows, text_of)
+        baseline_out = out.with_suffix(f".rds{out.suffix}")
+        write_rows(baseline_out, found, rows, text_of)
         shared = len(set(rows.tolist()) & set(chosen.tolist()))
-        facts |= {"baseline": rows.tolist(), "baseline_out": str(beside), "shared": shared}
-        told.append(
-            f"by hidden states (RDS+): {beside}; {counted(shared, 'row')} {agreeing(shared, 'is', 'are')} chosen by "
-            "both"
-        )
-    print_result(form, facts, *told)
+        facts |= {"baseline": rows.tolist(), "baseline_out": str(baseline_out), "shared": shared}
+        lines.append(f"by hidden states (RDS+): {baseline_out}; both selected {counted(shared, 'row')}")
+    print_result(form, facts, *lines)
 
 
 def _is_plain_of_texts(index: "Index") -> bool:
-    """Whether an index has gradients of a text's log-likelihood as a whole, none of them scaled by layers or Adam."""
+    """Whether an index holds plain gradients of log-likelihoods, not scaled by layer, matrix or Adam."""
     from likewise.index.layers import are_plain
     from likewise.readouts import is_log_likelihood
 
@@ -310,9 +327,9 @@ def _is_plain_of_texts(index: "Index") -> bool:
 def _read_texts(
     index: "Index", folder: Path, settings: Settings, moved: bool
 ) -> Callable[[int], dict[str, Any]]:
-    """Return what reads the text of a row, or its two, from the data set that the index was built from.
+    """Return a function that reads the text (or two texts) of a row from the indexed data set.
 
-    `moved`: whether the data set is looked for where the index lies now, since nobody said where it is.
+    `moved`: search the data set near the index, because no --data says where it is.
     """
     if moved:
         settings = locate_paths(settings, _folder_of_index(folder), ["data"])
@@ -326,7 +343,10 @@ def _read_texts(
         if isinstance(shown, str):
             return {"text": shown}
         if not isinstance(shown, dict) or not names or not shown.keys() >= set(names):
-            raise ValueError(f"--texts writes texts, and the data set of {folder} has none: join by row.")
+            raise ValueError(
+                f"--texts needs texts, and the data set of {folder} has none. Leave --texts out, and join the output "
+                "with the data by row."
+            )
         return (
             {"text": shown[names[0]]} if len(names) == 1 else {"texts": {name: shown[name] for name in names}}
         )
@@ -336,7 +356,7 @@ def _read_texts(
 
 
 def _select_by_states(index: "Index", settings: Settings, targets: Any, count: int, by: Any) -> Any:
-    """Return the rows that hidden states choose, from the data set that the index was built from."""
+    """Return the rows selected by hidden states, computed from the indexed data set."""
     from likewise.index import select_by_states
 
     net, read = open_inputs(settings)
@@ -350,28 +370,26 @@ def _select_by_states(index: "Index", settings: Settings, targets: Any, count: i
 def merge(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Parts of one run or of one index, or indexes.", show_default=False),
+        typer.Argument(help="The parts of one run or of one index, or several indexes.", show_default=False),
     ],
     out: Annotated[Path, typer.Option(help="The new folder.", show_default=False)],
-    model: Annotated[str | None, typer.Option(help="Of a run: the model, if it is not where it was.")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Of a run: its weights, if they are not where they were.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Of a run: the data set, if it is not where it was.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Runs only: the model, if it has moved.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Runs only: its weights, if they have moved.")] = None,
+    data: Annotated[str | None, typer.Option(help="Runs only: the data set, if it has moved.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Of a run: where pairs are compared, cpu or cuda; as the parts if not given."),
+        typer.Option(
+            help="Runs only: where to compare pairs, cpu or cuda; by default, the device of the parts."
+        ),
     ] = None,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Put the parts of a run or of an index together, or indexes of several data sets by one model.
+    """Merge the parts of a run or of an index, or indexes of several data sets with one model.
 
     Example: `likewise merge parts/1 parts/2 parts/3 --out index`
 
-    Parts of a run have the gradients; pairs are compared here, so that model and data are opened again.
+    The parts of a run hold gradients. The merge compares the pairs, so it opens model and data again.
     """
     be_quiet(quiet or own_rank() > 0)
     from likewise.manifest import kind_of
@@ -379,7 +397,7 @@ def merge(
     if any(kind_of(folder) == "index" for folder in folders):
         from likewise.index import merge_indexes
 
-        _tell_index(form, merge_indexes([str(folder) for folder in folders], out))
+        _print_index(form, merge_indexes([str(folder) for folder in folders], out))
         return
     merge_run(folders, out, {"model": model, "weights": weights, "data": data, "device": device}, form)
 
@@ -387,7 +405,7 @@ def merge(
 def open_index(
     folder: Path, model: str | None, weights: str | None, data: str | None, device: str, exact: bool
 ) -> "tuple[Index, Settings]":
-    """Return an index with its model, and the settings that it was built with; what is not None replaces these."""
+    """Open an index with its model; return it with its settings, in which arguments other than None replace values."""
     from likewise.index import Index
     from likewise.index.store import SETTINGS
 
@@ -399,8 +417,8 @@ def open_index(
         settings = locate_paths(read_settings(folder / SETTINGS), folder, needed).model_copy(update=changes)
     elif model is None:
         raise ValueError(
-            f"The index in {folder} was built from Python: say which model, --model net.py:model --weights "
-            "net.safetensors."
+            f"The index in {folder} was built from Python, so it does not name its model. Pass --model net.py:model "
+            "--weights net.safetensors."
         )
     else:
         settings = Settings(**{"data": "", **changes})
@@ -418,12 +436,12 @@ def open_index(
 
 
 def _folder_of_index(folder: Path) -> Path:
-    """Return the folder of an index, that in a run where the folder is that of a run."""
+    """Return the folder of an index; given a run, the folder of its index."""
     from likewise.manifest import kind_of
 
     if not (folder / "manifest.json").exists():
         raise FileNotFoundError(
-            f"{folder} holds no index: likewise index MODEL DATA --out {folder} builds one."
+            f"There is no index in {folder}. Build one with likewise index MODEL DATA --out {folder}."
         )
     if kind_of(folder) == "index":
         return folder
@@ -432,7 +450,7 @@ def _folder_of_index(folder: Path) -> Path:
     settings = folder / "settings.toml"
     asked = settings if settings.exists() else "MODEL DATA"
     raise FileNotFoundError(
-        f"{folder} is a run that keeps no index: likewise index {asked} --out index builds one, then ask index."
+        f"The run in {folder} has no index. Build one with likewise index {asked} --out index, then ask that."
     )
 
 
@@ -443,19 +461,20 @@ def _answer(
     from likewise.thumbnails import picture
 
     asked = True if approximate else None
-    told = index.explain(read_batches(read), k, exact, approximate=asked)
-    called = read.names or tuple(f"{words[0]} {i}" if len(told) > 1 else words[0] for i in range(len(told)))
-    seen = [None if read.show is None else picture(read.show(i)) for i in range(len(told))]
-    return [Answer(*parts) for parts in zip(called, seen, told, strict=True)]
+    explanations = index.explain(read_batches(read), k, exact, approximate=asked)
+    count = len(explanations)
+    names = read.names or tuple(f"{words[0]} {i}" if count > 1 else words[0] for i in range(count))
+    pictures = [None if read.show is None else picture(read.show(i)) for i in range(count)]
+    return [Answer(*parts) for parts in zip(names, pictures, explanations, strict=True)]
 
 
 def _add_passages(
     index: "Index", folder: Path, settings: Settings, read: "Read", answers: "list[Answer]", count: int | None
 ) -> "list[Answer]":
-    """Return answers with the passages that similarities to the first neighbors rest on.
+    """Return answers with the passages that the similarities to the first neighbors rest on.
 
-    Where no number was asked for, and passages cannot be had, a note says why; nothing is said where similarities are
-    no sums over tokens.
+    If no number was asked for and passages cannot be computed, a note says why, unless similarities are not sums over
+    tokens.
     """
     from likewise.engines import GradientMismatchError
     from likewise.gram import has_passages
@@ -469,23 +488,23 @@ def _add_passages(
     except (FileNotFoundError, ValueError) as error:
         if count is not None:
             raise
-        advice = f"{error} --data names the texts; --passages 0 asks for none."
+        advice = f"{error} Pass the texts with --data, or --passages 0 for no passages."
     except GradientMismatchError as error:
         if count is not None:
             raise
-        advice = f"{error} --passages 0 does not try."
+        advice = f"{error} Pass --passages 0 to skip them."
     print_message(f"note: passages are not shown: {advice}")
     return answers
 
 
 def _open_texts(index: "Index", folder: Path, settings: Settings) -> "Read":
-    """Return the texts of an index, tokenized as they are asked for, and attach them."""
+    """Open the texts of an index, tokenized on demand, and attach them to it."""
     settings = locate_paths(settings, _folder_of_index(folder), ["data"])
     read = open_data(settings, on_demand=True)
     if read.token_text is None:
         raise ValueError(
-            "Passages are shown in texts that the tokenizer of the model's folder reads (likewise index --text): this "
-            "index is of something else."
+            "Passages need texts that the tokenizer in the model's folder reads (likewise index --text); this index "
+            "holds something else."
         )
     index.attach(read_batches(read))
     return read
@@ -511,15 +530,14 @@ def _mark_answers(
         marked.append(answer._replace(explanation=answer.explanation.with_passages(texts)))
     if unplaced:
         print_message(
-            f"note: of {counted(unplaced, 'neighbor')} no passage is shown: the tokenizer does not tell where "
-            "tokens lie in a "
-            "text, and decoding them does not give it back."
+            f"note: no passage is shown for {counted(unplaced, 'neighbor')}: the tokenizer returns no token offsets, "
+            "and decoding the tokens does not reproduce the text."
         )
     return marked
 
 
 def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
-    """Return the new inputs that words name, prepared as the index was."""
+    """Return the new inputs named by words, prepared like the indexed samples."""
     from likewise import loading
 
     known = {name: getattr(settings, name) for name in NEW_INPUTS}
@@ -537,9 +555,9 @@ def _read_new(index: "Index", settings: Settings, words: list[str]) -> "Read":
 
 
 def _number_labels(read: "Read", classes: list[str] | None, are_given: bool) -> "Read":
-    """Return new inputs with their labels, if they have any, numbered as the classes of the index are.
+    """Return new inputs with their labels, if any, numbered like the classes of the index.
 
-    `are_given`: whether names of classes were given to the index, and not found in its data.
+    `are_given`: whether the index got its class names as an option rather than from its data.
     """
     if read.labels is None or classes is None:
         return read
@@ -549,14 +567,16 @@ def _number_labels(read: "Read", classes: list[str] | None, are_given: bool) -> 
         and _are_integers(classes)
         and not read.labels.is_floating_point()
     ):
-        # integers that were no class numbers there, -1, 0 and 1 say, and some of which could be here
+        # the index had integers that are not class numbers, such as -1, 0 and 1, of which the new inputs may have some
         found, numbers = read.labels.unique(return_inverse=True)
         read = read._replace(labels=numbers, classes=tuple(str(label) for label in found.tolist()))
     if read.classes is None:
         return read
     unknown = [name for name in read.classes if name not in classes]
     if unknown:
-        print_message(f"note: {unknown[0]} is no class of the index: labels of the new inputs are left out.")
+        print_message(
+            f"note: {unknown[0]} is not a class of the index, so the labels of the new inputs are ignored."
+        )
         return read._replace(labels=None, classes=None)
     return renumber_classes(read, tuple(classes))
 
@@ -566,14 +586,14 @@ def _are_integers(names: list[str]) -> bool:
 
 
 def _size_of_images(index: "Index") -> tuple[int, int] | None:
-    """Return width and height of the inputs of an index, None if they are no images."""
+    """Return width and height of the indexed inputs; None if they are not images."""
     inputs = index.manifest["inputs"]
     shape: list[int] = inputs[0][2] if len(inputs) == 1 else []
     return (shape[2], shape[1]) if len(shape) == 3 else None
 
 
-def _tell_answer(answer: "Answer") -> list[str]:
-    told = answer.explanation
+def _describe_answer(answer: "Answer") -> list[str]:
+    explanation = answer.explanation
     rows = [
         {
             "row": near.sample.row,
@@ -581,32 +601,32 @@ def _tell_answer(answer: "Answer") -> list[str]:
             "label": near.sample.label_name,
             "similarity": near.similarity,
             "±": near.error,
-            "rests on": _tell_passage(near.passage),
+            "rests on": _describe_passage(near.passage),
             "shown": excerpt(near.sample.picture),
         }
-        for near in told.neighbors
+        for near in explanation.neighbors
     ]
-    change = [] if told.counterfactual is None else [told.counterfactual.text, ""]
+    change = [] if explanation.counterfactual is None else [explanation.counterfactual.text, ""]
     return [
-        f"{answer.name}: {told.headline}",
-        told.evidence,
+        f"{answer.name}: {explanation.headline}",
+        explanation.evidence,
         table(rows, optional=("name", "label", "rests on", "shown")),
         *change,
     ]
 
 
-def _tell_passage(marked: "MarkedText | None") -> str:
-    """Return the strongest passage, and how much of the similarity is its own."""
+def _describe_passage(marked: "MarkedText | None") -> str:
+    """Return the strongest passage and its share of the similarity."""
     if marked is None:
         return ""
     first, end = marked.passage
     if first == end or not marked.total > 0:
-        return "no token speaks for it"
+        return "no token supports it"
     text = " ".join(marked.text[first:end].split())
     return f"{marked.share:.0%} “{text if len(text) <= EXCERPT else text[: EXCERPT - 1] + '…'}”"
 
 
-def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
+def _print_index(form: Format, found: "Index", asked: int | None = None) -> None:
     size = found.bytes
     rows = sum(shard["stop"] - shard["start"] for shard in found.manifest["shards"])
     each = (size["all"] - size["pictures"]) / rows
@@ -614,12 +634,12 @@ def _tell_index(form: Format, found: "Index", asked: int | None = None) -> None:
     if asked not in (None, found.width):
         d = found.manifest["projection"]["outputs"]
         print_message(
-            f"note: {found.width} numbers a sample in place of {asked}: the nearest width of a sketch of "
+            f"note: rows have {found.width} numbers instead of {asked}, the nearest width for a sketch of "
             f"{counted(d, 'output')}."
         )
     print_result(
         form,
         facts,
         repr(found),
-        f"{counted(rows, 'row')}, {each:,.0f} bytes a sample and {size['pictures'] / rows:,.0f} of pictures",
+        f"{counted(rows, 'row')}, {each:,.0f} bytes each, and {size['pictures'] / rows:,.0f} bytes each for pictures",
     )

@@ -24,11 +24,11 @@ Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=F
 
 def neighbors(
     run: Run,
-    sample: Annotated[str, typer.Argument(help="A sample, by number or by name.", show_default=False)],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many.")] = 10,
+    sample: Annotated[str, typer.Argument(help="The number or name of a sample.", show_default=False)],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbors.")] = 10,
     form: Form = Format.text,
 ) -> None:
-    """Show the samples that the network treats most like one.
+    """List the nearest neighbors of a sample: those that the network treats most like it.
 
     Example: `likewise neighbors run 42 -k 5`
     """
@@ -47,30 +47,30 @@ def neighbors(
         }
         for pair in found.neighbors(place, k).itertuples()
     ]
-    own = {"sample": place, **_values(found, place, wanted)}
-    seen = found.pictures
-    told = [{**row, "shown": excerpt(seen.get(row["sample"]))} for row in rows]
-    told_own = {**own, "shown": excerpt(seen.get(place))}
+    queried = {"sample": place, **_values(found, place, wanted)}
+    pictures = found.pictures
+    shown_rows = [{**row, "shown": excerpt(pictures.get(row["sample"]))} for row in rows]
+    shown_query = {**queried, "shown": excerpt(pictures.get(place))}
     title = "treated most like sample " + ", ".join(
         f"{name.replace('_', ' ')} {f'{value:.3f}' if isinstance(value, float) else value}".removeprefix(
             "shown "
         )
-        for name, value in told_own.items()
+        for name, value in shown_query.items()
         if value != ""
     ).removeprefix("sample ")
     if k > len(rows):
         print_message(
-            f"note: this run keeps {counted(len(rows), 'neighbor')} of each sample (likewise analyze --neighbors)."
+            f"note: this run has only {counted(len(rows), 'neighbor')} per sample (likewise analyze --neighbors)."
         )
-    print_result(form, {"of": own, "neighbors": rows}, table(told, title))
+    print_result(form, {"of": queried, "neighbors": rows}, table(shown_rows, title))
 
 
 def report(
     run: Run,
-    opened: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     form: Form = Format.text,
 ) -> None:
-    """Rewrite the report of a finished run, and say where it is.
+    """Rewrite the report of a finished run and print its path.
 
     Example: `likewise report run --open`
     """
@@ -83,27 +83,31 @@ def report(
 
 
 def compare(
-    run_a: Annotated[Path, typer.Argument(help="The run before.", show_default=False)],
+    run_a: Annotated[Path, typer.Argument(help="The earlier run.", show_default=False)],
     run_b: Annotated[
-        Path, typer.Argument(help="The run after: same data, another checkpoint.", show_default=False)
+        Path,
+        typer.Argument(help="The later run: same data, another model or checkpoint.", show_default=False),
     ],
-    k: Annotated[int, typer.Option("-k", help="How many samples, or neighbors of --sample, to list.")] = 10,
+    k: Annotated[
+        int, typer.Option("-k", help="Number of samples, or of neighbors of --sample, to list.")
+    ] = 10,
     sample: Annotated[
-        str | None, typer.Option(help="Show the neighbors of this sample, by number or name, side by side.")
+        str | None, typer.Option(help="Show the neighbors of this sample (number or name) side by side.")
     ] = None,
     across_settings: Annotated[
         bool,
         typer.Option(
             "--across-settings",
-            help="Also compare runs of other outputs (readout) or parameters.",
+            help="Also compare runs with different outputs (readout) or parameters.",
         ),
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Also write a page with the samples that changed most.")
+        Path | None,
+        typer.Option("--html", help="Also write a page that shows the samples that changed most."),
     ] = None,
     form: Form = Format.text,
 ) -> None:
-    """Compare two runs on the same data: whose neighbors changed, whose density fell.
+    """Compare two runs on the same data: which samples changed neighbors, which lost density.
 
     Example: `likewise compare run-epoch-1 run-epoch-20 --html compare.html`
     """
@@ -120,13 +124,13 @@ def compare(
             for _, row in near.iterrows()
         ]
         stay = int(near["before_stays"].sum())
-        said = f"{stay} of {len(near)} neighbors of sample {sample} {agreeing(stay, 'stays', 'stay')}"
-        print_result(form, {"sample": before.place(sample), "neighbors": rows}, said, table(rows))
+        line = f"{stay} of {len(near)} neighbors of sample {sample} {agreeing(stay, 'stays', 'stay')}"
+        print_result(form, {"sample": before.place(sample), "neighbors": rows}, line, table(rows))
         return
     found = compare_runs(before, after, across_settings=across_settings)
     summary = found.summary._asdict()
-    changed = _listed(found.changes, "kept_neighbors", k, ascending=True)
-    fell = _listed(found.changes, "density_rank_change", k, ascending=True)
+    changed = _top_changes(found.changes, "kept_neighbors", k, ascending=True)
+    fell = _top_changes(found.changes, "density_rank_change", k, ascending=True)
     print_result(
         form,
         {"summary": summary, "neighbors_changed": changed, "density_fell": fell},
@@ -146,26 +150,29 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="parquet, csv, knn and cleanlab (for its Datalab), projector (for TensorBoard), spotlight, fiftyone, "
-            "label-studio, argilla."
+            help="The format: csv, parquet, knn and cleanlab (for cleanlab's Datalab), projector (for TensorBoard), "
+            "spotlight, fiftyone, label-studio, argilla."
         ),
     ] = "csv",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A file or a folder; inside the run if not given.")
+        Path | None,
+        typer.Option("--out", "-o", help="The output file or folder; by default, inside the run."),
     ] = None,
     count: Annotated[
         int | None,
         typer.Option(
-            min=1, help="For label-studio and argilla: the most suspicious; else all that are flagged."
+            min=1,
+            help="For label-studio and argilla: export this many of the most suspicious samples; by default, all "
+            "flagged ones.",
         ),
     ] = None,
     force: Force = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Write the results of a run in a form that other tools read.
+    """Write the results of a run in the format of another tool.
 
-    Example: `likewise export run --to label-studio -o tasks --count 100`, and back with
+    Example: `likewise export run --to label-studio -o tasks --count 100`. To bring decisions back:
     `likewise apply run export.json`
     """
     be_quiet(quiet)
@@ -186,9 +193,9 @@ def verify(
     run: Annotated[Path, typer.Argument(help="The folder of a run or an index.", show_default=False)],
     form: Form = Format.text,
 ) -> None:
-    """Check every file of a run or an index against its checksum: exit code 0 if all are whole, 1 if not.
+    """Check every file of a run or an index against its checksum: exit code 0 if all are intact, 1 if not.
 
-    Example: `likewise verify run`. The same `likewise analyze` or `likewise index` command rebuilds what is damaged.
+    Example: `likewise verify run`. To rebuild damaged files, repeat the `likewise analyze` or `likewise index` command.
     """
     from likewise.index.store import check_index
     from likewise.manifest import check_integrity, kind_of
@@ -208,12 +215,16 @@ def verify(
         "index" if is_index else "analyze",
     )
     if found.whole:
-        print_result(form, facts, f"{run} is whole: {checked}")
+        print_result(form, facts, f"{run} is intact: {checked}")
         return
     print_result(form, facts, *(f"{name}: {reason}" for name, reason in found.damaged.items()))
     if found.damaged:
-        raise Failed(f"{run} is damaged; the same likewise {command} command rebuilds it ({checked} checked)")
-    raise Failed(f"{run} is not finished; the same likewise {command} command goes on ({checked} checked)")
+        raise Failed(
+            f"{run} is damaged; repeat the likewise {command} command to rebuild it ({checked} checked)"
+        )
+    raise Failed(
+        f"{run} is not finished; repeat the likewise {command} command to resume it ({checked} checked)"
+    )
 
 
 def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:
@@ -230,7 +241,7 @@ def _values(found: Any, sample: int, names: list[str]) -> dict[str, Any]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def _listed(changes: Any, by: str, k: int, ascending: bool) -> list[dict[str, Any]]:
+def _top_changes(changes: Any, by: str, k: int, ascending: bool) -> list[dict[str, Any]]:
     top = changes.sort_values(by, ascending=ascending, kind="stable").head(k)
     return [
         {"sample": int(i), **{str(n): v.item() if hasattr(v, "item") else v for n, v in row.items()}}

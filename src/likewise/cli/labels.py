@@ -35,27 +35,29 @@ if TYPE_CHECKING:
 MOST_PRINTED = 10
 
 DATA = ("model", "data", *READING, "follow_links", "limit", "classes", "max_memory")
-SKETCH, MANY_PAIRS = 1024, 20_000_000  # width of sketches, and pairs from which they are compared
+SKETCH, MANY_PAIRS = 1024, 20_000_000  # sketch width; number of pairs beyond which sketches are compared
 TRAINING = {
-    "model": "Import string of a function that trains: net.py:train. It gets a data set, and returns a model."
+    "model": "Import string of a training function, such as net.py:train: it gets a data set and returns a model."
 }
 
 
 @takes_settings(DATA, help_texts=TRAINING)
 def crossval(
     request: Request,
-    folds: Annotated[int, typer.Option(min=2, help="How many networks are trained.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the folds and of each training.")] = 0,
-    out: Annotated[Path, typer.Option(help="The folder; one that is there goes on.")] = Path("crossval"),
+    folds: Annotated[int, typer.Option(min=2, help="Number of folds, that is, of networks to train.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the folds and for training.")] = 0,
+    out: Annotated[Path, typer.Option(help="The folder for results; an unfinished one is resumed.")] = Path(
+        "crossval"
+    ),
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Judge labels by networks that have not seen them: one is trained for each fold, on all others.
+    """Judge labels by networks that have not seen them: for each fold, train one on the other folds.
 
     Example: `likewise crossval net.py:train images/ --out crossval`, then
     `likewise analyze net.py:model images/ --crossval crossval`
 
-    The function is called with a torch Dataset of (input, label) pairs. What is done is kept, fold by fold.
+    The function gets a torch Dataset of (input, label) pairs. Finished folds are kept.
     """
     be_quiet(quiet)
     from likewise import loading
@@ -73,16 +75,16 @@ def crossval(
         seed=seed,
         out=out,
     )
-    judged = label_suspicion(found)
+    issues = label_suspicion(found)
     classes = settings.classes or read.classes
-    path = write_labels(out, found, judged, read.names, classes)
+    path = write_labels(out, found, issues, read.names, classes)
     print_message(f"labels: {path}")
-    first = judged.suspicion.argsort(descending=True)[:10].tolist()
+    first = issues.suspicion.argsort(descending=True)[:10].tolist()
     rows = [
         {
             "sample": i if read.names is None else read.names[i],
             "label": class_name(int(found.labels[i]), classes),
-            "suggested": class_name(int(judged.suggested[i]), classes),
+            "suggested": class_name(int(issues.suggested[i]), classes),
         }
         for i in first
     ]
@@ -90,11 +92,11 @@ def crossval(
         "crossval": str(out),
         "samples": len(found.labels),
         "accuracy": found.accuracy,
-        "label_issues": int(judged.flagged.sum()),
-        "errors": list(judged.errors),
+        "label_issues": int(issues.flagged.sum()),
+        "errors": list(issues.errors),
         "labels": str(path),
     }
-    print_result(form, facts, repr(found), repr(judged), table(rows, "most suspicious"))
+    print_result(form, facts, repr(found), repr(issues), table(rows, "most suspicious"))
 
 
 @takes_settings((*INPUTS, "classes", "sketch"))
@@ -102,16 +104,16 @@ def duplicates(
     request: Request,
     against: Annotated[
         str | None,
-        typer.Option(help="Another data set, such as that of training: which samples are in both?"),
+        typer.Option(help="Another data set, such as the training set, to search for the same samples."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="A table of the pairs, the most similar first.")] = Path(
+    out: Annotated[Path, typer.Option(help="The output table of pairs, the most similar first.")] = Path(
         "duplicates.csv"
     ),
     ratio: Annotated[
         float | None,
         typer.Option(
-            help="How close, of what is usual in a class, and of texts the share of words that differ; larger "
-            "finds more. [default: 0.125, less where that close may be chance]",
+            help="Largest distance of a pair, relative to what is usual in its class; for texts, also the largest "
+            "share of words that differ. Larger finds more. [default: 0.125, less if pairs that close can be chance]",
             show_default=False,
         ),
     ] = None,
@@ -119,11 +121,11 @@ def duplicates(
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
-    """Find samples that are nearly the same, within a data set or between two (leakage).
+    """Find near-duplicates within a data set or between two (leakage).
 
     Example: `likewise duplicates net.py:model test/ --against train/ --image-size 32`
 
-    By the network, which hardly tells them apart, and beside it by pixels, words or numbers.
+    A pair counts if the network hardly tells the two apart, or if their pixels, words or numbers are that close.
     """
     be_quiet(quiet)
     from likewise.files import refuse_existing
@@ -142,7 +144,7 @@ def duplicates(
     sketch = settings.sketch
     if sketch == "auto":
         sketch = SKETCH if rows.n * (rows.n if columns is None else columns.n) > MANY_PAIRS else "never"
-    print_message(f"comparing {settings.data} with {against or 'itself'} by {settings.model} ...")
+    print_message(f"comparing {settings.data} to {against or 'itself'} with {settings.model} ...")
     gram = GramMatrix(net, rows, columns=columns, max_memory=memory_limit(settings))
     found = find_duplicates(gram, ratio=ratio, sketch=None if sketch == "never" else int(sketch))
     write_duplicates(out, found, read.names, read.names if other is None else other.names)
@@ -153,20 +155,22 @@ def duplicates(
     }
     lines = [f"{repr(found).removeprefix('Duplicates(').removesuffix(')')}: {out}"]
     if facts["other_label"]:
-        lines.append(f"{facts['other_label']:,} of the pairs have different labels: one of the two is wrong.")
+        lines.append(
+            f"{facts['other_label']:,} of the pairs have different labels: in each, one label is wrong."
+        )
     if len(found.first):
         lines.append(_closest_pairs(found, read, read if other is None else other))
     print_result(form, facts, *lines)
 
 
 def _number_alike(rows: "Read", columns: "Read", data: str, against: str) -> "tuple[Read, Read]":
-    """Return two data sets with equal classes numbered alike: each has numbered its own by their names."""
+    """Number the classes of two data sets consistently: each was numbered by its own class names."""
     if rows.labels is None or columns.labels is None or rows.classes == columns.classes:
         return rows, columns
     if rows.classes is None or columns.classes is None:
         print_message(
-            f"note: of {data} and {against} one has names as labels and the other numbers: labels of pairs are not "
-            "compared."
+            f"note: labels of pairs are not compared, because one of {data} and {against} has names as labels and the "
+            "other numbers."
         )
         return rows._replace(labels=None, classes=None), columns._replace(labels=None, classes=None)
     every = tuple(sorted({*rows.classes, *columns.classes}))
@@ -174,7 +178,7 @@ def _number_alike(rows: "Read", columns: "Read", data: str, against: str) -> "tu
 
 
 def _closest_pairs(found: "Duplicates", rows: "Read", columns: "Read") -> str:
-    """Return the most similar pairs as a table, by names and beginnings where there are any."""
+    """Return the most similar pairs as a table, with names and excerpts if there are any."""
     pairs = []
     for place in range(min(MOST_PRINTED, len(found.first))):
         i, j = int(found.first[place]), int(found.second[place])

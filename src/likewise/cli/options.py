@@ -1,6 +1,6 @@
-"""From the words of a command to settings, and from settings to the network and the data that they name.
+"""Command-line options, and the network and data that they name.
 
-The options of a run come from `likewise.runs.settings.Settings`, with names, defaults and help.
+The names, defaults and help texts of a run's options come from `likewise.runs.settings.Settings`.
 """
 
 import functools
@@ -25,50 +25,50 @@ if TYPE_CHECKING:
     from likewise.loading.pretrained import PretrainedFolder
     from likewise.loading.texts import Tokenization
 
-FLAGS = {"text_column": "--text"}  # where the flag is not the name of the setting
+FLAGS = {"text_column": "--text"}  # flags that differ from the name of the setting
 Form = Annotated[
     Format,
-    typer.Option("--format", help="How results are written to stdout; --json is short for --format json."),
+    typer.Option("--format", help="Format of the results on stdout; --json is short for --format json."),
 ]
 NEW_INPUTS = (*READING, "show_columns", "follow_links")
-"""The settings of an index or a run by which new inputs are read."""
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results.")]
+"""The settings of an index or a run that say how to read new inputs."""
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, no progress or notes.")]
 
 
 class Request(NamedTuple):
-    """What a command was asked for."""
+    """The settings given to a command, and its default output folder."""
 
     settings: Settings
-    folder: Path  # of results, unless another is named
+    folder: Path  # for results, unless --out names another
 
 
 def takes_settings(
     names: Sequence[str], *, optional: bool = False, help_texts: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator: the command takes these settings as options, and gets them as a Request.
+    """Return a decorator that adds these settings to a command as options and passes them to it as a Request.
 
     Args:
         names: Fields of Settings.
-        optional: The command also works without model and data, and then gets None.
-        help_texts: What settings mean to this command, where it is not what they usually do.
+        optional: The command also works without model and data; it then gets None.
+        help_texts: Help for settings that mean something else to this command.
 
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(context: typer.Context, **given: Any) -> None:
-            words = {name: given.pop(name) for name in names}
-            is_empty = optional and words["model"] is None
-            command(None if is_empty else _read_request(context, words), **given)
+            values = {name: given.pop(name) for name in names}
+            is_empty = optional and values["model"] is None
+            command(None if is_empty else _read_request(context, values), **given)
 
-        own = list(inspect.signature(command).parameters.values())[1:]
+        command_parameters = list(inspect.signature(command).parameters.values())[1:]
         context = inspect.Parameter(
             "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
-        meanings = help_texts or {}
-        options = [_option(name, Settings.model_fields[name], optional, meanings.get(name)) for name in names]
-        parameters = [context, *(p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *own))]
+        texts = help_texts or {}
+        options = [_option(name, Settings.model_fields[name], optional, texts.get(name)) for name in names]
+        parameters = [context, *(p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *command_parameters))]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -77,38 +77,38 @@ def takes_settings(
 
 
 def read_part(text: str) -> tuple[int, int]:
-    """Return (i, n) of a part, written i/n."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None:
-        raise ValueError(f"--part is i/n, such as 2/8, found {text!r}.")
-    return int(found[1]), int(found[2])
+    """Parse a part written as i/n; return (i, n)."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise ValueError(f"--part must be i/n, such as 2/8, found {text!r}.")
+    return int(match[1]), int(match[2])
 
 
 def load_network(settings: Settings) -> Any:
-    """Return the network that settings name."""
-    return _read_by(_load_model(settings), settings)
+    """Return the network named by the settings."""
+    return _build_network(_load_model(settings), settings)
 
 
 def open_inputs(settings: Settings) -> tuple[Any, Any]:
-    """Return the network and the data that settings name."""
+    """Return the network and the data named by the settings."""
     from likewise.progress import announce
 
     _refuse_unnamed_text(settings)
     announce(f"loading {settings.model}")
     model = _load_model(settings)
     read = open_data(settings)
-    net = _read_by(model, settings)
+    net = _build_network(model, settings)
     _refuse_misfit(net, read, settings)
     _note_other_classes(net, read, settings)
     return net, read
 
 
 def open_data(settings: Settings, on_demand: bool = False) -> Any:
-    """Return the data that settings name.
+    """Return the data named by the settings.
 
     Args:
-        settings: Of a command.
-        on_demand: Tokenize texts as they are asked for: for a few of many.
+        settings: The settings of a command.
+        on_demand: Tokenize each text only when it is used; for commands that need a few of many.
 
     """
     from likewise import loading
@@ -151,7 +151,7 @@ def _load_model(settings: Settings) -> Any:
 
 
 def pretrained_folder(settings: Settings) -> "PretrainedFolder | None":
-    """Return the folder that the model comes from, None of an import string."""
+    """Return the model's folder; None if the model is an import string."""
     from likewise import loading
 
     if not loading.is_pretrained(settings.model):
@@ -160,7 +160,7 @@ def pretrained_folder(settings: Settings) -> "PretrainedFolder | None":
 
 
 def tokenization(settings: Settings, on_demand: bool = False) -> "Tokenization | None":
-    """Return how texts become inputs, by the tokenizer in the model's folder; None where there are none."""
+    """Return how the tokenizer in the model's folder turns texts into inputs; None if it is not used."""
     if settings.text_column is None or settings.prepare is not None:
         return None
     folder = pretrained_folder(settings)
@@ -169,25 +169,26 @@ def tokenization(settings: Settings, on_demand: bool = False) -> "Tokenization |
 
 
 def _classes_of_model(named: tuple[str, ...] | None, read: Any) -> tuple[str, ...] | None:
-    """Return the classes in the order of the model, where it names them and the data do."""
+    """Return the class names in the order of the model's outputs, if the model and the data name classes."""
     if named is None and read.classes is not None:
         order = ", ".join(f"{i} {name}" for i, name in enumerate(read.classes[:10]))
         print_message(
-            f"note: the model names no classes: labels are its outputs in alphabetical order, {order}."
+            "note: the model does not name its classes, so labels are matched to outputs in alphabetical order: "
+            f"{order}."
         )
     if named is None or read.classes is None:
         return named
     missing = [name for name in read.classes if name not in named]
     if missing:
         raise ValueError(
-            f"The labels {', '.join(missing[:5])} are no classes of the model, which has {', '.join(named[:10])}: "
-            "--classes gives the data's names in the order of the model's outputs."
+            f"The labels {', '.join(missing[:5])} are not among the model's classes ({', '.join(named[:10])}). "
+            "Pass --classes with the data's class names in the order of the model's outputs."
         )
     return named
 
 
-def _read_by(model: Any, settings: Settings) -> Any:
-    """Return a model with the readout and parameters of settings."""
+def _build_network(model: Any, settings: Settings) -> Any:
+    """Return a Network of the model with the readout and parameters of the settings."""
     from likewise.model import Network
 
     parameters = None if settings.parameters is None else list(settings.parameters)
@@ -195,19 +196,19 @@ def _read_by(model: Any, settings: Settings) -> Any:
 
 
 def read_batches(read: "Read") -> "Batches":
-    """Return data that were read as batches; those of a table know the names of its columns."""
+    """Return loaded data as batches; those of a table know their column names."""
     from likewise.data import batches
 
     return batches(read.dataset, labels=read.labels, columns=read.columns)
 
 
 def renumber_classes(read: Any, classes: tuple[str, ...]) -> Any:
-    """Return the data with its classes in the order given, where they have names."""
+    """Return the data with its classes in the given order, if they have names."""
     if read.classes is None or read.labels is None:
         return read._replace(classes=classes)
     missing = [name for name in read.classes if name not in classes]
     if missing:
-        raise ValueError(f"--classes must name all classes of the data; missing: {', '.join(missing)}.")
+        raise ValueError(f"--classes must name all classes of the data; it lacks {', '.join(missing)}.")
     import torch
 
     order = torch.tensor([classes.index(name) for name in read.classes])
@@ -215,7 +216,7 @@ def renumber_classes(read: Any, classes: tuple[str, ...]) -> Any:
 
 
 def memory_limit(settings: Settings) -> int:
-    """Return the bytes for gradients and pairs: those that were given, else half of what the device has free."""
+    """Return the bytes for gradients and pairs: --max-memory, or half of the free memory of the device."""
     if settings.max_memory is not None:
         return settings.max_memory
     import torch
@@ -226,17 +227,17 @@ def memory_limit(settings: Settings) -> int:
 
 
 def _option(name: str, field: FieldInfo, optional: bool, help_text: str | None = None) -> inspect.Parameter:
-    """Return a field as the parameter of a command; values are validated by Settings itself."""
-    default, meaning = field.default, help_text or field.description
+    """Return a field as the parameter of a command; Settings itself validates the values."""
+    default, description = field.default, help_text or field.description
     kind: Any = type(default) if type(default) in (bool, int, float) else str
     if name in ("model", "data"):
         default = inspect.Parameter.empty if name == "model" and not optional else None
-        information = typer.Argument(help=meaning, show_default=False)
+        information = typer.Argument(help=description, show_default=False)
         kind = str if default is inspect.Parameter.empty else str | None
     elif kind is bool:
-        information = typer.Option("--" + name.replace("_", "-"), help=meaning)
+        information = typer.Option("--" + name.replace("_", "-"), help=description)
     else:
-        information = typer.Option(FLAGS.get(name, "--" + name.replace("_", "-")), help=meaning)
+        information = typer.Option(FLAGS.get(name, "--" + name.replace("_", "-")), help=description)
         if default is None:
             kind = (int if _holds(field.annotation, int) else str) | None
         elif isinstance(default, ByteSize):
@@ -246,27 +247,27 @@ def _option(name: str, field: FieldInfo, optional: bool, help_text: str | None =
 
 
 def _holds(annotation: Any, kind: type) -> bool:
-    """Whether a type, or one of a union, is this one."""
+    """Whether an annotation is `kind`, or a union that contains it."""
     if get_origin(annotation) in (Union, UnionType):
         return any(_holds(part, kind) for part in get_args(annotation))
     return annotation is kind
 
 
-def _read_request(context: typer.Context, words: dict[str, Any]) -> Request:
-    """Return the settings that were given, or those of a file with what was given beside it, and where to."""
-    model, folder = words["model"], Path("run")
-    if words["data"] is None:
+def _read_request(context: typer.Context, values: dict[str, Any]) -> Request:
+    """Return the settings given as options, or those of a TOML file updated by options, with the default folder."""
+    model, folder = values["model"], Path("run")
+    if values["data"] is None:
         if not model.endswith(".toml"):
             raise ValueError(
-                f"Data are needed beside the model: likewise {context.info_name} net.py:model images/ (--help tells "
-                "more)."
+                f"Name the data after the model: likewise {context.info_name} net.py:model images/ (see "
+                f"likewise {context.info_name} --help)."
             )
-        before = read_settings(model).model_dump()
-        beside = {name: value for name, value in words.items() if _is_given(context, name)}
-        words = {**before, **beside, "model": before["model"], "data": before["data"]}
-        folder = _folder_of(Path(model))
+        stored = read_settings(model).model_dump()
+        given = {name: value for name, value in values.items() if _is_given(context, name)}
+        values = {**stored, **given, "model": stored["model"], "data": stored["data"]}
+        folder = _run_folder(Path(model))
     try:
-        return Request(Settings(**words), folder)
+        return Request(Settings(**values), folder)
     except ValidationError as error:
         raise ValueError(describe_errors(error)) from error
 
@@ -276,13 +277,18 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _folder_of(settings: Path) -> Path:
-    """Return the run folder that a settings file lies in, else the usual one."""
+def _run_folder(settings: Path) -> Path:
+    """Return the run folder that contains the settings file, or the default folder."""
     return settings.parent if (settings.parent / "manifest.json").exists() else Path("run")
 
 
 def _load_readout(text: str) -> Any:
-    """Return the readout of a name or an import string, None for auto; a model, a class or a number is none."""
+    """Return the readout with this name or import string; None for auto.
+
+    Raises:
+        ValueError: There is no such readout, or the import string names something else, such as a model.
+
+    """
     from torch import nn
 
     from likewise import loading, readouts
@@ -301,7 +307,7 @@ def _load_readout(text: str) -> Any:
     found = loading.import_object(text)
     if not callable(found) or isinstance(found, type | nn.Module):
         raise ValueError(
-            f"--readout {text} is {describe(found)}: a function (outputs, labels) -> (n, d) is needed, or one of "
+            f"--readout {text} is {describe(found)}; expected a function (outputs, labels) -> (n, d), or one of "
             f"{', '.join(readouts.NAMED)}."
         )
     readouts.check_readout(found)
@@ -309,7 +315,7 @@ def _load_readout(text: str) -> Any:
 
 
 def _refuse_unnamed_text(settings: Settings) -> None:
-    """Raise if a model with a tokenizer is to read a table, and no column of text is named."""
+    """Raise if a model with a tokenizer should read a table and no text column is named."""
     from likewise.loading.load import TABLES
     from likewise.loading.paths import existing, listed
     from likewise.loading.tables import table_columns
@@ -318,15 +324,15 @@ def _refuse_unnamed_text(settings: Settings) -> None:
     is_table = Path(settings.data).suffix.lower() in TABLES and ":" not in settings.data
     if named or not is_table or pretrained_folder(settings) is None:
         return
-    there = [name for name in table_columns(existing(settings.data)) if name != settings.label]
+    available = [name for name in table_columns(existing(settings.data)) if name != settings.label]
     raise ValueError(
-        f"Which column of {settings.data} holds the texts that {settings.model} reads? Name it by --text COLUMN, one "
-        f"of {listed(there, 50)}."
+        f"Which column of {settings.data} holds the texts for {settings.model}? Pass --text COLUMN, one of "
+        f"{listed(available, 50)}."
     )
 
 
 def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
-    """Call the model with one sample, and say what was tried if it fails."""
+    """Call the model with one sample; if that fails, raise an error that names the shapes and the options to try."""
     from torch.utils._pytree import tree_leaves
 
     from likewise.engines.memory import is_out_of_memory
@@ -337,7 +343,7 @@ def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
         with net.evaluation_mode():
             if net.automatic is None:
                 net.function({}, first.inputs, first.labels, first.ids)
-            else:  # which readout it gets is not decided here
+            else:  # the readout is chosen later
                 net.call_model({}, first.inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):
@@ -345,20 +351,23 @@ def _refuse_misfit(net: Any, read: Any, settings: Settings) -> None:
         shapes = ", ".join(
             str(tuple(part.shape)) for part in tree_leaves(first.inputs) if hasattr(part, "shape")
         )
-        hints = "--gray for one channel, --image-size, --columns, --label (it is no input then), --prepare"
+        hints = (
+            "--gray for one channel, --image-size, --columns, --label (which is then not an input), --prepare"
+        )
         columns = _columns_read(read, settings)
         if columns:
             hints = (
-                f"its inputs are the columns {listed(columns, 50)}, choose by --columns; --label; --prepare"
+                f"--columns (the inputs are now {listed(columns, 50)}), --label (which is then not an input), "
+                "--prepare"
             )
         raise ValueError(
-            f"{settings.model} cannot be called with a sample of {settings.data}, a batch of shape "
-            f"{shapes}: {error}. What may help: {hints}."
+            f"{settings.model} fails on a sample of {settings.data}, a batch of shape {shapes}: {error}. "
+            f"Options that may help: {hints}."
         ) from error
 
 
 def _note_other_classes(net: Any, read: Any, settings: Settings) -> None:
-    """Say it where labels are not numbered as the outputs are, or may not be: nothing else would show it."""
+    """Print a note if labels may not be numbered like the outputs; nothing else would show it."""
     from torch import Tensor
 
     from likewise.loading.paths import listed
@@ -375,19 +384,19 @@ def _note_other_classes(net: Any, read: Any, settings: Settings) -> None:
     if most >= d:
         advice = "number labels from 0." if least == 1 and most == d else "is this the model of these data?"
         print_message(
-            f"note: labels go from {least:,} to {most:,}, and the network has {d:,} outputs, for classes 0 to "
-            f"{d - 1:,}: its predictions are not compared with the labels. If outputs are classes, {advice}"
+            f"note: labels range from {least:,} to {most:,}, but the network has {d:,} outputs (classes 0 to "
+            f"{d - 1:,}), so its predictions are not compared with the labels. If outputs are classes, {advice}"
         )
     elif read.classes is not None and settings.classes is None and len(read.classes) < d:
         print_message(
-            f"note: the data name {len(read.classes):,} classes ({listed(read.classes, 4)}), and the network has {d:,} "
-            "outputs: labels are numbered from 0 in the order of their names. If the network knows other classes too, "
-            "name all by --classes, in the order of its outputs."
+            f"note: the data name {len(read.classes):,} classes ({listed(read.classes, 4)}), but the network has {d:,} "
+            "outputs. Labels are numbered from 0, sorted by name. If the network knows other classes too, pass "
+            "all of them with --classes, in the order of its outputs."
         )
 
 
 def _columns_read(read: Any, settings: Settings) -> list[str]:
-    """Return the columns of numbers that are the inputs, none where no table of numbers was read."""
+    """Return the numeric input columns; none if the data are not a table of numbers."""
     from torch import Tensor
 
     shown = None if read.show is None else read.show(0)

@@ -1,4 +1,4 @@
-"""What the command says: results on stdout as text or JSON, all else on stderr."""
+"""Output of the command: results on stdout as text or JSON, everything else on stderr."""
 
 import json
 import sys
@@ -11,25 +11,25 @@ import typer
 
 from likewise.thumbnails import Picture, escape_controls
 
-EXCERPT = 60  # letters of a sample in a table
+EXCERPT = 60  # characters of a sample shown in a table
 
 
 class Format(StrEnum):
-    """How results are written."""
+    """Format of results on stdout."""
 
     text = "text"
     json = "json"
 
 
 class Failed(Exception):
-    """What a command checks is not so: --fail-on of analyze, or verify."""
+    """A check failed: --fail-on of analyze, or verify."""
 
 
-_quiet: ContextVar[bool] = ContextVar("quiet", default=False)  # of one command
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)  # for one command
 
 
 def be_quiet(quiet: bool) -> None:
-    """Say nothing on stderr but errors until the command ends, if so wished; no progress bars either."""
+    """Set whether the command prints messages and progress bars on stderr; errors are always printed."""
     from likewise.progress import show_progress, write_line
 
     _quiet.set(quiet)
@@ -38,19 +38,19 @@ def be_quiet(quiet: bool) -> None:
 
 
 def print_message(*lines: str) -> None:
-    """Write lines to stderr, unless told to be quiet."""
+    """Write lines to stderr unless the command is quiet."""
     if not _quiet.get():
         print_warning(*lines)
 
 
 def print_warning(*lines: str) -> None:
-    """Write lines to stderr in any case; a file's name cannot give orders to the terminal."""
+    """Write lines to stderr, quiet or not; control characters, which file names may contain, are escaped."""
     for line in lines:
         typer.echo(escape_controls(line), err=True)
 
 
 def print_result(form: Format, facts: Mapping[str, Any], *lines: str) -> None:
-    """Write a result to stdout: the facts as JSON, or lines for people."""
+    """Write a result to stdout: the facts as JSON, or the lines as text."""
     if form is Format.json:
         typer.echo(json.dumps(facts, indent=1, default=_plain))
         return
@@ -61,12 +61,12 @@ def print_result(form: Format, facts: Mapping[str, Any], *lines: str) -> None:
 def table(
     rows: Sequence[Mapping[str, Any]], title: str = "", optional: Sequence[str] = ("name", "shown")
 ) -> str:
-    """Return rows as a table for people.
+    """Format rows as a text table.
 
     Args:
-        rows: With the same columns each.
-        title: Above the table.
-        optional: Columns that are left out where every row is empty.
+        rows: All with the same columns.
+        title: Printed above the table.
+        optional: Columns that are left out if they are empty in every row.
 
     """
     from rich import box
@@ -76,21 +76,21 @@ def table(
 
     empty = {name for name in optional if all(row.get(name) in ("", None) for row in rows)}
     rows = [{name: value for name, value in row.items() if name not in empty} for row in rows]
-    made = Table(
+    grid = Table(
         title=Text(escape_controls(title)) if title else None, box=box.SIMPLE_HEAD, title_justify="left"
     )
     for name in rows[0] if rows else ():
-        made.add_column(Text(name.replace("_", " ")), justify="right" if _numeric(rows[0][name]) else "left")
+        grid.add_column(Text(name.replace("_", " ")), justify="right" if _numeric(rows[0][name]) else "left")
     for row in rows:
-        made.add_row(*(Text(escape_controls(_cell(value))) for value in row.values()))
+        grid.add_row(*(Text(escape_controls(_cell(value))) for value in row.values()))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
     with console.capture() as capture:
-        console.print(made)
+        console.print(grid)
     return capture.get().rstrip("\n")
 
 
 def excerpt(shown: Picture | None) -> str:
-    """Return the beginning of a text, or of the values of a row, for a table; nothing for an image."""
+    """Return the beginning of a text, or of a row's values, for a table; empty for an image."""
     if shown is None or shown.kind == "image":
         return ""
     text = shown.content.decode("utf-8", "replace")
@@ -101,7 +101,7 @@ def excerpt(shown: Picture | None) -> str:
 
 
 def gigabytes(count: float) -> str:
-    """Return a number of bytes as people say it."""
+    """Format a number of bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

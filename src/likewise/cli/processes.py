@@ -1,4 +1,4 @@
-"""The processes that a launcher such as torchrun has started, as its variables tell."""
+"""The processes that a launcher such as torchrun started, read from its environment variables."""
 
 import os
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from likewise.runs.settings import Settings
 
 
 def own_rank() -> int:
-    """Return the number of this process, 0 where it is alone."""
+    """Return the rank of this process; 0 if it is alone."""
     return int(os.environ.get("RANK", "0"))
 
 
 def rank_count() -> int:
-    """Return how many processes were started."""
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def on_own_device(settings: Settings) -> Settings:
-    """Return settings with the GPU of this process, where several were started on a machine."""
+    """Return settings with the GPU of this process, if a launcher started several processes per machine."""
     if settings.device != "cuda" or "LOCAL_RANK" not in os.environ:
         return settings
     import torch
@@ -30,7 +30,7 @@ def on_own_device(settings: Settings) -> Settings:
 
 @contextmanager
 def joined_processes(device: str) -> Iterator[None]:
-    """Join the processes that were started, for the time inside: nccl where each has a GPU of its own, else gloo."""
+    """Join the launched processes inside the block: by nccl if each has its own GPU, otherwise by gloo."""
     if rank_count() == 1:
         yield
         return

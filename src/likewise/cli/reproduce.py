@@ -1,4 +1,4 @@
-"""`likewise reproduce`: the experiments of the paper, from a clone."""
+"""`likewise reproduce`: run the experiments of the paper from a clone."""
 
 import runpy
 import sys
@@ -13,32 +13,34 @@ from likewise.cli.output import print_message
 def reproduce(
     context: typer.Context,
     figure: Annotated[
-        str, typer.Argument(help="Which experiment in experiments/, or all of them.", show_default=False)
+        str, typer.Argument(help="The name of an experiment in experiments/, or all.", show_default=False)
     ],
-    folder: Annotated[Path, typer.Option(help="Where the experiments are.")] = Path("experiments"),
+    folder: Annotated[Path, typer.Option(help="The folder with the experiments.")] = Path("experiments"),
 ) -> None:
     """Run an experiment of the paper from a clone: toy, mnist, cifar, registration, or all of them.
 
-    Options are passed on to it: --quick (small), --full (the paper's size), --data DIR (images), --out DIR,
-    --draw (figures again from results); `likewise reproduce mnist --help` tells all of that one. Example:
-    `likewise reproduce toy --quick`
+    Other options are passed on to the experiment: --quick (small), --full (the paper's size), --data DIR (images),
+    --out DIR, --draw (redraw the figures from results). `likewise reproduce mnist --help` lists the options of one
+    experiment. Example: `likewise reproduce toy --quick`
     """
     if figure in ("-h", "--help"):
         typer.echo(context.get_help())
         return
     known = _experiments(folder)
     if figure != "all" and figure not in known:
-        there = (
-            f"there are: {', '.join(known)}" if known else f"there are none in {folder}/: start from a clone"
+        advice = (
+            f"choose one of {', '.join(known)}, or all"
+            if known
+            else f"{folder}/ has no experiments, so start from a clone of the repository"
         )
-        raise ValueError(f"There is no experiment {figure!r}; {there}.")
+        raise ValueError(f"There is no experiment {figure!r}: {advice}.")
     failed = []
     for name in known if figure == "all" else [figure]:
         print_message(f"{name}:")
         try:
             _run(known[name], folder, context.args)
         except ModuleNotFoundError as missing:
-            failed.append(f"{name}: {missing}; for figures: pip install '.[figures]' in the clone")
+            failed.append(f"{name}: {missing}; for figures, run pip install '.[figures]' in the clone")
         except SystemExit as stopped:
             if stopped.code not in (None, 0):
                 failed.append(f"{name}: {stopped.code}")
@@ -57,7 +59,7 @@ def _run(experiment: Path, folder: Path, arguments: list[str]) -> None:
 
 
 def _experiments(folder: Path) -> dict[str, Path]:
-    """Return what can be run there: files with a main function, folders with a __main__.py."""
+    """Return the experiments in a folder: files with a main function, folders with a __main__.py."""
     found = {path.stem: path for path in folder.glob("*.py") if "\ndef main(" in path.read_text("utf-8")}
     found |= {path.parent.name: path.parent for path in folder.glob("*/__main__.py")}
     return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""`likewise serve`: a run or an index as a live page on this machine."""
+"""`likewise serve`: serve a run or an index as a live page on this machine."""
 
 import os
 import socket
@@ -23,23 +23,26 @@ def serve(
         Path, typer.Argument(metavar="RUN|INDEX", help="The folder of a run or an index.", show_default=False)
     ],
     index: Annotated[
-        Path | None, typer.Option(help="The index that answers about new inputs, if it is not RUN/index.")
+        Path | None, typer.Option(help="The index to ask about new inputs, if it is not RUN/index.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model, if it is not where it was.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Its weights, if they are not where they were.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, if it has moved.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Its weights, if they have moved.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
     host: Annotated[
         str,
-        typer.Option(help="The address to listen on; another than this machine's is for networks you trust."),
+        typer.Option(
+            help="The address to listen on; use one that other machines can reach only on networks you trust."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 0,
     opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     form: Form = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Serve a run or an index as a live page: ask about new inputs, review labels, see the report.
 
-    Only this machine can reach it, by an address with a random token. Nothing but decisions is written, into the run.
+    By default, only this machine can reach the page, at an address with a random token. It writes nothing but
+    decisions, into the run.
 
     Example: `likewise serve run --open`
     """
@@ -65,12 +68,12 @@ def serve(
         reader = _reader(found, settings)
     else:
         print_message(
-            f"note: {folder} keeps no index, so new inputs cannot be asked about: likewise index builds one, and "
-            "--index names it."
+            f"note: {folder} has no index, so the page cannot answer questions about new inputs. Build one with "
+            "likewise index, and pass it with --index."
         )
     service = Service(found, run, reader)
     if found is not None and reader is not None:
-        print_message("asking once, so that the first answer is quick ...")
+        print_message("warming up ...")
     service.warm_up()
     token = new_token()
     listening = _listen(host, port)
@@ -78,10 +81,10 @@ def serve(
     address = f"http://{name}:{listening.getsockname()[1]}/{token}/"
     if host not in ("127.0.0.1", "localhost", "::1"):
         print_warning(
-            f"warning: {host} can be reached from other machines: whoever has the address can ask and decide."
+            f"warning: other machines can reach {host}: anyone who has the address can ask and decide."
         )
     print_result(form, {"address": address, "pid": os.getpid()}, address)
-    print_message("Ctrl-C ends it.")
+    print_message("Press Ctrl-C to stop.")
     if opened:
         webbrowser.open(address)
     app = build_app(service, token, (name,))
@@ -96,8 +99,8 @@ def _reader(index: "Index", settings: "Settings") -> "InputReader | None":
     reader = reader_from_settings(index, {**known, "tokenization": tokenization(settings)})
     if reader is None:
         print_message(
-            "note: how new inputs become inputs of the model cannot be told: build the index from a folder of images, "
-            "a table or texts, or with --prepare."
+            "note: the index does not say how to turn new inputs into inputs of the model, so the page cannot read "
+            "any. Build the index from a folder of images, a table or texts, or with --prepare."
         )
     return reader
 
@@ -110,8 +113,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
-        raise OSError(
-            f"{host}:{port} cannot be listened on ({error.strerror}): choose another --port."
-        ) from error
+        raise OSError(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --port.") from error
     listening.listen(256)
     return listening

@@ -268,7 +268,7 @@ export const COLORS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#
 
 // source: { x, y: numbers, groups: class numbers or null, names: of the classes, select(samples) }
 export function mountMap(root, source) {
-  const canvas = element("canvas", { class: "lw-map", tabindex: "0", role: "img", "aria-label": "Map of all samples: near points are treated alike. Drag to circle some." });
+  const canvas = element("canvas", { class: "lw-map", tabindex: "0", role: "img", "aria-label": "Map of all samples: points close together are treated alike. Drag to circle samples." });
   const told = element("p", { class: "lw-quiet", role: "status" }, "Drag to circle samples; double-click to let go.");
   const legend = element("div", { class: "lw-legend" });
   root.append(canvas, legend, told);

@@ -81,7 +81,7 @@ class Batches(Sequence[Samples]):
         if isinstance(which, slice):
             start, stop, step = which.indices(len(self))
             if step != 1:
-                raise ValueError(f"Batches can be sliced in order only, found a step of {step}.")
+                raise ValueError(f"Batches can only be sliced with a step of 1, found a step of {step}.")
             part = self._positions[start * self.size : max(start, stop) * self.size]
             return Batches(self._source, part, self.size, self.given)
         if not -len(self) <= which < len(self):
@@ -174,7 +174,7 @@ class Batches(Sequence[Samples]):
 def join_labels(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Return the labels of consecutive batches as one tensor; None if one has none.
 
-    Labels of tokens, padded to several lengths, are filled up with −100.
+    Token labels of different lengths are padded with −100.
     """
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
@@ -202,13 +202,12 @@ def batches(
         dataset: A tensor, array or table; a tuple (X, y) of such; a dict of tensors; a torch Dataset or sequence; an
             un-shuffled DataLoader, with its collate function; a Hugging Face dataset. Items that are pairs are
             (input, label), dicts keep their label under "labels" or "label".
-        size: Samples of a batch; the loader's, or what fits into memory, if None.
-        labels: Numbers given apart, or the name of a column, or False where all that an item holds is input.
-        limit: Use the first so many samples only.
-        pad_id: The token that fills up input_ids of several lengths, such as tokenizer.pad_token_id; they are padded
+        size: Batch size; None uses the loader's, or what fits into memory.
+        labels: Labels as numbers, or the name of a column, or False if items contain inputs only.
+        limit: Use only the first samples, at most this many.
+        pad_id: The token with which to pad input_ids of different lengths, such as tokenizer.pad_token_id; padding is
             on the right, with 0 in the attention mask and −100 in the labels.
-        columns: Names of the columns of a tensor or array (n, q), as tables have them: an index of these samples then
-            reads tables by name.
+        columns: Column names of a tensor or array (n, q): an index of these samples then reads tables by name.
 
     Returns:
         Batches: a sequence of Samples.
@@ -225,7 +224,7 @@ def batches(
         source, positions = dataset._source, dataset._positions
         for name, given in (("labels", labels), ("pad_id", pad_id), ("columns", columns)):
             if given is not None:
-                raise ValueError(f"These are batches already: give {name} when they are made.")
+                raise ValueError(f"The data are batches already: pass {name} when you create them.")
     else:
         pad_id = None if pad_id is None else check_integer("pad_id", pad_id, 0)
         names = None if columns is None else check_names("columns", columns)
@@ -240,14 +239,14 @@ def batches(
 
 
 def training_data(dataset: Any, *, labels: Any = None) -> Batches:
-    """Return a data set to train on, as `batches` does, which may also shuffle or augment at random.
+    """Return a data set to train on, like `batches`, but it may shuffle or augment at random.
 
-    Of a DataLoader the data set, the collate function and the batch size are used, whatever its sampler: samples are
-    read by their position in the data set.
+    A DataLoader's data set, collate function and batch size are used, but not its sampler: samples are read by
+    position.
 
     Args:
         dataset: Anything that `batches` accepts, or a DataLoader with any sampler.
-        labels: As `batches` takes them.
+        labels: As for `batches`.
 
     """
     if isinstance(dataset, Batches):

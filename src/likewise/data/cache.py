@@ -1,4 +1,4 @@
-"""Copies of items of a data set that are costly to read."""
+"""Cache for items of a data set that are costly to read."""
 
 import sys
 from typing import Any
@@ -12,9 +12,9 @@ LEAF_BYTES = 256  # of a tensor or number beside its values: about what the obje
 
 
 class ItemCache:
-    """Copies of items of a data set, up to a number of bytes: what comes first stays.
+    """A cache of data set items, up to a number of bytes; it keeps the first items.
 
-    Passes read from first to last, so that a cache that drops the oldest item would never hold the next one.
+    Passes read from first to last, so a cache that drops the oldest item would never hold the next one.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -24,11 +24,11 @@ class ItemCache:
         return position in self._items
 
     def get(self, position: int) -> Any:
-        """Return a copy of an item: a collate function may take it apart or write to it."""
+        """Return a copy of an item: a collate function may modify it."""
         return tree_map(_copy_leaf, self._items[position])
 
     def put(self, position: int, item: Any) -> None:
-        """Keep a copy of an item, if its bytes can be counted and fit."""
+        """Store a copy of an item, if its bytes can be counted and fit."""
         size = item_bytes(item)
         if position not in self._items and size is not None and size <= self._free:
             self._items[position] = tree_map(_copy_leaf, item)
@@ -36,7 +36,7 @@ class ItemCache:
 
 
 def item_bytes(item: Any) -> int | None:
-    """Return the bytes of an item, None where it holds what cannot be counted or copied."""
+    """Return the bytes of an item; None if it holds something that cannot be counted or copied."""
     total = LEAF_BYTES
     for leaf in tree_leaves(item):
         if isinstance(leaf, Tensor):

@@ -1,4 +1,4 @@
-"""Which source serves which kind of data set."""
+"""Choose the source for each kind of data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -39,14 +39,14 @@ def open_source(
     pad_id: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> tuple[Source, int | None, int]:
-    """Return where samples are fetched from, in what batches if that is given, and how many.
+    """Return the source of samples, its batch size if it has one, and the number of samples.
 
     Args:
-        dataset: As `batches` takes it.
-        labels: As `batches` takes them.
-        fixed: Refuse what shuffles or augments at random.
-        pad_id: The token that fills up texts; None: texts of several lengths are refused.
-        columns: Names of the columns of numbers that have none.
+        dataset: As for `batches`.
+        labels: As for `batches`.
+        fixed: Refuse data that shuffle or augment at random.
+        pad_id: The padding token of texts; None refuses texts of different lengths.
+        columns: Column names for numbers that have none.
 
     """
     if isinstance(dataset, DataLoader) and not isinstance(dataset.dataset, IterableDataset):
@@ -72,9 +72,9 @@ def _open_samples(
     batch_size: int | None = None,
 ) -> Source:
     if dataset is None or isinstance(dataset, str | bytes | PathLike):
-        raise TypeError(f"Data were expected, found {dataset!r}: read it first.")
+        raise TypeError(f"Expected a data set, found {dataset!r}: read the data first.")
     if isinstance(dataset, type):
-        raise TypeError(f"Data were expected, found {describe(dataset)}: give an instance of it.")
+        raise TypeError(f"Expected a data set, found {describe(dataset)}: pass an instance of it.")
     if isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"{type(dataset).__name__} has no length and no fixed order: every statistic reads the "
@@ -87,9 +87,7 @@ def _open_samples(
         names = ColumnNames(tuple(columns)) if columns is not None else _input_names(dataset, labels)
         return TensorSource(*separate_labels(whole, labels), names)
     if columns is not None:
-        raise ValueError(
-            f"columns names those of a table of numbers, found {describe(dataset)}: give a tensor."
-        )
+        raise ValueError(f"columns needs a tensor or array of numbers (n, q), found {describe(dataset)}.")
     by_columns = hasattr(dataset, "column_names") and collate is default_collate
     if not by_columns and collate is default_collate:
         collate = PaddingCollate(pad_id)
@@ -130,7 +128,7 @@ def _refuse_list_of_columns(dataset: Any) -> None:
     if not isinstance(dataset, list) or not dataset:
         return
     if isinstance(dataset[0], str):
-        raise TypeError("A list of text was given: no model takes it as it is; tokenize or read it first.")
+        raise TypeError("Found a list of text, which no model takes: tokenize or read it first.")
     first, second = dataset[0], dataset[-1]
     columns = len(dataset) == 2 and all(hasattr(v, "__len__") and not isinstance(v, tuple) for v in dataset)
     if columns and np.shape(first) != np.shape(second) and len(first) == len(second):
@@ -143,7 +141,7 @@ def _refuse_list_of_columns(dataset: Any) -> None:
         whole = labels.dim() == 1 and not labels.is_floating_point()
         if whole and inputs.dim() > 1 and len(inputs) == len(labels):
             raise TypeError(
-                "This looks like a list of batches, but an item is one sample: give the loader itself, "
+                "This looks like a list of batches, but each item must be one sample: pass the loader itself, "
                 "or its data set."
             )
 
@@ -154,9 +152,9 @@ def _ordered_batch_size(loader: DataLoader[Any]) -> int:
     if type(inner) is not SequentialSampler or (drawn is not None and type(drawn) is not BatchSampler):
         culprit = inner if type(drawn) is BatchSampler or drawn is None else drawn
         raise ValueError(
-            f"This DataLoader takes its samples by {type(culprit).__name__}, and two passes may see them "
-            "in different orders. Make it with shuffle=False and no sampler or batch_sampler of its own; "
-            "for part of the data, give a torch.utils.data.Subset."
+            f"This DataLoader draws samples with a {type(culprit).__name__}, so two passes may see them in different "
+            "orders. Create it with shuffle=False and without sampler or batch_sampler; for part of the data, use "
+            "torch.utils.data.Subset."
         )
     return loader.batch_size or getattr(drawn, "batch_size", None) or 256
 

@@ -48,7 +48,7 @@ class ItemSource:
         self.columns = None  # those of a Hugging Face data set reach the model by name
         if self._given is not None and (self._given.dim() == 0 or len(self._given) != self._n):
             found = len(self._given) if self._given.dim() else 1
-            raise ValueError(f"{found} labels for {self._n} samples: one for each is needed.")
+            raise ValueError(f"{found} labels for {self._n} samples: expected one for each.")
         if fixed:
             with preserve_generators():  # the data set may draw when it is read
                 self._refuse_chance()
@@ -83,7 +83,7 @@ class ItemSource:
         return inputs, labels if self._given is None else self._given[positions]
 
     def match_columns(self, names: Sequence[str]) -> Source:
-        """Return itself: items are no rows of a table."""
+        """Return itself: items have no columns."""
         del names
         return self
 
@@ -97,22 +97,22 @@ class ItemSource:
         return " ".join([shapes, *checksums(tensors), checksum_of_positions(positions)])
 
     def state(self) -> tuple[Any, ...]:
-        """Return what changes when the tensors of a TensorDataset, or labels given apart, are written to.
+        """Return what changes when the tensors of a TensorDataset, or labels passed separately, are modified.
 
-        Nothing of other data sets.
+        Nothing for other data sets.
         """
         tensors = self._dataset.tensors if isinstance(self._dataset, TensorDataset) else ()
         return tensor_states([*tensors, *([] if self._given is None else [self._given])])
 
     def memory_checksum(self, positions: Sequence[int]) -> str | None:
-        """Return a checksum of the tensors of a TensorDataset, and of labels that were given apart."""
+        """Return a checksum of the tensors of a TensorDataset, and of labels passed separately."""
         tensors = list(self._dataset.tensors) if isinstance(self._dataset, TensorDataset) else []
         form = f"{len(tensors)} tensors of a data set{'' if self._given is None else ', labels'}:"
         tensors += [] if self._given is None else [self._given]
         return " ".join([form, *checksums(tensors), checksum_of_positions(positions)]) if tensors else None
 
     def with_cache(self, max_bytes: int) -> tuple[Source, int]:
-        """Return a source that decodes each sample once, as far as they fit; a list holds them already."""
+        """Return a source that decodes each sample once, as far as the cache goes; a list holds them already."""
         if isinstance(self._dataset, list | tuple | TensorDataset):
             return self, 0
         other = copy.copy(self)
@@ -122,7 +122,7 @@ class ItemSource:
         return (self, 0) if size is None else (other, min(max_bytes, size * self._n))
 
     def _read_items(self, positions: list[int]) -> list[Any]:
-        """Return the items at these positions, read together where the data set can and none is in a cache."""
+        """Return the items at these positions, read together if the data set can and none is in a cache."""
         read = getattr(self._dataset, "__getitems__", None)
         if read is None or self._cache is not None or len(positions) == 1:
             return [self._item(i) for i in positions]
@@ -214,17 +214,16 @@ class ItemSource:
             for leaf in rows:
                 if leaf.dim() == 0 or len(leaf) != len(places):
                     raise ValueError(
-                        f"The collate function makes a tensor {tuple(leaf.shape)} of {len(places)} samples: one row "
-                        "for each, along the first dimension, is needed. Let it drop nothing; leave samples out by "
-                        "torch.utils.data.Subset."
+                        f"The collate function returns a tensor {tuple(leaf.shape)} for {len(places)} samples: "
+                        "expected one row for each along the first dimension. It must drop nothing; to leave samples "
+                        "out, use torch.utils.data.Subset."
                     )
             if not all(_same(a.roll(-1, 0), b) for a, b in zip(rows, rolled, strict=True)):
                 raise ValueError(
-                    f"The collate function does not put samples {places[0]} to {places[-1]} into a batch in the order "
-                    "in which it is given them, or draws at random: row i of a batch would be taken for sample i, and "
-                    "every result would name the wrong ones. Does it sort by length, or mix samples? Leave the order "
-                    "as it is (pack_padded_sequence sorts by itself with enforce_sorted=False), and mix only in "
-                    "training."
+                    f"The collate function changes the order of samples {places[0]} to {places[-1]}, or draws at "
+                    "random. Row i of a batch must be sample i; otherwise every result would name the wrong samples. "
+                    "Does it sort by length, or mix samples? Keep the order (pack_padded_sequence sorts by itself with "
+                    "enforce_sorted=False), and mix only in training."
                 )
 
 
@@ -248,7 +247,7 @@ def _first(item: Any) -> Any:
 
 
 def _unread(position: int, n: int, error: Exception) -> Exception:
-    """Return the error to raise where a sample cannot be read: too little memory is no fault of the data."""
+    """Return the error to raise if a sample cannot be read; lack of memory is not the data's fault."""
     text = f"Sample {position} of {n} cannot be read from the data set ({type(error).__name__}: {error})"
     if isinstance(error, MemoryError):
         return MemoryError(f"{text}: use smaller batches.")
@@ -260,18 +259,18 @@ def _length(dataset: Any) -> int:
         return len(dataset)
     except Exception as error:
         raise TypeError(
-            f"{type(dataset).__name__} does not tell its length ({type(error).__name__}: {error}): samples "
-            "are referred to by number. Give it a __len__, or collect it first, for example list(dataset)."
+            f"{type(dataset).__name__} has no length ({type(error).__name__}: {error}), and samples are referred to by "
+            "number. Give it a __len__, or collect it first, for example list(dataset)."
         ) from error
 
 
 def _refuse_unreadable(positions: list[int], inputs: Any, labels: Any) -> None:
-    """Raise if a batch holds what is no tensor with values: numbers of one shape were expected."""
+    """Raise if a batch holds something other than tensors with values."""
     for name, value in [*(("data", leaf) for leaf in tree_leaves(inputs)), ("labels", labels)]:
         if isinstance(value, str | bytes) or (value is None and name == "data"):
             raise TypeError(
-                f"Sample {positions[0]} of the data set holds {describe(value)}, which no model takes as it "
-                "is: let the data set return tensors."
+                f"Sample {positions[0]} of the data set holds {describe(value)}, which no model takes: let the "
+                "data set return tensors."
             )
         if isinstance(value, Tensor):
             refuse_unreadable(name, value)

@@ -1,4 +1,4 @@
-"""Which part of a data set is the labels, and labels as numbers."""
+"""Separate the labels of a data set from its inputs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def separate_labels(batch: Any, labels: Any) -> tuple[Any, Tensor | None]:
         return inputs, batch[names[0]] if names else None
     if labels is not None:
         raise ValueError(
-            f"labels={labels!r} names a column, and the data have no named columns: give a dict, or the "
+            f"labels={labels!r} names a column, but the data have no named columns: pass the data as a dict, or the "
             "labels themselves."
         )
     if isinstance(batch, tuple | list) and len(batch) > 1:
@@ -41,7 +41,7 @@ def _bare(batch: Any) -> Any:
 
 
 def refuse_text_labels(labels: Any) -> None:
-    """Raise if labels are text: which output of the model is which class, only the user knows."""
+    """Raise if labels are text: only the user knows which output belongs to which class."""
     if isinstance(labels, Tensor):
         return
     values = labels.to_numpy() if is_table(labels) else labels
@@ -50,7 +50,7 @@ def refuse_text_labels(labels: Any) -> None:
     first = next((v for v in values if isinstance(v, str)), None) if isinstance(values, Iterable) else None
     if first is not None:
         raise TypeError(
-            f"The labels are text, such as {str(first)!r}, and the model's outputs have numbers: give the number of "
-            "each label's output. For classes in alphabetical order: classes, labels = np.unique(labels, "
-            "return_inverse=True), then labels=labels, and classes=list(classes) where names are shown."
+            f"The labels are text, such as {str(first)!r}, but the model's outputs are numbered: pass the output "
+            "number of each label. For classes in alphabetical order: classes, labels = np.unique(labels, "
+            "return_inverse=True), then labels=labels, and classes=list(classes) to show names."
         )

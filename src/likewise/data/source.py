@@ -14,7 +14,7 @@ class Source(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The names of the columns of a table, whose order the model sees; None where there are none."""
+        """The column names of a table, in the order that the model sees; None if there are none."""
 
     def match_columns(self, names: Sequence[str]) -> "Source":
         """Return the samples with the columns of their table in the order of these names; itself without names."""
@@ -27,13 +27,13 @@ class Source(Protocol):
         """Return a checksum of the samples at these positions, of a few if they are not in memory."""
 
     def state(self) -> tuple[Any, ...]:
-        """Return what changes when samples in memory are written to; nothing of samples that are read."""
+        """Return what changes when samples in memory are modified; nothing for samples that are read."""
 
     def memory_checksum(self, positions: Sequence[int]) -> str | None:
-        """Return a checksum of all that is in memory, after a word for its form; None where nothing is."""
+        """Return a checksum of all samples in memory, after a word for its form; None if nothing is in memory."""
 
     def with_cache(self, max_bytes: int) -> "tuple[Source, int]":
-        """Return a source that keeps what it has read, and the bytes that all samples would take, or max_bytes."""
+        """Return a source with a cache, and the bytes that all samples would take, at most max_bytes."""
 
 
 def refuse_empty(n: int) -> None:
@@ -43,5 +43,5 @@ def refuse_empty(n: int) -> None:
 
 
 def checksum_of_positions(positions: Sequence[int]) -> str:
-    """Return a checksum of positions; of a range, the range itself."""
+    """Return a checksum of positions; for a range, the range itself."""
     return str(positions) if isinstance(positions, range) else checksums([torch.tensor(positions)])[0]

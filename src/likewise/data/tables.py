@@ -1,4 +1,4 @@
-"""Tables as pandas and polars have them: their numbers, and the names of their columns."""
+"""Numbers and column names of pandas and polars tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from likewise.checks import to_tensor
 
 
 def is_table(values: Any) -> bool:
-    """Whether this is a table or a column of one, as pandas and polars have them."""
+    """Whether this is a table of pandas or polars, or a column of one."""
     return hasattr(values, "to_numpy") and not isinstance(values, type)
 
 
@@ -35,14 +35,14 @@ class ColumnNames:
         if missing or twice:
             problem = f"has no column {missing[0]!r}" if missing else f"has the column {twice[0]!r} twice"
             raise ValueError(
-                f"Columns are taken by their names, {', '.join(wanted[:20])}, and {table} {problem}: it has "
-                f"{', '.join(here[:20])}. Rename its columns, or give its numbers in the right order, table.to_numpy()."
+                f"Columns are matched by name ({', '.join(wanted[:20])}), and {table} {problem}: it has "
+                f"{', '.join(here[:20])}. Rename its columns, or pass its numbers in the right order, table.to_numpy()."
             )
         return [here.index(name) for name in wanted]
 
 
 def column_names(dataset: Any) -> Any:
-    """Return a tree like the data set's, with ColumnNames for each table whose columns have names, else None."""
+    """Return a tree like the data set's, with ColumnNames for each table with named columns, and None elsewhere."""
     if isinstance(dataset, Mapping):
         return {str(name): column_names(values) for name, values in dataset.items()}
     if isinstance(dataset, tuple):
@@ -61,7 +61,7 @@ def split_label(table: Any, label: str) -> tuple[Any, Any]:
 
 
 def table_values(table: Any) -> Tensor:
-    """Return the numbers of a table (n, q), or say which column holds something else."""
+    """Return the numbers of a table (n, q); raise naming a column that holds something else."""
     values = np.array(table.to_numpy())
     if values.dtype.kind != "O":
         return column("table", values)
@@ -70,15 +70,15 @@ def table_values(table: Any) -> Tensor:
         row = next((i for i, value in enumerate(part) if isinstance(value, str)), None)
         if row is not None:
             raise TypeError(
-                f"Column {name!r} of the table holds text, {part[row]!r} in row {row} (from 0): make it numbers, or "
-                f"leave it out, table.drop(columns={name!r}); labels={name!r} if it is the label."
+                f"Column {name!r} of the table holds text, {part[row]!r} in row {row} (from 0): convert it to numbers, "
+                f"leave it out with table.drop(columns={name!r}), or pass labels={name!r} if it is the label."
             )
         parts.append(column(str(name), np.array(part.tolist())).double())
     return torch.stack(parts, dim=1)
 
 
 def column(name: str, values: Any) -> Tensor:
-    """Return one number or array a sample as a tensor, or say why not."""
+    """Return one number or array per sample as a tensor; raise saying why if that is impossible."""
     return to_tensor(
         f"Column {name!r}",
         values,

@@ -19,20 +19,20 @@ class TensorSource:
         """Check the tensors; `names`: a tree like that of the inputs, with ColumnNames or None."""
         leaves = tree_leaves(inputs)
         if not leaves:
-            raise ValueError(f"The data hold nothing, found {describe(inputs)}: give at least one tensor.")
+            raise ValueError(f"The data are empty, found {describe(inputs)}: pass at least one tensor.")
         named = [("data", leaf) for leaf in leaves] + ([] if labels is None else [("labels", labels)])
         for name, leaf in named:
             if not isinstance(leaf, Tensor) or leaf.dim() == 0:
                 raise ValueError(
-                    f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
-                    "alone needs x[None]."
+                    f"{name} must have samples along the first dimension, found {describe(leaf)}: pass a single "
+                    "sample as x[None]."
                 )
         lengths = sorted({len(leaf) for leaf in leaves})
         refuse_empty(lengths[0])
         if len(lengths) != 1:
             raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
         if labels is not None and len(labels) != lengths[0]:
-            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: one for each is needed.")
+            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: expected one for each.")
         self._tables = _named_tables(inputs, names)
         self._inputs, self._labels, self._n = inputs, labels, lengths[0]
         self._checksums = ChecksumCache()
@@ -50,12 +50,12 @@ class TensorSource:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The names of columns, those of several tables with the place of each; None where there are none."""
+        """The column names, prefixed by the path of the table if there are several; None if there are none."""
         names = [_qualify(place, name) for place, table in self._tables.items() for name in table.names]
         return tuple(names) or None
 
     def match_columns(self, names: Sequence[str]) -> Source:
-        """Return the samples with these columns, table by table, or say which is missing."""
+        """Return the samples with these columns, table by table; raise naming one that is missing."""
         if not self._tables or self.columns == tuple(names):
             return self
         leaves, tree = tree_flatten_with_path(self._inputs)
@@ -78,7 +78,7 @@ class TensorSource:
         return " ".join([*self._checksums.get(tensors).values(), checksum_of_positions(positions)])
 
     def state(self) -> tuple[Any, ...]:
-        """Return what changes when one of the tensors is written to."""
+        """Return what changes when one of the tensors is modified."""
         return tensor_states(
             leaf for leaf in tree_leaves((self._inputs, self._labels)) if isinstance(leaf, Tensor)
         )
@@ -88,12 +88,12 @@ class TensorSource:
         return f"tensors: {self.checksum(positions)}"
 
     def with_cache(self, max_bytes: int) -> tuple[Source, int]:
-        """Return itself: nothing is read anew."""
+        """Return itself: all samples are in memory."""
         return self, 0
 
 
 def _named_tables(inputs: Any, names: Any) -> dict[str, ColumnNames]:
-    """Return the names of the tables among the inputs, by their place in the tree: "" for a single one."""
+    """Return the column names of tables among the inputs, by their path in the tree: "" for a single one."""
     leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(inputs)[0]}
     known = {keystr(path): leaf for path, leaf in tree_flatten_with_path(names)[0]}
     found = {
@@ -104,7 +104,7 @@ def _named_tables(inputs: Any, names: Any) -> dict[str, ColumnNames]:
     for place, table in found.items():
         if len(table.names) != leaves[place].shape[1]:
             width = leaves[place].shape[1]
-            raise ValueError(f"{len(table.names)} names for {width} columns: one for each is needed.")
+            raise ValueError(f"{len(table.names)} names for {width} columns: expected one for each.")
     return found
 
 
@@ -113,5 +113,5 @@ def _qualify(place: str, name: str) -> str:
 
 
 def _belongs(name: str, place: str) -> bool:
-    """Whether a name, as `columns` says it, is of the table at this place."""
+    """Whether a name from `columns` belongs to the table at this path."""
     return name.startswith(_qualify(place, ""))

@@ -1,4 +1,4 @@
-"""What does an analysis look like? The report's plots, one matplotlib function each.
+"""The report's plots as matplotlib functions.
 
 Each draws into `ax`, or into a new figure, and returns the Axes. Tables have the columns of `Analysis.table`. The
 gallery of the documentation shows all of them (`make gallery`).

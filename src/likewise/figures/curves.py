@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 def similarity_histogram(
     edges: ArrayLike, counts: ArrayLike, threshold: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Return the histogram of similarities on a log axis, with how many are at or above the threshold.
+    """Draw the histogram of similarities on a log axis, and count those at or above the threshold.
 
     Args:
         edges: (bins + 1,) edges of the bins, as of `Analysis.histogram`.
         counts: (bins,) samples in each.
-        threshold: Bins from there on are colored and counted.
-        ax: Where to draw; a new figure if None.
+        threshold: Bins at or above it are colored and counted.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
-        The Axes; its title counts what is at or above the threshold.
+        The Axes; its title has the count at or above the threshold.
 
     Example:
         >>> import likewise as lw
@@ -74,13 +74,13 @@ def similarity_histogram(
 def density_histogram(
     density: ArrayLike, images: ArrayLike | None = None, bins: int = 12, ax: Axes | None = None
 ) -> Axes:
-    """Return the histogram of N_S / N; with images, above each bar the sample nearest the bar's median.
+    """Draw the histogram of N_S / N; with images, a typical sample above each bar.
 
     Args:
         density: (n,) N_S / N, as in the table of a run.
         images: (n, ...) as of `neighbor_grid`.
-        bins: How many.
-        ax: Where to draw; a new figure if None.
+        bins: Number of bins.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with a bar for each bin.
@@ -120,10 +120,10 @@ def slices(
     most: int = 30,
     ax: Axes | None = None,
 ) -> Axes:
-    """Return the share of samples for which something holds, group by group, with Wilson's 95 % intervals.
+    """Draw the share of samples for which something holds, group by group, with Wilson's 95 % intervals.
 
     The dashed line is the share among all samples. As in the report, a column of numbers is cut into five groups of
-    about equal size, in their order; other groups come with the largest share first.
+    about equal size, in order; other groups are sorted by share, the largest first.
 
     Args:
         table: `Analysis.table`.
@@ -132,7 +132,7 @@ def slices(
             status), or a column of numbers, of which the largest tenth is counted.
         classes: Names of the classes, where `by` holds class numbers.
         most: How many groups are shown.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with a bar for each group.
@@ -148,8 +148,8 @@ def slices(
     """
     from scipy.stats import binomtest
 
-    hits = _counted(table, of)
-    groups, names, ranked = _grouped(table, by, classes)
+    hits = _count_mask(table, of)
+    groups, names, ranked = _group_samples(table, by, classes)
     sizes = np.bincount(groups, minlength=len(names))
     found = np.bincount(groups, weights=hits, minlength=len(names)).astype(int)
     shares = found / sizes
@@ -172,11 +172,11 @@ def slices(
 
 
 def calibration(levels: ArrayLike, ax: Axes | None = None) -> Axes:
-    """Return what was expected of held-out predictions against what was found; on the diagonal they agree.
+    """Draw the expected against the measured quality of held-out predictions; on the diagonal they agree.
 
     Args:
         levels: `Calibration.levels`: rows of expected, found, low and high ends of its 95 % interval, and samples.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with a point and its interval for each level.
@@ -210,14 +210,14 @@ def dynamics(
     samples: Sequence[int] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Return a column across checkpoints: median, 10-90 % band, and the curves of single samples.
+    """Draw a column across checkpoints: median, 10-90 % band, and the curves of single samples.
 
     Args:
         tables: Tables of runs on the same samples, one for each checkpoint.
-        column: Which column.
+        column: The column to draw.
         steps: (checkpoints,) where they are on the axis; 0, 1, 2, ... if None.
-        samples: Those that get a curve each.
-        ax: Where to draw; a new figure if None.
+        samples: Samples that get a curve each.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with the checkpoints along x.
@@ -252,8 +252,8 @@ def dynamics(
     return ax
 
 
-def _counted(table: DataFrame, of: str) -> np.ndarray:
-    """Return for which samples something holds."""
+def _count_mask(table: DataFrame, of: str) -> np.ndarray:
+    """Return the samples for which something holds."""
     if of == "mistakes":
         return read_column(table, "prediction") != read_column(table, "label")
     if of == "isolated":
@@ -265,8 +265,8 @@ def _counted(table: DataFrame, of: str) -> np.ndarray:
     return numbers > np.sort(numbers)[int(0.9 * (len(numbers) - 1))]
 
 
-def _grouped(table: DataFrame, by: str, classes: Names) -> tuple[np.ndarray, list[str], bool]:
-    """Return the group of every sample, their names, and whether they are ranked: quintiles of numbers are not."""
+def _group_samples(table: DataFrame, by: str, classes: Names) -> tuple[np.ndarray, list[str], bool]:
+    """Return the group of every sample, the group names, and whether to sort groups: quintiles are not sorted."""
     values = read_column(table, by)
     labels = by in ("label", "prediction", "suggested_label") and values.dtype.kind in "iu"
     found, which = np.unique(values, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Colors, names, legends and images that every figure draws with, and checks of what it is given."""
+"""Colors, names, legends, images and argument checks shared by all figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_axes(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def check_numbers(values: ArrayLike, name: str, *sizes: int | None) -> np.ndarray:
-    """Return finite numbers of these sizes, where None is any but 0."""
+    """Return finite numbers with these sizes; None allows any size but 0."""
     found = np.asarray(values)
     fits = len(sizes) == found.ndim and all(s in (None, n) for s, n in zip(sizes, found.shape, strict=True))
     if not (fits and found.size and found.dtype.kind in "biuf" and np.isfinite(found).all()):
@@ -61,7 +61,7 @@ def read_column(table: DataFrame, name: str, numeric: bool = False) -> np.ndarra
 
 
 def read_images(images: ArrayLike, places: np.ndarray) -> np.ndarray:
-    """Return the images at these places, gray or RGB with the channels last, scaled to 0..1 together."""
+    """Return the images at these positions, gray or RGB with the channels last, scaled to 0..1 together."""
     found = np.asarray(images)
     found = np.moveaxis(found, 1, -1) if found.ndim == 4 and found.shape[1] in (1, 3) else found
     if found.ndim != 3 and (found.ndim != 4 or found.shape[-1] not in (1, 3)):
@@ -82,7 +82,7 @@ def draw_image(ax: Axes, image: np.ndarray, box: Box, frame: str, above: str = "
 
 
 def plain_text(text: object, width: int = 24) -> str:
-    """Return a text in one line of at most `width`, which matplotlib does not take for a formula."""
+    """Return a text in one line of at most `width`, escaped so that matplotlib does not parse it as a formula."""
     line = " ".join(str(text).split())
     return (line if len(line) <= width else line[: width - 1] + "…").replace("$", r"\$")
 
@@ -95,7 +95,7 @@ def class_names(values: np.ndarray, classes: Names, width: int = 24) -> list[str
 
 
 def draw_legend(ax: Axes, keys: Sequence[Artist], names: Sequence[str], beside: bool) -> None:
-    """Draw a legend without a frame, beside the plot or above; inside where nothing makes room for it beside."""
+    """Draw a legend without a frame, beside or above the plot; inside if there is no room."""
     texts = [f" {name}" for name in names]  # matplotlib before 3.10 leaves out those that start with "_"
     style = {"ncols": 1 if beside else 2, "markerscale": 1.5, "handletextpad": 0.2}
     if beside and ax.figure.get_layout_engine() is None:  # beside it, it would lie on the next plot

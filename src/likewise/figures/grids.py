@@ -1,4 +1,4 @@
-"""Images of samples side by side: neighbors of some, and pairs."""
+"""Grids of sample images: neighbors and pairs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def neighbor_grid(
     classes: Names = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Return one row per query: its image, then its neighbors', framed blue where they have its label.
+    """Draw one row per query: its image, then its neighbors, framed blue if they have its label.
 
     Args:
         images: (n, h, w), (n, c, h, w) or (n, h, w, c), in any range.
@@ -42,7 +42,7 @@ def neighbor_grid(
         similarities: (q, k), written above the neighbors.
         labels: (n,) class numbers.
         classes: Names of the classes.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with an inset for each image.
@@ -91,7 +91,7 @@ def pair_grid(
     pairs_per_row: int = 4,
     ax: Axes | None = None,
 ) -> Axes:
-    """Return pairs of images side by side: near-duplicates, or the most similar samples of two classes.
+    """Draw pairs of images side by side: near-duplicates, or the most similar samples of two classes.
 
     Args:
         images: (n, h, w), (n, c, h, w) or (n, h, w, c), in any range.
@@ -100,8 +100,8 @@ def pair_grid(
         similarities: (pairs,), written above the pairs.
         labels: (n,) class numbers, written below; pairs of two labels are framed vermilion.
         classes: Names of the classes.
-        pairs_per_row: How many pairs a row has.
-        ax: Where to draw; a new figure if None.
+        pairs_per_row: Number of pairs per row.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with two insets for each pair.

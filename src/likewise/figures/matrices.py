@@ -1,4 +1,4 @@
-"""Classes by classes: which are confused, and which are alike."""
+"""Matrices of classes: confusion and mean similarity."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def confusion(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the counts of labels (rows) by neighbors' votes (columns), colored off the diagonal.
+    """Draw the counts of labels (rows) by neighbors' votes (columns), colored off the diagonal.
 
     Args:
         matrix: (classes, classes) counts, as `Analysis.confusion`.
         classes: Names of the classes.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes of the matrix, labels down and votes across.
@@ -41,12 +41,12 @@ def confusion(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) 
 
 
 def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the heat map of mean similarity, class by class, white at 0; NaN, where no pair is, is gray.
+    """Draw the heat map of mean similarity between classes, white at 0; NaN (no pair) is gray.
 
     Args:
         matrix: (classes, classes) means, as `Analysis.class_similarity`.
         classes: Names of the classes.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes of the matrix, with a color bar.
@@ -68,7 +68,7 @@ def class_similarity(matrix: ArrayLike, classes: Names = None, ax: Axes | None =
 def _heat_map(
     ax: Axes | None, shades: np.ma.MaskedArray, texts: np.ndarray | None, classes: Names, diverging: bool
 ) -> Axes:
-    """Return a matrix of classes by classes, masked cells gray, with texts in the cells or none."""
+    """Draw a matrix of classes by classes, masked cells gray, optionally with texts in the cells."""
     ticks = np.arange(0, len(shades), -(-len(shades) // 20))
     names, size = class_names(ticks, classes), np.abs(shades.filled(0))
     most, side = size.max() or 1, float(np.clip(0.42 * len(shades) + 1.3, 2.5, 8))

@@ -1,4 +1,4 @@
-"""A point for each sample: the map, density against agreement, and how training went."""
+"""Scatter plots with a point for each sample: the map, density against agreement, training dynamics."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
-    """Return local density against agreement, colored by status; labels that look wrong are crosses.
+    """Draw local density against agreement, colored by status; labels that look wrong are crosses.
 
     Args:
         table: `Analysis.table`.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with a point for each sample.
@@ -75,15 +75,15 @@ def neighborhoods(table: DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax: Axes | None = None) -> Axes:
-    """Return the samples at map_x, map_y, colored by a column; up to ten classes have a marker each.
+    """Draw the samples at map_x, map_y, colored by a column; up to ten classes have a marker each.
 
-    Similar samples lie near each other. The axes have no name: only with `layout="pca"` are they directions.
+    Similar samples lie close together. The axes have no names; only with `layout="pca"` are they directions.
 
     Args:
         table: `Analysis.table`.
         color: A column of it.
         classes: Names of the classes.
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, without ticks, and with a legend or a color bar.
@@ -124,14 +124,14 @@ def kernel_map(table: DataFrame, color: str = "label", classes: Names = None, ax
 
 
 def cartography(table: DataFrame, ax: Axes | None = None) -> Axes:
-    """Return how training went, sample by sample: variability against confidence, labels that look wrong on top.
+    """Draw training variability against confidence of each sample, labels that look wrong on top.
 
-    Top left: easy to learn. Right: ambiguous. Bottom left: hardly ever believed, often a wrong label.
+    Top left: easy to learn. Right: ambiguous. Bottom left: hard to learn, often a wrong label.
     From Swayamdipta et al., *Dataset Cartography*, 2020.
 
     Args:
         table: `Analysis.table` of a run with the record of training (`analyze(..., watch=)`).
-        ax: Where to draw; a new figure if None.
+        ax: Axes to draw into; None creates a new figure.
 
     Returns:
         The Axes, with a point for each sample and a legend that counts.

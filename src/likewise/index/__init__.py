@@ -1,17 +1,17 @@
-"""An index of a data set by a model, to ask about new inputs later.
+"""An index of a data set and a model, to ask about new inputs later.
 
 store       the files: shards of sketches, pictures, manifest
 projection  from inputs to sketches, and whether a model projects as the index did
-pictures    what a person sees of samples
+pictures    thumbnails, excerpts and names of samples
 pairs       strips of similarities from mapped shards; the summary of an index
 shards      builds shards: alone, in parts, or shared by ranks
-parts       puts parts and indexes together
+parts       merges parts and indexes
 exact       exact similarities of candidates
-approximate candidates by faiss, where rows are very many
+approximate approximate search with faiss, for very many rows
 counterfactual  the fewest rows that change the vote of an input's neighbors
 query       Index: nearest, novelty, reliability, explain, add, remove, merge
-selection   rows chosen for targets; diversity
-states      hidden states of texts, and rows chosen by them: the baseline
+selection   selects rows for targets; diversity
+states      selects rows by hidden states of texts: the baseline
 layers      gradients layer by layer: two-sided projections, unit layers
 optimizer   the moments of Adam, and the steps that it makes
 build       build_index and merge_indexes

@@ -3,7 +3,7 @@
 The unit vectors (u − μ) / |u − μ| of all rows, reduced to at most 256 directions and 8 bits each, are put into lists
 around centers; a question reads a few lists. What it finds is compared again by the whole sketches, so that
 similarities and their order are those of the exhaustive search; only rows that no list gave are missing. How many
-lists are read is set by the share of true neighbors that random rows of the index find (recall), which is told.
+lists are read depends on the share of true neighbors that random rows of the index find (recall), which is reported.
 """
 
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ SEED = 0
 
 
 class Approximation(NamedTuple):
-    """Lists of rows, and how good they are."""
+    """Lists of rows, and their recall."""
 
     lists: Any  # of faiss
     recall: float  # share of the ten nearest of random rows that were found
@@ -37,7 +37,7 @@ class Approximation(NamedTuple):
 
 
 def import_faiss() -> Any:
-    """Return faiss, or say how it is had."""
+    """Import faiss, or say how to install it."""
     try:
         import faiss
     except ImportError as error:

@@ -1,11 +1,11 @@
 """What would change a prediction: the fewest training samples on which the vote of its neighbors rests.
 
 Every row votes for its label with the weight max(centered similarity, 0)^8, as in `likewise.reliability`. Let a be the
-class with the most votes and b the next one. Rows of a are taken in the order of their weights: so many have to be left
-out until b leads, or relabeled as b. Taking the largest weights first makes the set as small as can be. Of labels that
-are values, it is the one row without which their weighted mean moves most.
+class with the most votes and b the next one. Rows of a are left out, or relabeled as b, in the order of their weights
+until b leads; taking the largest weights first makes the set as small as possible. If labels are values, it is the one
+row without which their weighted mean moves most.
 
-First order: the network is as it is. One that was trained without these rows may see similarities differently.
+This is first order: the network stays the same. A network trained without these rows may have other similarities.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class Counterfactual:
 
     Attributes:
         votes_for: The name of the class that leads, or the mean label.
-        would_be: The name of the class that would lead, or the mean label without the row; empty where there is none.
-        share: Of the votes that the leading class has, 0 to 1; None for values.
-        leave_out: How many rows have to be left out; None where no number does it, or more than 1,024 are needed.
-        relabel: How many of them relabeled as the other class would do; None likewise, and for values.
+        would_be: The name of the class that would lead, or the mean label without the row; empty if there is none.
+        share: Share of the votes for the leading class, 0 to 1; None for values.
+        leave_out: How many rows must be left out; None if no number suffices, or more than 1,024 are needed.
+        relabel: How many of them must be relabeled instead; None in the same cases, and for values.
         rows: The first of these rows, at most 12.
-        text: All of it in a sentence or two, with its caveat.
+        text: The same in one or two sentences, with its caveat.
 
     """
 
@@ -47,7 +47,7 @@ class Counterfactual:
     text: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "votes_for": self.votes_for,
             "would_be": self.would_be,
@@ -120,7 +120,7 @@ class MeanShiftReducer(Reducer):
 
 
 def _first(reached: Tensor, possible: Tensor, mine: Tensor, most: int) -> Tensor:
-    """Return the number of the first column that reaches it, 0 where none can, −1 where more are needed."""
+    """Return the number of the first column that reaches it; 0 if none can, −1 if more are needed."""
     beyond = ((mine > 0).sum(1) > most) & possible
     count = torch.where(reached.any(1), reached.int().argmax(1) + 1, torch.where(beyond, -1, 0))
     return torch.where(possible, count, 0)
@@ -129,13 +129,13 @@ def _first(reached: Tensor, possible: Tensor, mine: Tensor, most: int) -> Tensor
 def describe_flip(
     prediction: str, votes_for: str, would_be: str, share: float, counts: tuple[int, int]
 ) -> str:
-    """Say what would change a vote.
+    """Describe what would change a vote.
 
     Args:
-        prediction: What the network says.
+        prediction: The prediction of the network.
         votes_for: The class that leads.
-        would_be: The class that comes next; empty where no other has a vote.
-        share: Of the votes for the leader; 0 where there is no vote.
+        would_be: The class that comes next; empty if no other class has a vote.
+        share: Share of the votes for the leader; 0 without any vote.
         counts: Rows to leave out and to relabel, as in a `Flip`.
 
     """
@@ -167,7 +167,7 @@ def _samples(count: int) -> str:
 
 
 def describe_mean_shift(before: str, after: str, sample: str) -> str:
-    """Say how the mean label of similar samples moves without the one that matters most; empty: there is none."""
+    """Describe how the mean label of similar samples moves without the one that matters most, if there is one."""
     if not sample:
         return "No training sample is similar to it: the prediction rests on none of them alone."
     return (

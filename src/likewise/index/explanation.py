@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     picture: Picture | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, pictures as text: images as a data address."""
+        """Return plain values, pictures as text (images as data URLs)."""
         return {
             "row": self.row,
             "name": self.name,
@@ -53,14 +53,14 @@ class Neighbor(NamedTuple):
     )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values; `passage` only where it is known."""
+        """Return plain values; `passage` only if it is known."""
         known = {} if self.passage is None else {"passage": self.passage.as_dict()}
         return {**self.sample.as_dict(), "similarity": self.similarity, "error": self.error, **known}
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What a prediction rests on. None where the index has no labels to tell.
+    """What a prediction rests on; fields that need labels are None if the index has none.
 
     `print` shows it in a few lines.
     """
@@ -95,7 +95,7 @@ class Explanation:
 
     @property
     def sketched(self) -> tuple[str, ...]:
-        """Which numbers come from sketches: what is of all rows, also with exact=True."""
+        """Which numbers come from sketches; those that use all rows do so even with exact=True."""
         known = {"similarity": not self.exact, "agreement": self.agreement is not None}
         known |= {"shift": self.shift is not None and not math.isnan(self.shift), "novelty": True}
         known["counterfactual"] = self.counterfactual is not None
@@ -103,7 +103,7 @@ class Explanation:
 
     @property
     def novelty_comparison(self) -> str:
-        """Which samples are less novel, in words; rounded down."""
+        """The share of samples that are less novel, in words; rounded down."""
         if math.isnan(self.novelty_percentile):
             return "with too few indexed samples to compare it with"
         if self.novelty_percentile == 100:
@@ -112,7 +112,7 @@ class Explanation:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What speaks against the prediction."""
+        """Reasons to doubt the prediction."""
         found = []
         if self.label is not None and self.label != self.prediction:
             found.append(f"its own label is {self.label_name}")
@@ -128,7 +128,7 @@ class Explanation:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What leaves the prediction uncertain, without speaking against it: of classes also weak agreement."""
+        """What leaves the prediction uncertain without contradicting it; for classes, also weak agreement."""
         found = []
         if UNUSUAL <= self.novelty_percentile < NOVEL:
             found.append(f"its novelty is {self.novelty_comparison}")
@@ -141,12 +141,12 @@ class Explanation:
 
     @property
     def trusted(self) -> bool:
-        """Whether no reason speaks against the prediction; `caveats` may still leave it uncertain."""
+        """Whether there is no reason to doubt the prediction; `caveats` may still leave it uncertain."""
         return not self.reasons
 
     @property
     def verdict(self) -> str:
-        """What speaks against the prediction or leaves it uncertain, in words."""
+        """The reasons or caveats, in words."""
         if self.reasons:
             return "; ".join(self.reasons)
         if self.prediction is None:
@@ -159,7 +159,7 @@ class Explanation:
         if self.prediction is None:
             return self.verdict
         sure = "" if self.confidence is None else f" ({self.confidence:.0%})"
-        return f"{self.prediction_name or _written(self.prediction)}{sure}: {self.verdict}"
+        return f"{self.prediction_name or _format_prediction(self.prediction)}{sure}: {self.verdict}"
 
     @property
     def evidence(self) -> str:
@@ -184,7 +184,7 @@ class Explanation:
         return "\n".join(lines if self.counterfactual is None else [*lines, self.counterfactual.text])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "prediction": self.prediction,
             "prediction_name": self.prediction_name,
@@ -206,13 +206,13 @@ class Explanation:
         }
 
 
-def _written(prediction: Any) -> str:
+def _format_prediction(prediction: Any) -> str:
     values = prediction if isinstance(prediction, list) else [prediction]
     return ", ".join(f"{value:.4g}" for value in values)
 
 
 def picture_text(picture: Picture | None) -> str | None:
-    """Return a picture as text: of an image a data address, else its content."""
+    """Return a picture as text: an image as a data URL, anything else as its content."""
     if picture is None:
         return None
     if picture.kind == "image":

@@ -95,7 +95,7 @@ def make_projector(gram: GramMatrix, width: int, seed: int, settings: LayerSetti
 
     Args:
         gram: A matrix of the network.
-        width: About how many numbers a sample.
+        width: About how many numbers per sample.
         seed: Of the projection.
         settings: Of layers.
 

@@ -1,7 +1,7 @@
-"""Puts parts of an index together, and indexes of several data sets.
+"""Merge the parts of an index, or indexes of several data sets.
 
-Parts are built apart, on any machines, with the same model, data and options. Their shards are ranges of the same
-rows, so that the merged folder has the bytes that one process would have written.
+Parts are built separately, on any machines, with the same model, data and options. Their shards are ranges of the same
+rows, so the merged folder has the bytes that one process would have written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ SAME_PARTS = (*BUILD, "shard_rows", "data", "classes", "inputs")
 
 
 def merge_parts(folders: Sequence[IndexFolder], out: Path, wait: float, max_memory: int) -> None:
-    """Write the index that parts 1 to n are of; a merge that was stopped is given again.
+    """Merge parts 1 to n into an index; repeat a merge that was stopped.
 
     Raises:
-        ValueError: Parts are missing, given twice, or of another model, data set or version.
+        ValueError: Parts are missing, given twice, or belong to another model, data set or version.
 
     """
     first = folders[0]
@@ -68,7 +68,7 @@ def merge_parts(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
 
 
 def concatenate(folders: Sequence[IndexFolder], out: Path, wait: float, max_memory: int) -> None:
-    """Write the index of several data sets, in order."""
+    """Merge the indexes of several data sets, in order."""
     first = folders[0]
     for other in folders[1:]:
         refuse_mismatch(first, other, SAME, "index")
@@ -87,10 +87,10 @@ def concatenate(folders: Sequence[IndexFolder], out: Path, wait: float, max_memo
 
 
 def append_index(folder: IndexFolder, other: IndexFolder) -> None:
-    """Add the shards of another index after those of a folder; the caller writes summary and manifest.
+    """Append the shards of another index to a folder; the caller writes summary and manifest.
 
     Raises:
-        ValueError: The other one is a part, or of another model, readout, projection or version.
+        ValueError: The other index is a part, or has another model, readout, projection or version.
 
     """
     refuse_mismatch(folder, other, SAME, "index")
@@ -98,7 +98,7 @@ def append_index(folder: IndexFolder, other: IndexFolder) -> None:
         if one.state["part"] is not None:
             i, n = one.state["part"]
             raise ValueError(
-                f"{one.path} is part {i} of {n}: parts are merged with their like, and all of them."
+                f"{one.path} is part {i} of {n}: merge it with all other parts of its index first."
             )
     refuse_other_classes(
         f"{folder.path}, merged with {other.path},", folder.state["classes"], other.state["classes"]
@@ -158,12 +158,12 @@ def refuse_other_labels(there: Tensor | None, here: Tensor | None) -> None:
 
 
 def _refuse_other_columns(one: IndexFolder, other: IndexFolder) -> None:
-    """Raise if two indexes of tables have their columns in another order, or others."""
+    """Raise if two indexes of tables differ in their columns, or in their order."""
     there, here = one.state.get("columns"), other.state.get("columns")
     if there is not None and here is not None and there != here:
         raise ValueError(
             f"{other.path} was built from the columns {', '.join(here)}, and {one.path} from {', '.join(there)}: the "
-            "model sees them in that order. Build it again from a table with the same columns in the same order."
+            "model sees them in that order. Rebuild it from a table with the same columns in the same order."
         )
 
 
@@ -173,9 +173,12 @@ def _refuse_gaps(folders: Sequence[IndexFolder]) -> None:
     for folder in folders:
         i, n = folder.state["part"]
         if n != count:
-            raise ValueError(f"{folder.path} is part {i} of {n}, and {folders[0].path} is of {count}.")
+            raise ValueError(
+                f"{folder.path} is part {i} of {n}, but {folders[0].path} is one of {count} parts: pass parts of "
+                "one index."
+            )
         if i in numbers:
-            raise ValueError(f"{folder.path} and {numbers[i]} are both part {i} of {n}.")
+            raise ValueError(f"{folder.path} and {numbers[i]} are both part {i} of {n}: pass one of them.")
         numbers[i] = folder.path
     missing = [i for i in range(1, count + 1) if i not in numbers]
     if missing:
@@ -185,7 +188,7 @@ def _refuse_gaps(folders: Sequence[IndexFolder]) -> None:
 
 
 def _refuse_other_folder(out: Path, state: Mapping[str, Any]) -> None:
-    """Raise if the folder holds an index of something else; one that a merge began is written again."""
+    """Raise if the folder holds another index; an unfinished merge is written again."""
     try:
         there = read_manifest(out, INDEX)
     except (FileNotFoundError, DamagedIndexError):

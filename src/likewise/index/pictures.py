@@ -1,4 +1,4 @@
-"""What a person sees of the samples of an index: thumbnails, excerpts and names, in files beside the shards."""
+"""Thumbnails, excerpts and names of the samples of an index, in files next to the shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ class PictureMaker:
     Args:
         data: The samples.
         show: What to see of sample i; the inputs themselves if None, where they are arrays.
-        names: One a sample.
+        names: One per sample.
         excerpt_length: Characters that are kept of a text.
 
     """
@@ -119,7 +119,7 @@ def decode_picture(stored: Mapping[str, Tensor], row: int) -> tuple[Picture | No
 
 
 class StoredPictures:
-    """What an index keeps of its samples; the files of a shard are mapped once for all of its rows.
+    """The pictures and names in an index; the files of a shard are mapped once for all of its rows.
 
     Args:
         folder: The index.

@@ -1,7 +1,7 @@
-"""From inputs to the sketches of an index, and whether a model projects them as the index did.
+"""Project inputs to the sketches of an index, and check that a model matches the index.
 
-An index says what it is of: model, readout, parameters, precision and projection. A model that differs in one of them
-is refused by name, because its sketches would be no match.
+An index records its model, readout, parameters, precision and projection. A model that differs in one of them is
+refused by name, because its sketches would not be comparable.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from likewise.model import Network
 from likewise.readouts import FACTORIES, NAMED, Readout, all_outputs, readout_name, reads_text
 from likewise.version import VERSION
 
-MOST_OUTPUTS = 64  # numbers a sample of the model's outputs that are stored
+MOST_OUTPUTS = 64  # numbers per sample of the model's outputs that are stored
 EXACT_OUTPUTS = 4  # so few are stored as float32
 LONGER = 1.25  # texts of a batch are at most so many times as long as the shortest,
 FEWEST = 16  # unless there are fewer than this
@@ -389,7 +389,7 @@ def encode_outputs(outputs: Tensor) -> Tensor:
 
 
 def describe_network(net: Network) -> dict[str, Any]:
-    """Return what an index says of its network."""
+    """Return what an index records about its network."""
     return {
         "model": fingerprint_model(net, settings=True),
         "model_name": type(net.model).__name__,
@@ -438,7 +438,7 @@ def recover_readout(described: Mapping[str, Any]) -> Readout:
         if fingerprint_code(readout) == described["fingerprint"]:
             return readout
     raise ValueError(
-        f"The index was built with a readout of your own, {described['name']!r}: give it, Index(folder, model=model, "
+        f"The index was built with a custom readout, {described['name']!r}: pass it, Index(folder, model=model, "
         "readout=...)."
     )
 
@@ -448,7 +448,7 @@ def refuse_other_version(there: Mapping[str, Any], what: str) -> None:
     built = there["versions"]["likewise"]
     if built != VERSION:
         raise ValueError(
-            f"{what} is of another version of likewise ({built}, here {VERSION}): build it again with this one."
+            f"{what} belongs to another version of likewise ({built}, here {VERSION}): rebuild it with this one."
         )
 
 
@@ -488,7 +488,7 @@ def refuse_other_network(there: Mapping[str, Any], here: Mapping[str, Any], what
 
 
 def refuse_other_projection(there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
-    """Raise if sketches of a projection are no match for those of an index."""
+    """Raise if the sketches of a projection are not comparable with those of an index."""
     if there != here:
         raise ValueError(
             f"{what} has another projection{tell_difference(there, here)}: its gradients come in other parts on this "
@@ -515,8 +515,8 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
     if len(here) == len(there) == 1 and here[0][2] == there[0][2][1:]:
         hint = " One sample alone needs x[None]."
     raise ValueError(
-        f"The index is of inputs {_written(there)} a sample, found {_written(here)}: prepare new inputs as those of "
-        f"the index were, samples along the first dimension.{hint}"
+        f"The index holds inputs {_format_inputs(there)} per sample, found {_format_inputs(here)}: prepare new "
+        f"inputs like those of the index, samples along the first dimension.{hint}"
     )
 
 
@@ -526,7 +526,7 @@ def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:
     return name, floating, tuple(shape) if floating else len(shape)
 
 
-def _written(entries: list[list[Any]]) -> str:
+def _format_inputs(entries: list[list[Any]]) -> str:
     return ", ".join(
         f"{name} {dtype.removeprefix('torch.')} {tuple(shape)}".strip() for name, dtype, shape in entries
     )

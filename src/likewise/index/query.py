@@ -1,7 +1,7 @@
-"""Questions to an index: which samples does the network treat like this input, and can the prediction be trusted?
+"""Query an index: which samples does the network treat like this input, and can the prediction be trusted?
 
-The first answer comes from sketches, with a standard error for every number; `exact=True` computes the gradients of
-the best candidates again, from the data set.
+Answers come from sketches, with a standard error for every number. `exact=True` recomputes the gradients of the best
+candidates from the data set.
 """
 
 import math
@@ -88,7 +88,7 @@ class IndexNeighbors(NamedTuple):
 
 
 class Novelty(NamedTuple):
-    """How unlike all rows of the index inputs are; NaN where the index has too few rows, or no features."""
+    """How unlike all rows of the index each input is; NaN if the index has too few rows, or no features."""
 
     novelty: (
         Tensor  # (n,) share of the rows, each left out in turn, that are less unusual: `likewise.novelty`
@@ -117,21 +117,21 @@ class _Asked(NamedTuple):
 
 
 class Index:
-    """An index of a data set by a model, opened by memory map.
+    """An index of a data set and a model, opened as a memory map.
 
     Args:
-        path: The folder.
-        model: The model that it was built with, to project new inputs; another one is refused. Not needed for
-            questions about the rows themselves.
-        data: The data set that it was built from, for exact=True; a list of them if more were added.
-        readout: As it was built; found by itself if it is one of this package.
-        verify: Compare the checksums of all files; else only that they are there.
+        path: The folder of the index.
+        model: The model that the index was built with, to project new inputs; another one is refused. Questions about
+            the rows themselves do not need it.
+        data: The indexed data set, for exact=True; a list of data sets if more were added.
+        readout: The readout that the index was built with; not needed if it is one of this package.
+        verify: Check the checksums of all files; otherwise only that the files exist.
         max_memory: Bytes for gradients and strips.
 
     Raises:
         FileNotFoundError: There is no index.
-        ValueError: It is unfinished, of another version, or of another model, readout or precision.
-        DamagedIndexError: Files are missing or not as they were written.
+        ValueError: The index is unfinished, or belongs to another version, model, readout or precision.
+        DamagedIndexError: Files are missing or have changed.
 
     Example:
         >>> import tempfile, torch, likewise as lw
@@ -187,22 +187,22 @@ class Index:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the index says of itself: model, readout, parameters, precision, projection, data, checksums."""
+        """The manifest: model, readout, parameters, precision, projection, data, checksums."""
         return self._folder.state
 
     @property
     def width(self) -> int:
-        """Numbers a sample."""
+        """Numbers per sample."""
         return int(self.manifest["projection"]["width"])
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of the classes."""
+        """The class names."""
         return self.manifest["classes"]
 
     @property
     def columns(self) -> list[str] | None:
-        """The names of the columns of the table that the index was built from: new tables are read by name."""
+        """The column names of the indexed table, by which new tables are read."""
         return self.manifest.get("columns")
 
     @property
@@ -222,25 +222,25 @@ class Index:
 
     @cached_property
     def outputs(self) -> Tensor | None:
-        """What the model says of the rows, (m, c); None where that was too much to store."""
+        """The model's outputs for the rows, (m, c); None if they were too many to store."""
         return self._gather("outputs")
 
     def sketches(self, rows: Sequence[int] | Tensor | None = None) -> Tensor:
         """Return whitened sketches, (n, width) in float64, whose inner products are plain similarities.
 
         Args:
-            rows: Row numbers; all that are not removed if None.
+            rows: Row numbers; None for all that are not removed.
 
         """
         return self._columns.sketches(torch.arange(len(self)) if rows is None else self._places(rows))
 
     def pairs(self, x: Any = None, *, centered: bool = True, rows: Sequence[int] | None = None) -> IndexPairs:
-        """Return inputs with all rows, strip by strip: what reducers of `likewise.statistics` visit.
+        """Return the similarities of inputs with all rows, strip by strip, for reducers of `likewise.statistics`.
 
         Args:
             x: New inputs; None for the rows with themselves.
-            centered: Which similarity reducers see by default.
-            rows: A range of places among the rows, where there are no new inputs; all if None.
+            centered: Whether reducers see centered similarity by default.
+            rows: A range of positions among the rows, if there are no new inputs; None for all.
 
         """
         sketches = None if x is None else self._project(self._read(x))
@@ -261,14 +261,14 @@ class Index:
         """Return the k rows that the network treats most like each input, best first.
 
         Args:
-            x: New inputs, anything that `likewise.batches` accepts; (x, y) where the readout looks at labels.
-            k: How many; fewer if the index has no more.
-            exact: Compute the gradients of the best candidates again, from the data set, and return exact
-                similarities. The first exact centered answer takes a pass over the data set.
-            centered: Centered similarity, as in a run; False for plain k^C.
-            candidates: How many of the best rows by sketches are compared exactly.
-            approximate: Search by faiss (the extra `faiss`), which reads a part of the rows: `index.recall` says how
-                many of the neighbors it finds, measured on random rows. None: beyond 10⁷ rows, where faiss is there.
+            x: New inputs, anything that `likewise.batches` accepts; (x, y) if the readout looks at labels.
+            k: Number of neighbors; fewer if the index has no more.
+            exact: Recompute the gradients of the best candidates from the data set, and return exact similarities. The
+                first exact centered answer takes a pass over the data set.
+            centered: Use centered similarity, as in a run; False for plain k^C.
+            candidates: How many of the best rows by sketches to compare exactly.
+            approximate: Search with faiss (the extra `faiss`), which reads only part of the rows; `index.recall` is the
+                share of neighbors it finds, measured on random rows. None: beyond 10⁷ rows, if faiss is installed.
 
         """
         k, candidates = check_integer("k", k, 1), check_integer("candidates", candidates, 1)
@@ -289,19 +289,19 @@ class Index:
     def passages(self, x: Any, rows: IndexNeighbors | Tensor | Sequence[Sequence[int]]) -> MatchedPassages:
         """Return what each token of some rows contributes to their similarity with an input: see `matched_passages`.
 
-        For language models that are compared by the log-likelihood of a text. Contributions of a row sum to its plain
-        similarity k^C, which is computed exactly; centering subtracts what belongs to no token. The rows are read
-        from the data set, and take about eight training steps each.
+        For language models compared by the log-likelihood of a text. The contributions of a row sum to its plain
+        similarity k^C, which is computed exactly; what centering subtracts belongs to no token. Rows are read from the
+        data set, and cost about eight training steps each.
 
         Args:
-            x: New inputs, as `nearest` takes them.
-            rows: (n, k) row numbers for each input, or what `nearest` returned; keep them few.
+            x: New inputs, as for `nearest`.
+            rows: (n, k) row numbers for each input, or the result of `nearest`; keep them few.
 
         Returns:
             (n, k, T) contributions, and (n, k) plain similarities.
 
         Raises:
-            ValueError: The index has no data set to read the rows from, or the model compares no log-likelihoods.
+            ValueError: The index has no data set to read the rows from, or the readout is not a log-likelihood.
 
         Example:
             >>> import tempfile, torch, likewise as lw
@@ -317,7 +317,7 @@ class Index:
         numbers = _row_numbers(rows.indices if isinstance(rows, IndexNeighbors) else rows, new.n)
         if not self._data:
             raise ValueError(
-                "Passages are those of texts of the data set: open the index with it, likewise.Index(folder, "
+                "Passages are read from the texts of the data set: open the index with it, likewise.Index(folder, "
                 "model=model, data=data), or index.attach(data)."
             )
         refuse_exact(self.manifest["projection"], "index.passages")
@@ -329,7 +329,7 @@ class Index:
         return found
 
     def _passages_of(self, new: Batches, rows: Tensor) -> MatchedPassages:
-        """Return the contributions to the similarity of one input with rows, which may be of several data sets."""
+        """Return the contributions to the similarities of one input with rows, perhaps of several data sets."""
         gram, first = self.projector(new).gram, 0
         parts = dict[int, MatchedPassages]()
         for data in self._data:
@@ -378,16 +378,16 @@ class Index:
 
     @property
     def recall(self) -> float | None:
-        """The share of neighbors that approximate search finds, measured on random rows; None before the first one."""
+        """The share of neighbors that approximate search finds, measured on random rows; None before the first."""
         return None if self._lists is None else self._lists.recall
 
     def _approximation(self, asked: bool | None, centered: bool) -> Approximation | None:
-        """Return lists to search in, made once; None for the search of all rows."""
+        """Return the inverted lists for approximate search, built once; None to search all rows."""
         by_itself = len(self) > BEYOND and centered and has_faiss()
         if not (by_itself if asked is None else check_flag("approximate", asked)):
             return None
         if not centered:
-            raise ValueError("Approximate search is of centered similarities: leave out centered=False.")
+            raise ValueError("Approximate search uses centered similarities: leave out centered=False.")
         if self._lists is None:
             announce(f"preparing approximate search of {len(self):,} rows")
             self._lists = approximate_columns(self._columns, self._max_memory)
@@ -399,12 +399,12 @@ class Index:
     def novelty(self, x: Any, k: int = NEIGHBORS) -> Novelty:
         """Return the share of the rows that are less unusual than each input: see `likewise.novelty`.
 
-        From gradients, by sketches, and from what the last layer sees, both compared with rows of the index, each left
-        out in turn.
+        Uses sketches of gradients and the inputs of the last layer, both compared with rows of the index, each left out
+        in turn.
 
         Args:
             x: New inputs.
-            k: Over how many rows similarities are averaged; rows are compared with those of the default.
+            k: Number of rows to average over; the reference always uses the default.
 
         """
         new = self._read(x)
@@ -438,8 +438,7 @@ class Index:
         features = self._sample_reader(new).read_all(new)[1]
         if features is None:
             raise ValueError(
-                "The index knows what the last layer saw of its rows, and of these inputs it is not found: the model "
-                "calls other layers for them."
+                "The index stores inputs of the last layer, but the model does not call that layer for these inputs."
             )
         return features
 
@@ -447,9 +446,9 @@ class Index:
         return SampleReader(self.network, new.samples(range(min(2, new.n))))
 
     def reliability(self, x: Any) -> Reliability:
-        """Return what speaks for each prediction, by the rows and their labels: see `likewise.reliability`.
+        """Return the evidence for each prediction from the rows and their labels: see `likewise.reliability`.
 
-        `shift` is NaN where the model's outputs are not stored (more than 64 numbers a sample).
+        `shift` is NaN if the model's outputs are not stored (more than 64 numbers per sample).
         """
         new = self._read(x)
         return self._reliability_of(new, self._pairs_of(self._project(new)))
@@ -467,11 +466,11 @@ class Index:
         """Return, for each input, the prediction, its neighbors, how far they agree, novelty, and whether to trust it.
 
         Args:
-            x: New inputs; with labels, (x, y), a prediction that is not the label is no longer trusted.
-            k: How many neighbors to show.
+            x: New inputs; with labels, (x, y), a prediction that differs from the label is not trusted.
+            k: Number of neighbors to show.
             exact: Compute the neighbors' similarities exactly, from the data set. Agreement, shift and novelty, which
-                are of all rows, still come from sketches: `Explanation.sketched` names them.
-            approximate: As of `nearest`: neighbors by faiss. Novelty and agreement are of all rows.
+                use all rows, still come from sketches: `Explanation.sketched` names them.
+            approximate: As for `nearest`: search neighbors with faiss. Novelty and agreement still use all rows.
 
         """
         new = self._read(x)
@@ -495,7 +494,7 @@ class Index:
     def _reliability_with_changes(
         self, new: Batches, pairs: IndexPairs
     ) -> tuple[Reliability, list[Counterfactual]]:
-        """Return what speaks for each prediction and what would change it, from one pass over the rows."""
+        """Return the evidence for each prediction and what would change it, from one pass over the rows."""
         targets = self._targets(new)
         values = targets.labels
         changing = (
@@ -576,7 +575,7 @@ class Index:
         )
 
     def sample(self, row: int) -> Sample:
-        """Return what is known of a row: its name, label and picture."""
+        """Return the name, label and picture of a row."""
         place = int(self._places([row])[0])
         shard = next(s for s in self._folder.shards if s.start <= row < s.stop)
         seen, name = decode_picture(self._folder.read_pictures(shard), row - shard.start)
@@ -584,7 +583,7 @@ class Index:
         return Sample(int(row), name, label, self.class_name(label), seen)
 
     def class_name(self, label: Any) -> str:
-        """Return the name of a class, or its number as text; nothing for no label."""
+        """Return the name of a class, or its number as text; empty without a label."""
         if label is None:
             return ""
         known = self.classes
@@ -599,14 +598,14 @@ class Index:
         show: Show | None = None,
         wait: float = math.inf,
     ) -> None:
-        """Add samples; their rows come after those that are there. An addition that was stopped goes on.
+        """Add samples after the existing rows; repeat a call that was stopped to resume it.
 
         Args:
             data: Anything that `likewise.batches` accepts.
-            labels: Of the samples; those that travel with the data if None.
+            labels: Labels of the samples; None uses the labels of the data.
             names: Names of the samples.
-            show: What a person should see of sample i.
-            wait: Seconds to wait if another process writes into the folder.
+            show: Returns what to show of sample i.
+            wait: Seconds to wait while another process writes into the folder.
 
         """
         _ = self.network
@@ -634,7 +633,7 @@ class Index:
             self._places(wanted)
             if len(wanted) == len(self):
                 raise ValueError(
-                    "All rows would be removed: an index keeps at least one. Delete the folder instead."
+                    "All rows would be removed, but an index needs at least one. Delete the folder instead."
                 )
             every = torch.cat([self._columns.removed, wanted]).sort().values
             self._folder.write_tensors("removed", {"rows": every})
@@ -643,7 +642,7 @@ class Index:
         self._reload()
 
     def merge(self, other: "str | Path | Index", *, wait: float = math.inf) -> None:
-        """Add the rows of another index of the same model, readout and projection; they come after those here."""
+        """Append the rows of another index with the same model, readout and projection."""
         path = other.path if isinstance(other, Index) else Path(other)
         with hold_folder(self.path, wait):
             self._reload()
@@ -653,7 +652,7 @@ class Index:
         self._reload()
 
     def _reload(self) -> None:
-        """Read the manifest again: another process, or this one, has written it."""
+        """Read the manifest again, after another process, or this one, has written it."""
         self._folder = IndexFolder.open(self.path, verify=False)
         for name in ("_columns", "labels", "outputs"):
             self.__dict__.pop(name, None)
@@ -662,17 +661,17 @@ class Index:
             self._data = []
 
     def attach(self, data: Any) -> None:
-        """Give the index its data set, or a list of them in the order they were added, for exact answers.
+        """Attach the indexed data set, or a list of data sets in the order they were added, for exact answers.
 
         Raises:
-            ValueError: These are other data: their number or a few of their samples differ.
+            ValueError: The data differ from the indexed ones: in their number, or in a few compared samples.
 
         """
         sources = self.manifest["data"]
         given = list(data) if isinstance(data, list) and len(sources) > 1 else [data]
         if len(given) != len(sources):
             raise ValueError(
-                f"The index is of {len(sources)} data sets: give a list of them, found {len(given)}."
+                f"The index holds {len(sources)} data sets: pass a list of all of them, found {len(given)}."
             )
         opened = [batches(one).match_columns(self.columns) for one in given]
         for number, (one, source) in enumerate(zip(opened, sources, strict=True)):
@@ -681,7 +680,7 @@ class Index:
                 which = f"Data set {number + 1}" if len(sources) > 1 else "The data set"
                 raise ValueError(
                     f"{which} is not the one that the index was built from ({source['samples']:,} samples there, "
-                    f"{found['samples']:,} here, or some of them differ, labels included): give it with its labels, "
+                    f"{found['samples']:,} here, or some of them differ, labels included): pass it with its labels, "
                     "in the same order."
                 )
         self._data = opened
@@ -691,8 +690,8 @@ class Index:
         if self.manifest["part"] is not None:
             i, n = self.manifest["part"]
             raise ValueError(
-                f"{self.path} is part {i} of {n} of an index: likewise merge, or likewise.merge_indexes, puts the "
-                f"{n} parts together."
+                f"{self.path} is part {i} of {n} of an index: merge all {n} parts with likewise merge or "
+                "likewise.merge_indexes."
             )
         try:
             return Columns(self._folder, self._device)
@@ -718,7 +717,7 @@ class Index:
         return whole if whole.is_floating_point() or whole.dtype == torch.bool else whole.long()
 
     def _places(self, rows: Sequence[int] | Tensor) -> Tensor:
-        """Return the places of rows among those that are not removed."""
+        """Return the positions of rows among those that are not removed."""
         return self._columns.places(_check_rows(rows))
 
     def _check_network(self, model: nn.Module | Network, readout: Readout | None) -> Network:
@@ -744,7 +743,7 @@ class Index:
         """The network that projects new inputs.
 
         Raises:
-            ValueError: None was given, or its weights have changed since.
+            ValueError: No model was given, or its weights have changed since.
 
         """
         if self._net is None:
@@ -772,14 +771,14 @@ class Index:
             )
 
     def _read(self, x: Any) -> Batches:
-        """Return new inputs, if they are of the kind that the index is of."""
+        """Return new inputs as batches; raise if they differ in kind from the indexed ones."""
         _ = self.network
         new = batches(x).match_columns(self.columns)
         refuse_other_inputs(self.manifest["inputs"], new.samples(range(1)))
         return new
 
     def projector(self, new: Batches) -> Projector:
-        """Return what projects inputs as the index did; the first call traces and checks the model."""
+        """Return the projector of the index; the first call traces and checks the model."""
         if self._projector is None:
             gram = GramMatrix(self.network, new, max_memory=self._max_memory)
             there = self.manifest["projection"]
@@ -792,7 +791,7 @@ class Index:
         return self._projector
 
     def _project(self, new: Batches) -> Tensor:
-        """Return the sketches of inputs; those of the last few are known, for another question about them."""
+        """Return the sketches of inputs; those of the last few are cached for further questions."""
         _ = self.network  # refuses one that has changed since
         if new.n > TOGETHER or len(new) > 1:
             return self.projector(new).project_all(new).sketches
@@ -825,7 +824,7 @@ class Index:
         return torch.cat(errors) * self._columns.error_factors[1]
 
     def _sketches_at(self, sketches: Tensor, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield those of some inputs, (b, 1, width), and of the rows at their places, (b, k, width), in float64."""
+        """Yield sketches of inputs, (b, 1, width), and of the rows at their positions, (b, k, width), in float64."""
         size = 64 * max(1, places.shape[1]) * sketches.shape[1]  # bytes, with what errors are computed from
         together = max(1, min(TOGETHER, self._max_memory // size))
         for ones, some in zip(sketches.split(together), places.split(together), strict=True):
@@ -843,7 +842,7 @@ class Index:
         outputs = self._sample_reader(new).read_all(new)[0]
         if outputs is None:
             raise ValueError(
-                "The model's outputs are no predictions of a class or value for each sample: there is nothing to trust."
+                "The model's outputs do not predict a class or value for each sample, so there is no reliability."
             )
         stored = self.outputs
         targets = PredictionTargets.of(
@@ -864,7 +863,7 @@ class Index:
     ) -> IndexNeighbors:
         if not self._data:
             raise ValueError(
-                "exact=True computes gradients of the data set again: open the index with it, "
+                "exact=True recomputes gradients from the data set: open the index with it, "
                 "likewise.Index(folder, model=model, data=data), or index.attach(data)."
             )
         gram = self.projector(new).gram
@@ -886,7 +885,7 @@ class Index:
     def _exact_similarities(
         self, gram: GramMatrix, new: Batches, rows: Tensor, mean: MeanGradient | None
     ) -> Tensor:
-        """Return the exact similarities of inputs with rows (n, m); a row that several ask for is computed once."""
+        """Return the exact similarities of inputs with rows (n, m); a row needed by several inputs is computed once."""
         distinct, where = rows.unique(return_inverse=True)
         found, first = torch.zeros(new.n, len(distinct), dtype=torch.float64), 0
         for data in self._data:
@@ -899,7 +898,7 @@ class Index:
         return found.gather(1, where)
 
     def _mean_gradient(self, gram: GramMatrix) -> MeanGradient:
-        """Return the mean gradient of all rows: known, kept in the index, or from a pass over the data."""
+        """Return the mean gradient of all rows: cached, stored in the index, or from a pass over the data."""
         if self._mean is None:
             stored = self._folder.read_tensors("gradient")
             if stored:
@@ -920,7 +919,7 @@ class Index:
         return MeanGradient(total, sum(part.samples for part in parts))
 
     def _keep_mean_gradient(self, mean: MeanGradient) -> None:
-        """Write the sum of gradients into the folder, for later questions, where that can be done at once."""
+        """Write the sum of gradients into the folder for later questions, if the folder is not locked."""
         if 4 * mean.total.numel() > MOST_GRADIENT or not os.access(self.path, os.W_OK):
             return
         try:
@@ -934,12 +933,12 @@ class Index:
             return
 
     def _refuse_other_samples(self, rows: Tensor, deviations: Tensor) -> None:
-        """Raise if exact similarities are too far from those of sketches to be of the same samples."""
+        """Raise if exact similarities are too far from those of sketches to come from the same samples."""
         worst = int(deviations.argmax())
         if deviations.flatten()[worst] > DOUBT:
             raise ValueError(
                 f"Sample {int(rows.flatten()[worst])} of the data set is not the one that the index was built from: "
-                f"its exact similarity is {float(deviations.max()):.0f} standard errors from that of its sketch."
+                f"its exact similarity is {float(deviations.max()):.0f} standard errors away from that of its sketch."
             )
 
 
@@ -961,7 +960,7 @@ def _check_rows(rows: Any) -> Tensor:
 
 
 def _row_numbers(rows: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
-    """Return the numbers of rows for each of n inputs, (n, k), or say what is wrong with them."""
+    """Return row numbers for each of n inputs, (n, k); raise if they do not fit."""
     expected = f"rows must be whole numbers of shape ({n}, k), k of each input, at least one"
     lengths = {len(some) for some in rows if isinstance(some, Sequence)}
     if len(lengths) > 1:

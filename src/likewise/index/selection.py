@@ -1,4 +1,4 @@
-"""Samples of an index chosen for a purpose: like given targets, unlike each other; and how diverse they are."""
+"""Select samples of an index: similar to targets, different from each other; and measure diversity."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from likewise.index.query import Index
 from likewise.index.states import choose_in_turn, count_of_share
 from likewise.wording import agreeing, counted
 
-CANDIDATES = 4  # times as many rows as wanted, of which a diverse selection chooses
+CANDIDATES = 4  # a diverse selection chooses among this many times the wanted rows
 BLOCK = 4096  # rows whose sketches are decoded together
 STRIP = 2**25  # similarities that several indexes are averaged in
 
@@ -57,10 +57,10 @@ def score_targets(
 ) -> TargetScores:
     """Return how similar every row of an index is to targets.
 
-    Of several indexes, of one data set by several checkpoints, similarities are averaged with their weights.
+    Similarities of several indexes (several checkpoints on one data set) are averaged with weights.
 
     Args:
-        index: Opened with its model; or a list of them.
+        index: An index opened with its model, or a list of them.
         targets: Inputs like those one wants to do well on; anything that `likewise.batches` accepts.
         by: "max" scores a row by its most similar target, "mean" by its mean similarity to all of them.
         centered: Centered similarity; False for plain k^C.
@@ -104,21 +104,21 @@ def select(
     targets? One pass over the sketches; no gradient of the pool is computed again.
 
     Args:
-        index: Of the pool, opened with its model; or indexes of the pool by several checkpoints, whose similarities are
-            averaged (LESS): of them the first tells what is alike in `diverse` and `exclude_duplicates`.
+        index: The index of the pool, opened with its model; or indexes of the pool with several checkpoints, whose
+            similarities are averaged (LESS); `diverse` and `exclude_duplicates` then use the first one.
         targets: Inputs like those one wants to do well on; anything that `likewise.batches` accepts.
-        share: Which part of the pool is chosen, rounded up.
-        count: How many are chosen, in place of `share`.
+        share: Share of the pool to select, rounded up.
+        count: Number of rows to select, instead of `share`.
         by: "max" ranks by the most similar target, "mean" by the mean over targets; "each" lets the targets choose
-            in turn, each its most similar row that is left, so that none of them is forgotten.
+            in turn, each its most similar remaining row, so that none of them is neglected.
         centered: Centered similarity; False for plain k^C.
-        diverse: Choose among four times as many candidates those that are least similar to what is chosen already
-            (k-center), beginning with the best.
-        exclude_duplicates: Leave out rows whose plain similarity to one chosen before is at least this, such as .99.
+        diverse: Among four times as many candidates, select those least similar to the rows selected so far (k-center),
+            starting with the best.
+        exclude_duplicates: Skip rows whose plain similarity to a selected row is at least this, such as .99.
         weights: Of several indexes; their learning rates if None, or equal ones if they have none.
 
     Returns:
-        (count,) row numbers, best first; fewer where duplicates leave no more.
+        (count,) row numbers, best first; fewer if duplicates leave no more.
 
     Example:
         >>> import tempfile, torch, likewise as lw
@@ -162,10 +162,10 @@ def diversity(index: Index) -> float:
     more directions apart than they have numbers, which bounds the score by the width.
 
     Args:
-        index: Of at least one sample; no model is needed.
+        index: An index of at least one sample; needs no model.
 
     Returns:
-        The exponential of the entropy of the eigenvalues; NaN if no sample has a gradient.
+        The exponential of the entropy of the eigenvalues; NaN if all gradients are zero.
 
     Example:
         >>> import tempfile, torch, likewise as lw
@@ -194,7 +194,7 @@ def write_selection(
     names: Sequence[str] | None = None,
     text_of: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write the chosen rows as JSON lines: rank, row, name, label, score, and the target that speaks for it.
+    """Write the selected rows as JSON lines: rank, row, name, label, score, and the most similar target.
 
     Args:
         path: The file.
@@ -280,7 +280,7 @@ def _count(n: int, share: float, count: int | None) -> int:
 
 
 def _choose_in_turn(several: "_Checkpoints", targets: Any, wanted: int) -> Tensor:
-    """Return the places that targets choose in turn, each its most similar row that is left."""
+    """Return the positions that targets choose in turn, each its most similar remaining row."""
     m, given = len(several.first), batches(targets)
     k = min(m, 4 * math.ceil(wanted / given.n))
     while True:
@@ -309,12 +309,12 @@ class _Nearest(Reducer):
 
 
 def _unlike(similarity: Tensor, start: int) -> list[int]:
-    """Return the places of rows that are similar to nothing, counted from `start`."""
+    """Return the positions of rows that are similar to nothing, counted from `start`."""
     return [start + place for place in (similarity == 0).all(1).nonzero()[:, 0].tolist()]
 
 
 def _warn_of_unlike(places: list[int], n: int) -> None:
-    """Warn of targets with a zero gradient: what they choose is arbitrary."""
+    """Warn about targets with a zero gradient: what they choose is arbitrary."""
     if places:
         shown = ", ".join(map(str, places[:5])) + (" and more" if len(places) > 5 else "")
         warnings.warn(
@@ -326,7 +326,7 @@ def _warn_of_unlike(places: list[int], n: int) -> None:
 
 
 class _Checkpoints(NamedTuple):
-    """Indexes of one data set by several checkpoints of a model, as one."""
+    """Indexes of one data set with several checkpoints of a model, combined."""
 
     indexes: Sequence[Index]
     weights: Tensor  # that add up to 1
@@ -334,7 +334,7 @@ class _Checkpoints(NamedTuple):
 
     @property
     def first(self) -> Index:
-        """The one that tells rows, and what is alike among them."""
+        """The index that defines rows and similarities among them."""
         return self.indexes[0]
 
     @classmethod
@@ -344,23 +344,23 @@ class _Checkpoints(NamedTuple):
         """Return checked indexes and their weights."""
         listed = list(given) if isinstance(given, list | tuple) else [given]
         if not listed:
-            raise ValueError("At least one index is needed.")
+            raise ValueError("The list of indexes is empty: pass at least one.")
         expected = "a likewise.Index, opened with its model, or a list of them"
         several: list[Index] = [check_type("index", index, Index, expected) for index in listed]
         first = several[0]
         for other in several[1:]:
             if not torch.equal(first.rows, other.rows) or first.manifest["data"] != other.manifest["data"]:
                 raise ValueError(
-                    f"{other.path} is not of the same data set as {first.path}: checkpoints are compared on the same "
+                    f"{other.path} holds another data set than {first.path}: checkpoints must be indexed on the same "
                     "rows."
                 )
         rates = [index.manifest.get("learning_rate") for index in several]
         known = [rate for rate in rates if rate is not None]
         if weights is None and known and len(known) < len(rates):
-            raise ValueError("Some of the indexes have a learning rate and some have none: give weights=.")
+            raise ValueError("Some of the indexes have a learning rate and some have none: pass weights=.")
         chosen = weights if weights is not None else known or [1.0] * len(several)
         if len(chosen) != len(several):
-            raise ValueError(f"{len(chosen)} weights for {len(several)} indexes: one for each is needed.")
+            raise ValueError(f"{len(chosen)} weights for {len(several)} indexes: expected one for each.")
         values = torch.tensor([check_number("weights", w, 0) for w in chosen], dtype=torch.float64)
         if values.sum() <= 0:
             raise ValueError("Weights must be at least 0, and not all 0.")
@@ -405,7 +405,7 @@ def _strip(where: range, similarity: Tensor) -> Strip:
 
 
 def _without_duplicates(index: Index, order: Tensor, threshold: float, wanted: int) -> Tensor:
-    """Return the first `wanted` places whose similarity to every one before them is below a threshold."""
+    """Return the first `wanted` positions whose similarity to every one before is below a threshold."""
     kept: list[int] = []
     vectors = torch.zeros(0, index.width)
     for block in order.split(256):
@@ -422,7 +422,7 @@ def _without_duplicates(index: Index, order: Tensor, threshold: float, wanted: i
 
 
 def _spread(index: Index, order: Tensor, wanted: int) -> Tensor:
-    """Return places that are least similar to those chosen before them, the first of the order first."""
+    """Return positions that are least similar to those selected before, starting with the first of the order."""
     sketches = torch.cat([index.sketches(index.rows[block]).float() for block in order.split(BLOCK)])
     nearest = torch.full((len(order),), -math.inf)
     chosen, last = [], 0

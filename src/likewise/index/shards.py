@@ -1,6 +1,6 @@
-"""Builds the shards of an index: fixed ranges of rows, so that one process, ranks and parts write the same files.
+"""Build the shards of an index: fixed ranges of rows, so that one process, ranks and parts write the same files.
 
-Each shard is written complete and noted; a build that is killed goes on after the last shard that was noted.
+Each shard is written atomically and noted; a killed build resumes after the last noted shard.
 """
 
 import hashlib
@@ -51,15 +51,15 @@ class Task:
     """Builds the shards of one data set.
 
     Args:
-        folder: Where to.
-        projector: Makes sketches.
+        folder: The folder to write to.
+        projector: Computes sketches.
         data: The samples.
-        maker: Makes pictures; None for none.
-        source_number: Which of the data sets of the index.
+        maker: Computes pictures; None for no pictures.
+        source_number: Number of the data set within the index.
         first_row: The row of its first sample.
-        outputs: What the model says of all samples, if that is known.
-        features: What its last layer sees of them, if outputs are known.
-        closeness: (n,) of all samples, if all pairs were compared: their mean plain similarity to the nearest others.
+        outputs: The model's outputs for all samples, if known.
+        features: The inputs of its last layer, if outputs are known.
+        closeness: (n,) mean plain similarity of each sample to its nearest others, if all pairs were compared.
 
     """
 
@@ -98,7 +98,7 @@ class Task:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def reading_outputs(self) -> AbstractContextManager[None]:
-        """Read outputs on the way of the passes that form gradients; enter it while evaluating."""
+        """Read outputs during the passes that form gradients; enter it while evaluating."""
         return self._reader.observing(self.projector.gram.net)
 
     def build_shard(self, where: range) -> Shard:
@@ -144,7 +144,7 @@ class Task:
         return shard
 
     def find_change(self, shard: Shard) -> str | None:
-        """Return what differs between a shard that is there and the samples at its places; None where nothing does.
+        """Return what differs between an existing shard and the samples at its positions; None if nothing does.
 
         Reads the samples; forms no gradient.
         """
@@ -163,8 +163,8 @@ class Task:
     def error_factors(self) -> Tensor:
         """Return the factors of the standard errors of centered and plain similarities, (2,), from a few samples.
 
-        They are compared exactly; 1 where that would take too much memory or time, or where similarities are not those
-        of plain gradients.
+        They are compared exactly; the factors are 1 if that would take too much memory or time, or if similarities are
+        not those of plain gradients.
         """
         part, gram = self.folder.state["part"], self.projector.gram
         fitting = gram.max_memory // 2 // (4 * gram.d * sum(gram.net.numels.values()))
@@ -221,18 +221,18 @@ def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> Tensor
             return sum_results(build, work, "index", gram, gram.engine.finish_checks)
     except PartsChangedError as error:
         raise ValueError(
-            f"The model takes other branches for some samples ({error}), so that a projection cannot be the same for "
-            "all: leave these parameters out by parameters=[...], or pad inputs to one length."
+            f"The model takes other branches for some samples ({error}), so one projection cannot serve all of them: "
+            "leave these parameters out with parameters=[...], or pad inputs to one length."
         ) from error
 
 
 def share_work(shards: list[range], other: range, weight: int, ranks: int) -> list[range]:
-    """Return pieces of work, every `ranks`-th from the r-th that of rank r, so that all have as much to do.
+    """Return pieces of work, every `ranks`-th from the r-th for rank r, so that the load is balanced.
 
     Args:
         shards: The shards to build.
         other: Another piece of work, done by the last rank: the first one writes the summary.
-        weight: How many shards it takes as long as.
+        weight: The number of shards that take as long.
         ranks: The number of ranks.
 
     """
@@ -256,9 +256,9 @@ def _known_shards(task: Task) -> list[Shard]:
 
 
 def _same_shards(task: Task, refuse: bool) -> list[Shard]:
-    """Return the shards that are there, if all are of the samples as they are now; else none, or raise.
+    """Return the existing shards, if all match the current samples; else none, or raise.
 
-    None can stay where one differs: the mean sketch that is subtracted from all rows may have been another.
+    If one differs, none can stay: the mean sketch that is subtracted from all rows may have been another.
     """
     there = _known_shards(task)
     for shard in there:
@@ -289,12 +289,12 @@ def _finish(task: Task, starts: list[int], factors: Tensor) -> None:
 
 
 def _spread_places(n: int, count: int) -> list[int]:
-    """Return so many places of n samples, first to last."""
+    """Return `count` evenly spaced positions of n samples, first to last."""
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long().unique().tolist()
 
 
 def describe_data(data: Batches) -> dict[str, Any]:
-    """Return what tells data sets apart: the number of samples and a fingerprint of a few, first to last."""
+    """Return what identifies a data set: the number of samples and a fingerprint of a few, first to last."""
     return {
         "samples": data.n,
         "fingerprint": read_data(data.take(_spread_places(data.n, COMPARED)))[0],
@@ -303,7 +303,7 @@ def describe_data(data: Batches) -> dict[str, Any]:
 
 @contextmanager
 def hold_folder(path: Path, wait: float) -> Iterator[None]:
-    """Hold the lock of a folder, on one rank for all, and remove what killed writers left."""
+    """Hold the lock of a folder, on one rank for all, and remove temporary files of killed writers."""
     files.make_folder(path)
     if rank() > 0:
         yield

@@ -2,17 +2,17 @@
 
     manifest.json            what the index is of: model, readout, parameters, precision, projection, data; checksums
     shard-START.safetensors  whitened sketches of consecutive rows, less an origin; labels, model outputs, features
-    pictures-START.safetensors  what a person sees of these rows: thumbnails or excerpts, and names
+    pictures-START.safetensors  thumbnails or excerpts, and names of these rows
     origins-HASH.safetensors the origins, one for each data set that was added; errors in standard errors
     summary-HASH.safetensors mean sketch; mean similarity and distance to the mean of every row; novelty of some
     removed-HASH.safetensors rows that were removed
     gradient-HASH.safetensors  the sum of all whitened gradients, once an exact centered answer was asked for
-    settings.toml            what `likewise index` was told
+    settings.toml            the options of `likewise index`
     shard-START.json         while a build runs: the note that a shard is complete
 
-Sketches are stored less an origin, a vector near their mean: what all samples share would else take up the digits of
-float16 or int8. Files appear complete (temporary name, flushed, renamed), then the manifest that names them; what no
-manifest or note names does not count. No pickle is written or read.
+Sketches are stored minus an origin, a vector near their mean: otherwise, what all samples share would use up the digits
+of float16 or int8. Files are written atomically (temporary name, flushed, renamed), then the manifest that names them;
+files that no manifest or note names are ignored. No pickle is written or read.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class Shard(NamedTuple):
 
 
 class OutdatedIndexError(RuntimeError):
-    """Another process, or another object, added rows to an index or removed some since it was opened.
+    """Rows were added or removed by another process, or another object, since the index was opened.
 
     Attributes:
         path: The folder.
@@ -94,11 +94,11 @@ class OutdatedIndexError(RuntimeError):
 
 
 class Rows:
-    """The content of a shard, mapped from its file; what is not asked for is not read.
+    """The content of a shard, memory-mapped, so that only what is used is read.
 
     Attributes:
         sketches: (r, width).
-        scales: (r,) of int8, else None.
+        scales: (r,) for int8, else None.
 
     """
 
@@ -122,21 +122,21 @@ class Rows:
 
     @cached_property
     def outputs(self) -> Tensor | None:
-        """What the model says, (r, c)."""
+        """The model's outputs, (r, c)."""
         return self._file.read("outputs")[0]
 
     @cached_property
     def features(self) -> Tensor | None:
-        """Directions of what the last layer sees, (r, q), float16."""
+        """Normalized inputs of the last layer, (r, q), float16."""
         return self._file.read("features")[0]
 
     @cached_property
     def feature_lengths(self) -> Tensor | None:
-        """How long that is, (r,)."""
+        """Lengths of the inputs of the last layer, (r,)."""
         return self._file.read("feature_lengths")[0]
 
     def decode(self, where: slice, into: Tensor) -> Tensor:
-        """Return sketches less their origin as float32, in the first rows of a buffer."""
+        """Return sketches minus their origin as float32, in the first rows of a buffer."""
         part = self.sketches[where]
         found = into[: len(part)].copy_(part)
         return found if self.scales is None else found.mul_(self.scales[where, None])
@@ -144,7 +144,7 @@ class Rows:
     def blocks(self, device: torch.device | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows, decoded, a block at a time; each is overwritten by the next.
 
-        To a GPU they go as they are stored, and are decoded there.
+        A GPU gets them as stored, and decodes them.
         """
         n, width = self.sketches.shape
         if device is not None and device.type != "cpu":
@@ -187,7 +187,7 @@ def join_sources(sources: Sequence[Sources]) -> dict[str, Tensor]:
 
 
 def read_sources(folder: "IndexFolder") -> Sources:
-    """Return what is kept of each data set; factors of 1 where an index was built before there were any."""
+    """Return what is stored of each data set; error factors are 1 if the index was built before there were any."""
     found = folder.read_tensors("origins")
     return Sources(found["origins"], found.get("factors", torch.ones(len(found["origins"]), 2)))
 
@@ -221,7 +221,7 @@ class IndexFolder:
         found = cls(path, read_manifest(path, INDEX))
         if not found.state["finished"]:
             raise ValueError(
-                f"The index in {path} is not finished: give the command or call that began it again, it goes on."
+                f"The index in {path} is not finished: repeat the command or call that started it to resume it."
             )
         damaged = found.find_damage(verify=verify)
         if damaged:
@@ -274,11 +274,11 @@ class IndexFolder:
             raise
 
     def is_outdated(self) -> bool:
-        """Whether the folder has another manifest than this one: rows were added or removed since it was read."""
+        """Whether the folder has another manifest: rows were added or removed since it was read."""
         return read_manifest(self.path, INDEX) != self.state
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a named file beside the one before, for the next manifest: its name has the checksum."""
+        """Write a named file next to the old one, for the next manifest; its name contains the checksum."""
         content = _serialize(tensors)
         digest = hashlib.sha256(content).hexdigest()
         file = f"{name}-{digest[:12]}.safetensors"
@@ -286,7 +286,7 @@ class IndexFolder:
         self.state["files"][name] = {"name": file, "sha256": digest}
 
     def write_settings(self, text: str) -> None:
-        """Keep what a command was told."""
+        """Write the options of the command."""
         self.state["files"]["settings"] = {
             "name": SETTINGS,
             "sha256": files.write_text(self.path / SETTINGS, text),
@@ -306,11 +306,11 @@ class IndexFolder:
         return Rows(_MappedFile(self.path, shard.name))
 
     def read_pictures(self, shard: Shard) -> dict[str, Tensor]:
-        """Return the pictures of a shard, mapped; none where none were kept."""
+        """Return the pictures of a shard, mapped; none if none were stored."""
         return {} if shard.pictures is None else _map_tensors(self.path, shard.pictures_name)
 
     def note_shard(self, shard: Shard, of: str) -> None:
-        """Note that a shard is complete; `of` tells which build it belongs to."""
+        """Note that a shard is complete; `of` is the build that it belongs to."""
         body = json.dumps({**shard._asdict(), "of": of}, indent=1).removesuffix("\n}")
         files.write_text(self._note_path(shard.start), files.seal(body, _NOTE_ENDING))
 
@@ -330,7 +330,7 @@ class IndexFolder:
         return found
 
     def is_intact(self, shard: Shard) -> bool:
-        """Whether the files of a shard are there and as they were written."""
+        """Whether the files of a shard exist and are unchanged."""
         return all(
             (self.path / name).exists() and files.checksum(self.path / name) == digest
             for name, digest in shard.files.items()
@@ -354,11 +354,11 @@ class IndexFolder:
 
 
 def check_index(path: Path) -> Integrity:
-    """Return which files of an index are missing or differ from what was written.
+    """Return which files of an index are missing or have changed.
 
     Raises:
         FileNotFoundError: There is no index in the folder.
-        ValueError: It is something else, or of another version of likewise.
+        ValueError: It is something else, or belongs to another version of likewise.
 
     """
     try:
@@ -371,7 +371,7 @@ def check_index(path: Path) -> Integrity:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise, before anything is written, if a folder without a manifest holds something else than an index."""
+    """Raise, before anything is written, if a folder without a manifest holds something other than an index."""
     if not (path / NAME).exists():
         allowed = (*PREFIXES, LOCK_NAME, CREATED_NAME, SETTINGS)
         foreign = [
@@ -379,32 +379,32 @@ def refuse_foreign(path: Path) -> None:
         ]
         if foreign:
             raise ValueError(
-                f"{path} holds something else than an index ({', '.join(sorted(foreign)[:3])}): choose another folder."
+                f"{path} holds something other than an index ({', '.join(sorted(foreign)[:3])}): choose another folder."
             )
 
 
 def refuse_other_classes(what: str, there: Sequence[str] | None, here: Sequence[str] | None) -> None:
-    """Raise if class numbers mean other names than in an index: labels, and so the data, would seem to differ."""
+    """Raise if class numbers have other names than in an index: labels, and so the data, would seem to differ."""
     if list(there or ()) == list(here or ()):
         return
     names = [", ".join(known[:10]) if known else "no names" for known in (there, here)]
     differs = "the classes in another order" if sorted(there or ()) == sorted(here or ()) else "other classes"
     raise ValueError(
         f"{what} has {differs} (there {names[0]}; here {names[1]}), "
-        "so that their numbers would mean different things: give classes=[...], or --classes, as there, or choose "
-        "another folder."
+        "so class numbers would mean different things: pass the same classes=[...], or --classes, or choose another "
+        "folder."
     )
 
 
 def remove_temporary(path: Path) -> None:
-    """Remove what writers that were killed left half written."""
+    """Remove temporary files of writers that were killed."""
     for inner in path.iterdir():
         if files.is_temporary(inner) and inner.is_file():
             inner.unlink()
 
 
 def smallest_integers(values: Tensor) -> Tensor:
-    """Return integers in the smallest type that holds them; other values as they are."""
+    """Return integers in the smallest type that holds them; other values unchanged."""
     if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
         return values
     low, high = int(values.min()), int(values.max())

@@ -29,14 +29,14 @@ except ImportError as missing:
 class WatchCallback(Callback):
     """Records margins, losses and forgetting of each training sample.
 
-    The training data must be wrapped in `WithIndex`; positions are taken out of each batch before `training_step` sees
-    it. `training_step` returns a dict with the logits beside the loss. After each epoch the record is saved and its
-    `scalars()` go to the trainer's logger. In distributed training the processes are joined after each epoch.
+    Wrap the training data in `WithIndex`; the callback removes the positions from each batch before `training_step`
+    sees it. `training_step` must return a dict with the logits besides the loss. After each epoch, the record is saved,
+    and its `scalars()` go to the trainer's logger. In distributed training, records are merged after each epoch.
 
     Args:
-        path: Where the record is saved, by the first process; nowhere if None.
-        watch: A record to go on with, such as `Watch.load(path)`; a new one if None.
-        logits: Key of the logits in what `training_step` returns.
+        path: The file to which the first process saves the record; None saves nothing.
+        watch: A record to continue, such as `Watch.load(path)`; None starts a new one.
+        logits: Key of the logits in the dict that `training_step` returns.
         labels: Key or position of the labels in a batch; by default "labels" or "label", else position 1.
 
     Attributes:
@@ -58,18 +58,18 @@ class WatchCallback(Callback):
         self._ids: Tensor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the record, or go on with it."""
+        """Start or continue the record."""
         data = find_indexed(getattr(trainer.train_dataloader, "dataset", None))
         if data is None:
             raise TypeError(
-                "Training samples carry no positions: give the trainer one DataLoader(likewise.WithIndex(dataset)), "
+                "Training samples carry no positions: pass one DataLoader(likewise.WithIndex(dataset)) to the trainer, "
                 f"found {describe(trainer.train_dataloader)}. With several loaders, call watch.update in training_step."
             )
         self.watch = check_watch(self.watch, len(data))
         self._recorder = PassRecorder(self.watch, self.path, trainer.world_size)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Take the positions out of the batch."""
+        """Remove the positions from the batch."""
         self._ids = _take_index(batch)
 
     def on_train_batch_end(
@@ -87,14 +87,14 @@ class WatchCallback(Callback):
         self._ids = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Join the processes, log and save."""
+        """Merge the records of all processes, log and save."""
         recorder = self._join(pl_module)
         pl_module.log_dict(recorder.watch.scalars(), sync_dist=recorder.ranks > 1)
         if trainer.is_global_zero:
             recorder.save()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save what was recorded since the last epoch, where training stopped within one."""
+        """Save what was recorded since the last epoch, if training stopped within one."""
         recorder = self._join(pl_module)
         if trainer.is_global_zero:
             recorder.save()
@@ -106,7 +106,7 @@ class WatchCallback(Callback):
 
     def _current(self) -> PassRecorder:
         if self._recorder is None:
-            raise RuntimeError("The callback records training: it is used with trainer.fit.")
+            raise RuntimeError("The callback records training: use it with trainer.fit.")
         return self._recorder
 
     def _labels_in(self, batch: Any) -> Any:
@@ -117,7 +117,7 @@ class WatchCallback(Callback):
         found = [name for name in ("labels", "label") if name in batch]
         if not found:
             raise ValueError(
-                f"A batch has no labels under 'labels' or 'label', found {sorted(batch)}: say labels=KEY."
+                f"A batch has no labels under 'labels' or 'label', found {sorted(batch)}: pass labels=KEY."
             )
         return batch[found[0]]
 
@@ -132,6 +132,7 @@ def _take_index(batch: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.is_floating_point() or found.dtype == torch.bool:
         raise TypeError(
             f"A batch must be a dict with {INDEX!r}, or a list with positions at its end, found {describe(batch)}: the "
-            "collate function dropped or changed what WithIndex adds. Keep it, or call watch.update in training_step."
+            "collate function dropped or changed the positions that WithIndex adds. Keep them, or call watch.update in "
+            "training_step."
         )
     return found

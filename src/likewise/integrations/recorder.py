@@ -1,4 +1,4 @@
-"""One record of a training run that several processes share, as the callbacks keep it."""
+"""One training record shared by several processes, used by the callbacks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +14,14 @@ CHUNK = 1 << 16  # samples whose sums are exchanged at a time
 
 
 class PassRecorder:
-    """Records the batches of this process, and joins the records of all at the end of each epoch.
+    """Records the batches of this process, and merges the records of all processes at the end of each epoch.
 
-    Joining after each epoch keeps forgetting exact although samples change processes between epochs. Afterwards
-    `watch` is the same in every process.
+    Merging after each epoch keeps forgetting exact, although samples move between processes from epoch to epoch.
+    Afterwards, `watch` is the same in every process.
 
     Args:
-        watch: The record to go on with.
-        path: Where `save` writes it; nowhere if None.
+        watch: The record to continue.
+        path: The file that `save` writes; None writes nothing.
         ranks: Number of processes.
     """
 
@@ -36,7 +36,7 @@ class PassRecorder:
         self._part.update(logits, labels, ids)
 
     def join(self, gather: Callable[[Tensor], Tensor], device: torch.device | str) -> None:
-        """Join what all processes have recorded since the last call; every process must call it.
+        """Merge what all processes have recorded since the last call; every process must call it.
 
         Args:
             gather: Takes a (k, c) tensor and returns those of all processes, stacked or one below another.
@@ -52,24 +52,24 @@ class PassRecorder:
         self._part = self.watch.empty_part()
 
     def save(self) -> None:
-        """Write the record, where it has a path; one process is enough."""
+        """Write the record if there is a path; call it in one process."""
         if self.path is not None:
             self.watch.save(self.path)
 
 
 def find_indexed(dataset: Any) -> WithIndex | None:
-    """Return the WithIndex in a data set, also under subsets of it."""
+    """Return the WithIndex in a data set, also inside subsets."""
     while dataset is not None and not isinstance(dataset, WithIndex):
         dataset = getattr(dataset, "dataset", None)
     return dataset
 
 
 def check_watch(watch: Any, n: int) -> Watch:
-    """Return the record that was given, or a new one of n samples."""
+    """Return the given record, or a new one of n samples."""
     if watch is None:
         return Watch(n)
     if check_type("watch", watch, Watch, "a likewise.Watch").n != n:
         raise ValueError(
-            f"The record is of {watch.n:,} samples, and the data set has {n:,}: begin a new Watch."
+            f"The record is of {watch.n:,} samples, and the data set has {n:,}: start a new Watch."
         )
     return watch

@@ -1,10 +1,10 @@
-"""Draw training samples by weights that follow from similarity, for `torch.utils.data.DataLoader`.
+"""Draw training samples with weights based on similarity, for `torch.utils.data.DataLoader`.
 
     weights = label_weights(likewise.label_suspicion(gram)) * density_weights(likewise.soft_neighbors(gram))
     loader = DataLoader(dataset, batch_size=64, sampler=WeightedSampler(weights))
 
-Weights multiply: the first gives suspicious labels less, the second gives dense regions no more than rare ones.
-`likewise.losses.DensitySampler` has every sample once an epoch instead, those of sparse regions first.
+Weights multiply: the first gives less weight to suspicious labels, the second to samples in dense regions.
+`likewise.losses.DensitySampler` instead visits every sample once per epoch, sparse regions first.
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ __all__ = ["WeightedSampler", "density_weights", "label_weights"]
 
 
 class WeightedSampler(Sampler[int]):
-    """Draws positions of a data set with chances in proportion to weights, other ones in each epoch.
+    """Draws positions of a data set with probabilities proportional to weights, anew in each epoch.
 
-    Unlike `torch.utils.data.WeightedRandomSampler` it can be repeated by its seed and resumed at an epoch, shares an
-    epoch among the processes of distributed training, and has no limit of 2²⁴ samples.
+    Unlike `torch.utils.data.WeightedRandomSampler`, it is reproducible by its seed, can be resumed at an epoch, divides
+    an epoch among the processes of distributed training, and is not limited to 2²⁴ samples.
 
     Args:
         weights: (n,) non-negative, not all zero; they need not sum to 1.
-        num_samples: How many are drawn in an epoch, by all processes together; n if None. Rounded up to a multiple of
-            the number of processes.
-        replacement: A sample may be drawn several times in an epoch. False: at most once; `num_samples` is then at most
-            the number of weights that are not zero.
-        seed: Of all epochs; the same in every process.
+        num_samples: Number of draws per epoch, by all processes together; n if None. Rounded up to a multiple of the
+            number of processes.
+        replacement: Whether a sample may be drawn several times per epoch. If False, `num_samples` is at most the
+            number of nonzero weights.
+        seed: Seed of all epochs; the same in every process.
 
     Example:
         >>> import torch
@@ -61,8 +61,8 @@ class WeightedSampler(Sampler[int]):
         possible = int((self.weights > 0).sum())
         if not self.replacement and self.num_samples > possible:
             raise ValueError(
-                f"{self.num_samples:,} different samples are to be drawn, and {possible:,} of {n:,} weights are not "
-                "zero: give num_samples=, or replacement=True."
+                f"Cannot draw {self.num_samples:,} different samples: only {possible:,} of {n:,} weights are not zero. "
+                "Pass a smaller num_samples=, or replacement=True."
             )
         self.epoch = 0
 
@@ -77,7 +77,7 @@ class WeightedSampler(Sampler[int]):
         return iter(drawn[self.rank :: self.ranks].tolist())
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on at an epoch, after a restart; otherwise each pass over the sampler is the next one by itself.
+        """Set the next epoch after a restart; otherwise each pass over the sampler is the next epoch.
 
         Args:
             epoch: Number of the next epoch, from 0.
@@ -98,10 +98,10 @@ class WeightedSampler(Sampler[int]):
 
 
 def label_weights(found: Any) -> Tensor:
-    """How far each label is to be trusted: 1 − suspicion.
+    """Weights that trust suspicious labels less: 1 − suspicion.
 
     Args:
-        found: What `likewise.label_suspicion` returned, or (n,) suspicions in [0, 1], such as a column of a run.
+        found: The result of `likewise.label_suspicion`, or (n,) suspicions in [0, 1], such as a column of a run.
 
     Returns:
         (n,) in [0, 1], float64.
@@ -123,12 +123,12 @@ def label_weights(found: Any) -> Tensor:
 
 
 def density_weights(soft_neighbors: Any) -> Tensor:
-    """Less for samples that have many like them, so that dense regions do not outweigh rare ones: 1 / max(N_S, 1).
+    """Weights that keep dense regions from outweighing rare ones: 1 / max(N_S, 1).
 
-    A sample is its own neighbor, so N_S is 1 where nothing is like it.
+    A sample is its own neighbor, so N_S is 1 if no other sample is like it.
 
     Args:
-        soft_neighbors: (n,) what `likewise.soft_neighbors` returned, or that column of a run.
+        soft_neighbors: (n,) the result of `likewise.soft_neighbors`, or that column of a run.
 
     Returns:
         (n,) in (0, 1], float64.
@@ -141,7 +141,7 @@ def density_weights(soft_neighbors: Any) -> Tensor:
     """
     counts = check_tensor("soft_neighbors", soft_neighbors).double().cpu()
     if counts.dim() != 1:
-        raise ValueError(f"soft_neighbors must be (n,), one number a sample, found {tuple(counts.shape)}.")
+        raise ValueError(f"soft_neighbors must be (n,), one number per sample, found {tuple(counts.shape)}.")
     return 1 / counts.clamp(min=1)
 
 

@@ -4,8 +4,8 @@
     GradientNeighbors(model).fit(X).kneighbors(X_new)
     X_clean, y_clean = LabelIssueTransformer(model).fit_resample(X, y)
 
-The network is given trained, and nothing here trains or changes it. A clone refers to the same network instead of a
-copy of it. Similarities are those of its weights at the time of the call.
+The network must be trained; nothing here trains or changes it. A clone of an estimator refers to the same network, not
+to a copy. Similarities use the weights at the time of the call.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +46,11 @@ __all__ = ["GradientNeighbors", "LabelIssueTransformer", "SimilarityKernel"]
 
 Array = NDArray[Any]
 Prepare = Callable[[Any], Any]
-LEAST_DISTANCE = 1e-12  # a distance of zero would be no entry of a sparse graph
+LEAST_DISTANCE = 1e-12  # a distance of zero would be missing in a sparse graph
 
 
 class _Matrix(NamedTuple):
-    """The last matrix of a set with itself, and what it was computed from."""
+    """The last matrix of X with itself, and what it was computed from."""
 
     inputs: Array
     options: tuple[Any, ...]
@@ -67,8 +67,8 @@ class SimilarityKernel(GenericKernelMixin, SklearnKernel):
 
     Args:
         model: A trained model: nn.Module, LightningModule, fitted skorch net, or a Network.
-        readout: Which outputs are compared; chosen by the model's outputs if None (see `Network`).
-        parameters: In which parameters gradients are taken, as of `Network`; all if None.
+        readout: The outputs to compare; None chooses by the model (see `Network`).
+        parameters: Parameters whose gradients are compared, as for `Network`; all if None.
         similarity: `likewise.CORRELATION` if None; or `INNER_PRODUCT`, `SUBSPACE_MATCH`, or a Kernel with equal powers
             on both sides and one of their reductions. Others are not positive semi-definite and are refused.
         prepare: Turns rows of X into what the model takes, such as `lambda rows: rows.reshape(-1, 1, 8, 8)`;
@@ -133,14 +133,14 @@ class SimilarityKernel(GenericKernelMixin, SklearnKernel):
 
         """
         if eval_gradient and Y is not None:
-            raise ValueError("The gradient is that of a set with itself: leave Y out, or eval_gradient.")
+            raise ValueError("The gradient is only defined for X with itself: leave out Y or eval_gradient.")
         if Y is not None and Y is not X:
             return _to_numpy(self._gram(X, Y).dense())
         values = self._square(X)
         return (values, np.empty((*values.shape, 0))) if eval_gradient else values
 
     def diag(self, X: Any) -> Array:
-        """Return the similarity of each input with itself, (n,): 1 for CORRELATION, less where outputs depend."""
+        """Return the similarity of each input with itself, (n,): 1 for CORRELATION, less if outputs are dependent."""
         return _to_numpy(self._gram(X).diagonal())
 
     def is_stationary(self) -> bool:
@@ -148,12 +148,14 @@ class SimilarityKernel(GenericKernelMixin, SklearnKernel):
         return False
 
     def _square(self, X: Any) -> Array:
-        """Return the matrix of X with itself; a Gaussian process asks for the same one at each step of its fit."""
+        """Return the matrix of X with itself, cached: a Gaussian process needs the same one at each step of its fit."""
         gram = self._gram(X)
         net, model = gram.net, gram.net.model
         settings = [_settings(part) for part in model.modules()]
         given = (self.readout, net.names, self.similarity, self.prepare, self.float64)
-        behavior = measure_behavior(net, gram.data)["rows"]  # tells hooks, and functions that are attributes
+        behavior = measure_behavior(net, gram.data)[
+            "rows"
+        ]  # detects hooks, and functions that are attributes
         options = (model, describe_module(model), settings, behavior, *given)
         weights = checksums([value.detach() for value in (*model.parameters(), *model.buffers())])
         inputs, last = np.asarray(X), self._last
@@ -169,13 +171,13 @@ class SimilarityKernel(GenericKernelMixin, SklearnKernel):
         net = to_network(self.model, self.readout, self.parameters)
         if check_flag("float64", self.float64):
             net = net.in_float64()
-        rows = _prepared(X, self.prepare)
-        columns = None if Y is None else _prepared(Y, self.prepare)
+        rows = _prepare_inputs(X, self.prepare)
+        columns = None if Y is None else _prepare_inputs(Y, self.prepare)
         return GramMatrix(net, rows, columns, kernel=similarity)
 
 
 class _NetworkEstimator(BaseEstimator):
-    """An estimator with a trained network: a clone refers to the same one, and X may be images, or texts."""
+    """An estimator with a trained network: a clone refers to the same network, and X may be images or texts."""
 
     model: Any
     prepare: Prepare | None
@@ -188,8 +190,8 @@ class _NetworkEstimator(BaseEstimator):
     def _network(self) -> Network:
         return to_network(self.model, self.readout, self.parameters)
 
-    def _checked(self, X: Any, reset: bool) -> Any:
-        """Return X as an array; as it is, if it is left to `prepare` to read it."""
+    def _validate_inputs(self, X: Any, reset: bool) -> Any:
+        """Return X as an array; unchanged if `prepare` reads it."""
         if self.prepare is None:
             return validate_data(self, X, reset=reset, allow_nd=True)
         if len(X) == 0:
@@ -205,16 +207,16 @@ class GradientNeighbors(TransformerMixin, _NetworkEstimator):
 
     Args:
         model: A trained model: nn.Module, LightningModule, fitted skorch net, or a Network.
-        n_neighbors: How many, where a call does not say it.
-        readout: Which outputs are compared; chosen by the model's outputs if None (see `Network`).
-        parameters: In which parameters gradients are taken, as of `Network`; all if None.
+        n_neighbors: Default number of neighbors.
+        readout: The outputs to compare; None chooses by the model (see `Network`).
+        parameters: Parameters whose gradients are compared, as for `Network`; all if None.
         similarity: A normalized kernel: at most 1, and 1 for the same input; `likewise.CORRELATION` if None.
-        centered: By centered similarity, over the samples that were fitted.
-        prepare: Turns X into what the model takes, also X that is no array, such as a list of texts.
+        centered: Use centered similarity, over the fitted samples.
+        prepare: Turns X into what the model takes, also if X is not an array, such as a list of texts.
 
     Attributes:
-        n_samples_fit_: Number of samples that were fitted.
-        n_features_in_: Number of columns of X, where X is an array.
+        n_samples_fit_: Number of fitted samples.
+        n_features_in_: Number of columns of X, if X is an array.
 
     Example:
         >>> import torch
@@ -249,7 +251,7 @@ class GradientNeighbors(TransformerMixin, _NetworkEstimator):
         self.prepare = prepare
 
     def fit(self, X: Any, y: Any = None) -> "GradientNeighbors":
-        """Keep the samples among which neighbors are searched.
+        """Store the samples among which neighbors are searched.
 
         Args:
             X: (n, ...) inputs.
@@ -264,24 +266,24 @@ class GradientNeighbors(TransformerMixin, _NetworkEstimator):
             )
         check_integer("n_neighbors", self.n_neighbors, 1)
         self._network()
-        self._fit_X = self._checked(X, reset=True)
+        self._fit_X = self._validate_inputs(X, reset=True)
         self.n_samples_fit_ = len(self._fit_X)
         return self
 
     def kneighbors(self, X: Any = None, n_neighbors: int | None = None, return_distance: bool = True) -> Any:
-        """Return distances and places of the nearest fitted samples, nearest first.
+        """Return distances and indices of the nearest fitted samples, nearest first.
 
         Args:
-            X: (n, ...) inputs; None: those that were fitted, each without itself.
-            n_neighbors: How many; None: those of the estimator.
-            return_distance: Return both; False: only the places.
+            X: (n, ...) inputs; None: the fitted samples, each without itself.
+            n_neighbors: Number of neighbors; None uses the estimator's.
+            return_distance: Return both; False returns the indices only.
 
         Returns:
             Distances (n, k) in float64 and indices (n, k), or the indices.
 
         """
         check_is_fitted(self, "n_samples_fit_")
-        rows = None if X is None else self._checked(X, reset=False)
+        rows = None if X is None else self._validate_inputs(X, reset=False)
         k = check_integer("n_neighbors", self.n_neighbors if n_neighbors is None else n_neighbors, 1)
         most = self.n_samples_fit_ - (X is None)
         if k > most:
@@ -290,8 +292,8 @@ class GradientNeighbors(TransformerMixin, _NetworkEstimator):
                 f"Expected n_neighbors <= n_samples_fit: {k} neighbors were asked for, and there are "
                 f"{most} {others} (n_samples_fit = {self.n_samples_fit_}, n_samples = {len(self._fit_X)})."
             )
-        fitted = _prepared(self._fit_X, self.prepare)
-        data = (fitted, None) if rows is None else (_prepared(rows, self.prepare), fitted)
+        fitted = _prepare_inputs(self._fit_X, self.prepare)
+        data = (fitted, None) if rows is None else (_prepare_inputs(rows, self.prepare), fitted)
         gram = GramMatrix(self._network(), *data, kernel=_kernel(self.similarity), centered=self.centered)
         found = nearest(gram, k)
         indices = found.indices.cpu().numpy()
@@ -308,9 +310,10 @@ class GradientNeighbors(TransformerMixin, _NetworkEstimator):
         """Return the graph of neighbors as a sparse matrix.
 
         Args:
-            X: (n, ...) inputs; None: those that were fitted, each without itself.
-            n_neighbors: How many; None: those of the estimator.
-            mode: "connectivity": 1 for each neighbor; "distance": 1 − similarity, at least 1e-12, since 0 is no entry.
+            X: (n, ...) inputs; None: the fitted samples, each without itself.
+            n_neighbors: Number of neighbors; None uses the estimator's.
+            mode: "connectivity": 1 for each neighbor; "distance": 1 − similarity, at least 1e-12, because a sparse
+                matrix drops 0.
 
         Returns:
             (n, n_samples_fit) scipy.sparse.csr_matrix, rows sorted by distance.
@@ -339,30 +342,30 @@ class GradientNeighbors(TransformerMixin, _NetworkEstimator):
 
 
 class LabelIssueTransformer(_NetworkEstimator):
-    """Finds labels that the network's neighbors contradict, and returns the data without them or corrected.
+    """Finds labels that similar samples and the network contradict, and drops or corrects them.
 
-    scikit-learn's `transform` sees X alone and must return all rows, so that it can neither drop a sample nor change a
-    label. This class therefore has no `transform`, and a Pipeline of scikit-learn refuses it instead of passing wrong
-    labels through. Use one of:
+    scikit-learn's `transform` sees only X and must return all rows, so it can neither drop a sample nor change a label.
+    This class therefore has no `transform`, and a scikit-learn Pipeline refuses it instead of passing wrong labels
+    through. Use one of:
 
     - `fit_resample(X, y)`, also as a step of a Pipeline of imbalanced-learn, which applies it while fitting only;
     - `fit(X, y)`, then `sample_weight_` in the `fit` of an estimator, or the mask `issues_`.
 
     Args:
         model: A trained model: nn.Module, LightningModule, fitted skorch net, or a Network.
-        strategy: What `fit_resample` does with samples that are flagged: "drop" them, or "relabel" them with the
-            suggested class.
+        strategy: What `fit_resample` does with flagged samples: "drop" them, or "relabel" them with the suggested
+            class.
         readout: Which outputs are compared; chosen by the model's outputs if None. It should not look at the label.
-        parameters: In which parameters gradients are taken, as of `Network`; all if None.
-        reheat: As of `likewise.label_suspicion`: "auto" for a network that may have memorized wrong labels.
+        parameters: Parameters whose gradients are compared, as for `Network`; all if None.
+        reheat: As for `likewise.label_suspicion`: "auto" for a network that may have memorized wrong labels.
         classes: Labels in the order of the network's outputs. None: integers from 0 are numbers of outputs; other
             labels are sorted, if there are as many as outputs; a skorch classifier knows its own.
-        prepare: Turns X into what the model takes, also X that is no array, such as a list of texts.
+        prepare: Turns X into what the model takes, also if X is not an array, such as a list of texts.
 
     Attributes:
         issues_: (n,) bool: labels that are more likely wrong than right.
         suspicion_: (n,) in [0, 1], to rank by.
-        suggested_: (n,) the label that network and neighbors speak for.
+        suggested_: (n,) the label that network and neighbors support.
         sample_weight_: (n,) 1 − suspicion.
         found_: The LabelSuspicion, with the estimated number of wrong labels.
         classes_: Labels in the order of the network's outputs.
@@ -418,14 +421,14 @@ class LabelIssueTransformer(_NetworkEstimator):
         return self
 
     def fit_resample(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Compute how suspicious each label is, and return the data without the issues, or with other labels.
+        """Compute how suspicious each label is; return the data with issues dropped or relabeled.
 
         Args:
             X: (n, ...) inputs.
             y: (n,) labels, numbers or names.
 
         Returns:
-            X and y: of the samples that are not flagged, or of all with the suggested labels; tables stay tables.
+            X and y without the flagged samples, or all of them with suggested labels; tables stay tables.
 
         """
         check_choice("strategy", self.strategy, ("drop", "relabel"))
@@ -443,10 +446,10 @@ class LabelIssueTransformer(_NetworkEstimator):
         if self.prepare is None:
             X, labels = validate_data(self, X, y, allow_nd=True, dtype="numeric")
         else:
-            X, labels = self._checked(X, reset=True), check_array(y, ensure_2d=False, dtype=None)
+            X, labels = self._validate_inputs(X, reset=True), check_array(y, ensure_2d=False, dtype=None)
         labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
-        net, data = self._network(), _prepared(X, self.prepare)
+        net, data = self._network(), _prepare_inputs(X, self.prepare)
         classes = self._class_order(net, data, labels)
         numbers = _class_numbers(labels, classes)
         found = label_suspicion(GramMatrix(net, data), torch.from_numpy(numbers), reheat=self.reheat)
@@ -470,14 +473,14 @@ class LabelIssueTransformer(_NetworkEstimator):
         if outputs > max(1, len(present)):
             raise ValueError(
                 f"The network has {outputs} outputs, and y holds {len(present)} labels that are not numbers from 0, "
-                f"the first {present[0]!r}: which output belongs to which? Give classes=[...], labels in the order "
-                "of outputs."
+                f"the first {present[0]!r}: which output belongs to which? Give classes=[...], the labels in the order "
+                "of the outputs."
             )
         return present
 
 
 def _class_numbers(labels: Array, classes: Array) -> NDArray[np.int64]:
-    """Return the place of each label among the classes."""
+    """Return the position of each label in the classes."""
     order = np.argsort(classes, kind="stable")
     places = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
     numbers = order[places]
@@ -488,20 +491,20 @@ def _class_numbers(labels: Array, classes: Array) -> NDArray[np.int64]:
 
 
 def _take(values: Any, places: Array) -> Any:
-    """Return the rows at these places of an array, a table, or a sequence."""
+    """Return these rows of an array, a table, or a sequence."""
     if hasattr(values, "iloc"):
         return values.iloc[places]
     return values[places] if hasattr(values, "shape") else [values[i] for i in places]
 
 
 def _as_table(values: Array, table: Any) -> Any:
-    """Return values as a column with the index and the name of another, where that is one."""
+    """Return values as a column with the index and name of another, if that is a column."""
     if not hasattr(table, "iloc") or not hasattr(table, "name"):
         return values
     return type(table)(values, index=table.index, name=table.name)
 
 
-def _prepared(X: Any, prepare: Prepare | None) -> Batches:
+def _prepare_inputs(X: Any, prepare: Prepare | None) -> Batches:
     """Return rows of X as inputs of the model."""
     inputs = X if prepare is None else prepare(X)
     if isinstance(inputs, Tensor | np.ndarray):
@@ -527,7 +530,7 @@ def _refuse_indefinite(similarity: Kernel) -> None:
         return
     raise ValueError(
         "A kernel for scikit-learn must be positive semi-definite, which likewise.CORRELATION, INNER_PRODUCT and "
-        f"SUBSPACE_MATCH are; found {similarity}. Compute that one by likewise.GramMatrix."
+        f"SUBSPACE_MATCH are; found {similarity}. Compute that one with likewise.GramMatrix."
     )
 
 

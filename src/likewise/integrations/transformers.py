@@ -25,20 +25,19 @@ def watch_trainer(
     """Record margins, losses and forgetting of each training sample of a Trainer, and return the record.
 
     Call it once, before `trainer.train()`. It wraps the training data in `WithIndex` and the collator in one that
-    passes positions on, keeps the Trainer from dropping them as an unused column, and takes them out of each batch
-    before the model or a `compute_loss` of your own sees it. After each epoch and with each checkpoint the record is
-    saved; after each epoch its `scalars()` are logged by `trainer.log`. In distributed training the processes are
-    joined each time.
+    passes positions on, keeps the Trainer from dropping them as an unused column, and removes them from each batch
+    before the model or your own `compute_loss` sees it. The record is saved after each epoch and with each checkpoint;
+    after each epoch, `trainer.log` logs its `scalars()`. In distributed training, records are merged each time.
 
     Args:
-        trainer: A Trainer, or of a subclass, for a model that classifies sequences, images or the like. A
-            `compute_loss` of your own must answer `return_outputs=True`.
-        path: Where the record is saved, by the first process; nowhere if None.
-        watch: A record to go on with, such as `Watch.load(path)`; a new one if None.
+        trainer: A Trainer, or a subclass, for a model that classifies sequences, images or the like. Your own
+            `compute_loss` must support `return_outputs=True`.
+        path: The file to which the first process saves the record; None saves nothing.
+        watch: A record to continue, such as `Watch.load(path)`; None starts a new one.
         logits: Key of the logits in the model's outputs.
 
     Returns:
-        The record; it fills while the trainer trains. In distributed training it is whole after each epoch.
+        The record, which fills while the trainer trains. In distributed training, it is complete after each epoch.
     """
     check_type("trainer", trainer, Trainer, "a transformers.Trainer")
     if trainer.train_dataset is None:
@@ -58,13 +57,13 @@ def watch_trainer(
 
 
 class WatchCallback(TrainerCallback):
-    """Joins, logs and saves the record of a trainer; `watch_trainer` adds it."""
+    """Merges, logs and saves the record of a trainer; `watch_trainer` adds it."""
 
     def __init__(self, trainer: Trainer, recorder: PassRecorder) -> None:
         self.trainer, self.recorder = trainer, recorder
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Join the processes, log and save."""
+        """Merge the records of all processes, log and save."""
         self._join_and_save()
         wanted = control.should_log  # of the trainer's own numbers; a call of log would cancel it
         self.trainer.log(self.recorder.watch.scalars())
@@ -86,7 +85,7 @@ class WatchCallback(TrainerCallback):
 
 
 class _IndexCollator:
-    """Collates samples without their positions, then adds those to the batch."""
+    """Collates samples without their positions, then adds the positions to the batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -116,8 +115,8 @@ class _WatchedLoss:
         if ids is None or labels is None:
             raise ValueError(
                 f"A training batch must hold 'labels' and {INDEX!r} to be recorded, found {sorted(inputs)}: samples of "
-                "train_dataset must be dicts; a get_train_dataloader of your own must use train_dataset and "
-                "data_collator of the trainer."
+                "train_dataset must be dicts, and your own get_train_dataloader must use the trainer's train_dataset "
+                "and data_collator."
             )
         found = self.compute_loss(model, inputs, return_outputs=True, **options)
         if not isinstance(found, tuple) or len(found) != 2:

@@ -1,6 +1,6 @@
-"""From the words on a command line to a model and a data set.
+"""Load the model and the data set named on a command line.
 
-    model   an import string, and a file of weights; or a folder that save_pretrained wrote
+    model   an import string and a weights file, or a folder written by save_pretrained
     data    a folder of images, .csv, .tsv, .parquet, .jsonl, .npz, or an import string
 
 An import string is `package.module:object` or `path/to/file.py:object`, and runs the code it names. Files of

@@ -1,4 +1,4 @@
-"""Arrays of an .npz file: inputs and labels, sample after sample."""
+"""Read inputs and labels from an .npz file."""
 
 import math
 from pathlib import Path
@@ -21,10 +21,10 @@ def read_arrays(path: Path, options: Options) -> Read:
     """Return the inputs of an .npz file as float32, and its labels.
 
     Images of uint8, (n, h, w) or (n, h, w, c), become (n, c, h, w) in [0, 1]; other integers stay integers. A
-    preparation of one's own gets the array of one sample as it is stored.
+    `prepare` function gets the stored array of one sample.
     """
     options.refuse_all_but(USED, f"the arrays in {path}")
-    stored = _stored(path, options.label, options.max_memory)
+    stored = _read_stored(path, options.label, options.max_memory)
     inputs, prepare = stored.inputs[: options.limit], options.prepare
     n, pictures = len(inputs), _are_images(inputs, stored.name)
     dataset = _inputs(inputs) if prepare is None else Prepared(inputs.__getitem__, n, prepare)
@@ -40,7 +40,7 @@ class _Stored(NamedTuple):
     labels: Labels | None
 
 
-def _stored(path: Path, label: str | None, max_memory: int) -> _Stored:
+def _read_stored(path: Path, label: str | None, max_memory: int) -> _Stored:
     with _archive(path) as archive:
         there = [name.removesuffix(".npy") for name in archive.namelist()]
         name = next((name for name in INPUTS if name in there), None)
@@ -77,7 +77,7 @@ def _archive(path: Path) -> ZipFile:
 
 
 def _declared_bytes(archive: ZipFile, name: str, path: Path) -> int:
-    """Return the bytes that the header of an array declares, if that is also what is stored after it."""
+    """Return the bytes that the header of an array declares; raise unless as many are stored."""
     member = archive.getinfo(_member(archive, name))
     try:
         with archive.open(member) as file:

@@ -1,4 +1,4 @@
-"""What every reader takes and returns: options, labels as numbers, raw samples prepared one by one."""
+"""Options and results of all readers: labels as numbers, and raw samples that are prepared one by one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from likewise.marked_text import TokenText
 
 
 class Read(NamedTuple):
-    """A data set for likewise.batches(dataset, labels=labels), and what a person should see of it."""
+    """A data set for likewise.batches(dataset, labels=labels), and how to show its samples."""
 
     dataset: Any
     labels: Tensor | None = None  # (n,) long for classes, float for numbers; None: none, or in the data set
     classes: tuple[str, ...] | None = None  # names of the classes, where labels had them
-    names: tuple[str, ...] | None = None  # one a sample, such as its file
+    names: tuple[str, ...] | None = None  # one per sample, such as its file
     show: Callable[[int], object] | None = None  # sample i as a PIL image, str, dict of columns or array
     notes: tuple[str, ...] = ()  # what a person should know of how it was read
     columns: tuple[str, ...] | None = None  # of a table of numbers: the inputs, in their order
@@ -33,7 +33,7 @@ class Preparation(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What is asked of a data set; None and False where nothing is."""
+    """Options for reading a data set; None and False are defaults."""
 
     label: str | None = None
     text_column: str | None = None
@@ -51,7 +51,7 @@ class Options(NamedTuple):
     max_memory: int = 2**31  # bytes that what is compressed may expand to; a limit for every kind of data
 
     def refuse_all_but(self, used: Sequence[str], kind: str) -> None:
-        """Raise an error that names what was asked and cannot be done for this kind of data."""
+        """Raise an error that names options which do not apply to this kind of data."""
         given = [name for name, value in self._asdict().items() if value is not None and value is not False]
         unused = [
             name for name in given if name not in (*used, "max_memory", "tokenization", "labels_optional")
@@ -61,9 +61,9 @@ class Options(NamedTuple):
 
 
 class Prepared(Dataset[Any]):
-    """The inputs that a function makes of raw samples, all of one shape; without labels.
+    """Inputs that a function computes from raw samples, all of one shape; without labels.
 
-    The first two are made at once, to see that their shapes are equal.
+    The first two are computed immediately, to check that their shapes are equal.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Prepared(Dataset[Any]):
             value = function(raw)
         except Exception as error:
             raise ValueError(
-                f"{name} raised {type(error).__name__} for {self._called(i)}: {error}"
+                f"{name} raised {type(error).__name__} for {self._sample_name(i)}: {error}"
             ) from error
         try:
             found = as_input(value)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{name} gave for {self._called(i)} what is no input of a model: {error} Expected a tensor, "
-                "or a dict or tuple of tensors."
+                f"{name} gave for {self._sample_name(i)} something that is not a model input: {error} Expected a "
+                "tensor, or a dict or tuple of tensors."
             ) from error
         self._refuse_other_shapes(i, found)
         return found
@@ -111,13 +111,13 @@ class Prepared(Dataset[Any]):
         shapes = _shapes(found)
         if self._shapes is not None and shapes != self._shapes:
             raise ValueError(
-                f"{self._prepare.name} gave {_written(self._shapes)} for {self._called(0)}, but "
-                f"{_written(shapes)} for {self._called(i)}: samples go into one batch, so pad or cut them "
+                f"{self._prepare.name} gave {_format_shapes(self._shapes)} for {self._sample_name(0)}, but "
+                f"{_format_shapes(shapes)} for {self._sample_name(i)}: samples go into one batch, so pad or cut them "
                 'to one length or size, for example tokenizer(text, padding="max_length", '
                 "truncation=True, max_length=128)."
             )
 
-    def _called(self, i: int) -> str:
+    def _sample_name(self, i: int) -> str:
         return f"sample {i}" if self._names is None else f"sample {i} ({self._names[i]})"
 
 
@@ -127,7 +127,7 @@ Shapes = dict[str, tuple[int, ...]]
 def as_input(value: object) -> Any:
     """Return numbers, and lists, tuples and dicts of them, as tensors.
 
-    What Hugging Face tokenizers and processors give for one sample as a batch of one loses that dimension.
+    The batch dimension that Hugging Face tokenizers and processors add to one sample is removed.
     """
     if isinstance(value, Tensor):
         return value
@@ -145,7 +145,7 @@ def as_input(value: object) -> Any:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Return a copy with floats as float32 and integers as int64, but uint8 and bool as they are."""
+    """Return a copy with floats as float32 and integers as int64; uint8 and bool stay unchanged."""
     if array.dtype.kind not in "biuf":
         raise TypeError(f"An array of {array.dtype} holds no numbers.")
     if array.dtype.kind == "f":
@@ -161,12 +161,12 @@ def _shapes(found: Any, name: str = "") -> Shapes:
     return {key: shape for k, part in parts for key, shape in _shapes(part, f"{name} {k}".strip()).items()}
 
 
-def _written(shapes: Shapes) -> str:
+def _format_shapes(shapes: Shapes) -> str:
     return ", ".join(f"{name} {shape}".strip() for name, shape in shapes.items())
 
 
 class Labels(NamedTuple):
-    """Labels, and the names of the classes if they are not their numbers."""
+    """Labels, and class names if they are not numbers."""
 
     values: Tensor  # (n,) long for classes, else float
     classes: tuple[str, ...] | None
@@ -175,8 +175,8 @@ class Labels(NamedTuple):
 def labels_from(values: np.ndarray, name: str) -> Labels:
     """Return text, booleans and integers as classes, sorted and numbered from 0, and floats as numbers.
 
-    Integers that can be class numbers stay as they are, without names: a class that is missing here does not
-    move the others. Negative or very large ones are numbered, and named by what they were.
+    Integers that can be class numbers stay unchanged, without names, so that a missing class does not shift the others.
+    Negative or very large integers are renumbered, and named by their old values.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -186,7 +186,7 @@ def labels_from(values: np.ndarray, name: str) -> Labels:
     if plain.dtype.kind not in "biuU" or plain.ndim != 1:
         raise TypeError(
             f"The labels {name!r} are {plain.dtype} of shape {plain.shape}: expected one text, bool, integer "
-            "or float a sample."
+            "or float per sample."
         )
     found, codes = np.unique(plain, return_inverse=True)
     if plain.dtype.kind in "iu" and found[0] >= 0 and found[-1] < max(1000, 2 * len(found)):

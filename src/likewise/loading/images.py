@@ -1,4 +1,4 @@
-"""A folder of images, or of one folder of images a class."""
+"""Read a folder of images, or a folder with one subfolder of images per class."""
 
 import io
 import os
@@ -42,14 +42,14 @@ _pixel_limit = Lock()
 
 
 def read_folder(folder: Path, options: Options) -> Read:
-    """Return the images of a folder, opened when they are asked for: float32 (c, h, w) in [0, 1].
+    """Return the images of a folder, opened on demand: float32 (c, h, w) in [0, 1].
 
-    Classes are its folders, in order of their names. With a preparation of one's own, that gets the image,
-    in RGB or gray, resized if a size is given.
+    Classes are its subfolders, sorted by name. A `prepare` function gets the image, in RGB or grayscale, resized if a
+    size is given.
     """
     options.refuse_all_but(USED, f"the folder of images {folder}")
     found = _found(folder, options.follow_links)
-    kept = _kept(len(found.files), options.limit, spread=found.labels is not None)
+    kept = _select_positions(len(found.files), options.limit, spread=found.labels is not None)
     files = [found.files[i] for i in kept]
     names = tuple(file.relative_to(folder).as_posix() for file in files)
     labels = None if found.labels is None else torch.tensor([found.labels[i] for i in kept])
@@ -59,7 +59,7 @@ def read_folder(folder: Path, options: Options) -> Read:
 
 
 class ImageBytes(NamedTuple):
-    """An image file in memory: as much of a Path as reading an image needs."""
+    """An image file in memory, with as much of the Path interface as reading an image needs."""
 
     name: str
     content: bytes
@@ -78,13 +78,13 @@ def read_images(
     options: Options,
     indexed: tuple[int, int] | None = None,
 ) -> Read:
-    """Return the images of files, as those of a folder are read.
+    """Return the images of files, read like those of a folder.
 
     Args:
-        files: The images.
-        names: Of the samples.
-        options: How they are read.
-        indexed: Width and height of the images of an index that is asked about them; None where it is not known.
+        files: The image files.
+        names: Names of the samples.
+        options: How to read them.
+        indexed: Width and height of the images in the index that is asked; None if not known.
 
     """
     prepare = options.prepare
@@ -115,7 +115,7 @@ def _found(folder: Path, follow_links: bool) -> _Found:
     if here and full:
         raise ValueError(
             f"{folder} holds images ({listed([p.name for p in here], 2)}) and folders of images "
-            f"({listed([p.name for p in full], 2)}): put them all into folders, one a class, or none."
+            f"({listed([p.name for p in full], 2)}): put all of them into folders, one per class, or none."
         )
     if here:
         return _Found(here, None, None)
@@ -124,8 +124,8 @@ def _found(folder: Path, follow_links: bool) -> _Found:
     if len(full) < len(inside):
         empty = [entry.name for entry in inside if entry not in full]
         raise ValueError(
-            f"No images in {listed(empty)} of {folder}, where each folder is a class: fill or remove them, "
-            "else the numbers of the classes would be in doubt."
+            f"There are no images in {listed(empty)} of {folder}, where each folder is a class: fill or remove these "
+            "folders, so that the class numbers are certain."
         )
     files = [file for part in full.values() for file in part]
     labels = [number for number, part in enumerate(full.values()) for _ in part]
@@ -160,7 +160,7 @@ def _visible(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _unread(folder: Path, classes: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return a note on images beside those that are read: in folders inside of classes, or of other formats."""
+    """Return a note about images that are not read: in folders inside of classes, or in other formats."""
     inside = [folder] if classes is None else [folder / name for name in classes]
     others = [
         Path(entry.path).relative_to(folder).as_posix()
@@ -183,8 +183,8 @@ def _holds_images(folder: str) -> bool:
 def _refuse_outside(path: Path, root: Path) -> None:
     if not Path(os.path.realpath(path)).is_relative_to(root):
         raise ValueError(
-            f"{path} is a link to outside of the data folder: if that is meant to be read too, give "
-            "--follow-links (follow_links=True)."
+            f"{path} is a link to outside of the data folder: to read it too, pass --follow-links "
+            "(follow_links=True)."
         )
 
 
@@ -197,8 +197,8 @@ def _nothing(folder: Path, inside: list[Path], root: Path | None) -> str:
     return f"No images ({' '.join(SUFFIXES)}) in {folder}, which holds {there}: {advice}."
 
 
-def _kept(n: int, limit: int | None, spread: bool) -> list[int]:
-    """Return the places of the first images, or of as many spread evenly over all."""
+def _select_positions(n: int, limit: int | None, spread: bool) -> list[int]:
+    """Return the positions of the first images, or of as many spread evenly over all."""
     count = n if limit is None else min(limit, n)
     return [i * n // count for i in range(count)] if spread else list(range(count))
 
@@ -211,12 +211,12 @@ def _refuse_sizes(files: Sequence[Path | ImageBytes]) -> None:
         if size != first:
             raise ValueError(
                 f"The images differ in size: {files[0]} is {first[0]} x {first[1]}, {file} is {size[0]} x "
-                f"{size[1]} (width x height). Give one size for all, for example --image-size 64."
+                f"{size[1]} (width x height). Set one size for all, for example --image-size 64."
             )
 
 
 def _refuse_other_sizes(files: Sequence[Path | ImageBytes], indexed: tuple[int, int]) -> None:
-    """Raise an error if an image is not of the size of those of an index."""
+    """Raise an error if an image differs in size from those of an index."""
     for file in files:
         size = _size(file)
         if size != indexed:
@@ -228,15 +228,15 @@ def _refuse_other_sizes(files: Sequence[Path | ImageBytes], indexed: tuple[int, 
 
 def _size(file: Path | ImageBytes) -> tuple[int, int]:
     try:
-        with _opened(file) as image:
+        with _open_image(file) as image:
             return image.size
     except Exception as error:
         raise _broken(file, error) from error
 
 
 @contextmanager
-def _opened(file: Path | ImageBytes) -> "Iterator[Image]":
-    """Yield an image whose header is read; of Pillow's own limit of pixels only the header is free."""
+def _open_image(file: Path | ImageBytes) -> "Iterator[Image]":
+    """Yield an image of which only the header is read, without Pillow's own limit on pixels."""
     pillow = library("PIL.Image", "pillow")
     with _pixel_limit:
         before, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
@@ -250,7 +250,7 @@ def _opened(file: Path | ImageBytes) -> "Iterator[Image]":
 
 
 class _Opened(NamedTuple):
-    """Images of files as a person sees them."""
+    """Images of files, for display."""
 
     files: Sequence[Path | ImageBytes]
     mode: str
@@ -259,10 +259,10 @@ class _Opened(NamedTuple):
     becomes_tensor: bool = False
 
     def image(self, i: int) -> "Image":
-        """Return image i in the mode, squeezed into a square if there is a size."""
+        """Return image i in the mode, resized to a square if there is a size."""
         file = self.files[i]
         try:
-            with _opened(file) as stored:
+            with _open_image(file) as stored:
                 self._refuse_huge(file, stored)
                 stored.load()
                 deep = stored.mode[0] in "IF"  # more than 8 bits, which to convert would clip
@@ -275,7 +275,7 @@ class _Opened(NamedTuple):
         return image if self.size is None else image.resize((self.size, self.size), bilinear)
 
     def _refuse_huge(self, file: Path | ImageBytes, stored: "Image") -> None:
-        """Raise an error if the pixels that the header declares take too much, decoded and converted."""
+        """Raise an error if the pixels that the header declares would take too much memory."""
         (width, height), channels = stored.size, 1 if self.mode == "L" else 3
         bytes_per_pixel = (1 if stored.mode in ("1", "L", "P") else 4) + (1 if self.mode == "L" else 4)
         if self.becomes_tensor and self.size is None:
@@ -293,7 +293,7 @@ def _broken(file: Path | ImageBytes, error: Exception) -> ValueError:
 def _tensor(image: "Image") -> Tensor:
     if image.mode not in ("L", "RGB"):
         raise ValueError(
-            f"its pixels have more than 8 bits (mode {image.mode}): give prepare= to scale them."
+            f"its pixels have more than 8 bits (mode {image.mode}): pass prepare= to scale them."
         )
     pixels = torch.from_numpy(np.array(image, dtype=np.float32) / 255)
     return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()

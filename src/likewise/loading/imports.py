@@ -1,4 +1,4 @@
-"""What an import string stands for: `package.module:object.attr` or `path/to/file.py:object`."""
+"""Resolve import strings: `package.module:object.attr` or `path/to/file.py:object`."""
 
 import hashlib
 import importlib
@@ -15,10 +15,10 @@ from likewise.loading.paths import alternatives, existing
 
 
 def import_object(text: str) -> object:
-    """Return the object an import string names; its module is run if it was not yet.
+    """Return the object that an import string names; its module is imported if necessary.
 
-    The folder of a file, or the current one for a module, is put on sys.path and stays there. A file is run
-    once, however many of its objects are asked for.
+    The folder of a file, or the current folder for a module, is added to sys.path and stays there. A file runs once,
+    however many of its objects are used.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
@@ -45,22 +45,22 @@ def is_import(text: str) -> bool:
 
 
 def build_object(found: Any, text: str, expected: str) -> object:
-    """Return what a class or function gives when it is called without arguments."""
+    """Call a class or function without arguments, and return the result."""
     try:
         return found()
     except (Exception, SystemExit) as error:
         raise TypeError(
-            f"{text}{_signature(found)}, called without arguments, raised {_told(error)}. Write a small "
+            f"{text}{_signature(found)}, called without arguments, raised {_describe_error(error)}. Write a small "
             f"function that needs none and returns {expected}, and name that instead."
         ) from error
 
 
 def library(module: str, package: str) -> Any:
-    """Return an optional library, imported when it is first needed."""
+    """Import an optional library."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{package} is needed for this and not installed: pip install {package}.") from error
+        raise ValueError(f"This needs {package}, which is not installed: pip install {package}.") from error
 
 
 def _file(place: str) -> ModuleType:
@@ -117,7 +117,7 @@ def _attribute(found: object, name: str, text: str) -> object:
 
 
 def _failure(place: str, error: BaseException) -> ValueError:
-    """Return an error that names the line of the user's file from which the other one came."""
+    """Return an error that names the line of the user's file that raised the original one."""
     own = {__file__, importlib.__file__}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
     where = [f"{f.filename}, line {f.lineno}" for f in frames if f.filename not in own]
@@ -129,7 +129,7 @@ def _failure(place: str, error: BaseException) -> ValueError:
     elif "relative import" in str(error):
         advice = " A file of a package is imported by package.module:object."
     found = f" ({where[0]})" if where else ""
-    return ValueError(f"Importing {place} raised {_told(error)}{found}.{advice}")
+    return ValueError(f"Importing {place} raised {_describe_error(error)}{found}.{advice}")
 
 
 def _signature(found: Any) -> str:
@@ -139,5 +139,5 @@ def _signature(found: Any) -> str:
         return "(...)"
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).rstrip('.')}"

@@ -1,4 +1,4 @@
-"""Which kind of data a word on the command line names."""
+"""Load data and models by the words of a command line."""
 
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,24 +45,24 @@ def data(
     follow_links: bool = False,
     max_memory: int = 2**31,
 ) -> Read:
-    """Return a folder of images, a table, arrays, or what an import string names, ready for batches.
+    """Load a folder of images, a table, arrays, or the object of an import string.
 
     Args:
         text: A path, or an import string.
-        label: The column, or array, of labels.
-        text_column: The column of texts, which `prepare` or `tokenization` turns into inputs; two, with a comma, of
-            pairs that are tokenized.
-        columns: The columns that are inputs; all numeric ones if not given.
-        image_size: Resize images to a square of so many pixels.
-        gray: Read images as gray, one channel.
+        label: The column (or array) that holds the labels.
+        text_column: The column of texts, which `prepare` or `tokenization` turns into inputs; two columns, separated by
+            a comma, are pairs that are tokenized.
+        columns: The input columns; None uses all numeric columns.
+        image_size: Resize images to a square with sides of this many pixels.
+        gray: Read images as grayscale, one channel.
         prepare: The import string of a function from one raw sample (PIL image, dict of a row, str or array)
             to the model's input.
-        tokenization: How texts become inputs where `prepare` is not given.
-        limit: The first so many samples; of a folder of classes, as many spread over all.
-        show_columns: Columns to show of a row beside the model's inputs and the label. No other column of a
-            table gets into a report.
-        follow_links: Also read what links inside a folder of images lead to outside of it.
-        max_memory: Bytes that an image, or what is compressed in a file, may expand to.
+        tokenization: How texts become inputs without `prepare`.
+        limit: Use at most this many samples: the first ones, or for a folder of classes spread over all.
+        show_columns: Columns to show besides the model's inputs and the label. No other column of a table gets into a
+            report.
+        follow_links: Follow links in a folder of images that lead outside of it.
+        max_memory: Bytes that an image, or the compressed content of a file, may expand to.
 
     Raises:
         MemoryError: Something expands to more than `max_memory`; it is not read.
@@ -91,23 +91,23 @@ def new_inputs(
     indexed: tuple[int, int] | None = None,
     **settings: Any,
 ) -> Read:
-    """Return new samples in the form of a data set that was read with these settings: inputs without labels.
+    """Load new samples in the same way as a data set that was read with these settings.
 
     Args:
-        words: Files of images; or one table, archive of arrays, folder or import string; or texts, where there is a
-            text column; or "-" for standard input: a text a line, or a table with its header.
-        read_input: Returns what standard input holds; called for "-" only.
-        indexed: Width and height of the images of the index that is asked, where it is of images.
+        words: Image files; or one table, array file, folder or import string; or texts, if there is a text column; or
+            "-" for standard input: one text per line, or a table with its header.
+        read_input: Returns the content of standard input; called for "-" only.
+        indexed: Width and height of the images in the index that is asked, if it holds images.
         settings: As for `data`.
 
     Raises:
-        ValueError: The words are of several kinds, or of none.
+        ValueError: The words are of several kinds, or of an unknown kind.
 
     """
     if not words:
-        raise ValueError("New inputs are needed: files of images, a table, texts, or - for standard input.")
+        raise ValueError("No new inputs found: pass image files, a table, texts, or - for standard input.")
     if not all(word.strip() for word in words):
-        raise ValueError("An empty text: there is nothing to compare. Give a text, or a file.")
+        raise ValueError("Found an empty text, with nothing to compare: pass a text, or a file.")
     options = _options(**{**settings, "limit": None})
     if all(Path(word).suffix.lower() in SUFFIXES for word in words):
         plain = options._replace(label=None, text_column=None, columns=None, show_columns=None)
@@ -120,8 +120,8 @@ def new_inputs(
         return _read_new(words[0], options)
     if named or options.text_column is None:
         raise ValueError(
-            "New inputs must be of one kind: files of images, or one table, archive, folder or import string, or texts "
-            f"where the index has a text column. Found {listed(list(words), 4)}."
+            "New inputs must be of one kind: image files; one table, array file, folder or import string; or texts, if "
+            f"the index has a text column. Found {listed(list(words), 4)}."
         )
     return _texts(list(words), options)
 
@@ -133,18 +133,18 @@ def pasted_input(
     row: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Read:
-    """Return one new sample from memory, in the form of a data set that was read with these settings.
+    """Load one new sample from memory, in the same way as a data set that was read with these settings.
 
-    No path is ever read: a text is a text, whatever file has that name.
+    Paths are never opened: a text is a text, even if a file has that name.
 
     Args:
         image: The bytes of an image file.
         text: A text.
-        row: A row of a table, column -> value; texts that are numbers become numbers.
+        row: A table row as a dict from column to value; numeric texts become numbers.
         settings: As for `data`.
 
     Raises:
-        ExpansionError: The image takes more than `max_memory` once it is decoded.
+        ExpansionError: The decoded image takes more than `max_memory`.
         ValueError: It cannot be read.
 
     """
@@ -171,7 +171,7 @@ def _number_or_text(value: Any) -> Any:
 
 
 def _names_data(word: str, options: Options) -> bool:
-    """Whether a word is a path or an import string, and no text."""
+    """Whether a word is a path or an import string rather than a text."""
     path = Path(word)
     if path.suffix.lower() in (*READERS, *SUFFIXES) or path.exists():
         return True
@@ -182,7 +182,7 @@ def _standard_input(content: str, options: Options) -> Read:
     if options.text_column is not None:
         texts = [line for line in text_lines(content) if line.strip()]
         if not texts:
-            raise ValueError("Standard input holds no text: give one a line.")
+            raise ValueError("Standard input holds no text: pass one text per line.")
         return _texts(texts, options)
     frame = library("pandas", "pandas").read_csv(io.StringIO(content))
     return table_read(frame, _without_missing(options, set(frame.columns)), "standard input")
@@ -193,10 +193,10 @@ def _texts(texts: list[str], options: Options) -> Read:
         dataset = Prepared(texts.__getitem__, len(texts), options.prepare)
         return Read(dataset, names=tuple(texts), show=texts.__getitem__)
     if options.tokenization is None:
-        raise ValueError("Texts need --prepare, as the index was built.")
+        raise ValueError("Texts need the --prepare that the index was built with.")
     if "," in str(options.text_column):
         raise ValueError(
-            f"The index is of pairs of texts ({options.text_column}): give a table with these columns."
+            f"The index holds pairs of texts ({options.text_column}): pass a table with these columns."
         )
     tokens = options.tokenization.tokenize([texts])
     shown = texts.__getitem__
@@ -204,7 +204,7 @@ def _texts(texts: list[str], options: Options) -> Read:
 
 
 def _read_new(text: str, options: Options) -> Read:
-    """Return the samples that a word names; a column of labels is no input, and may be missing."""
+    """Load the samples that a word names; the label column is not an input, and may be missing."""
     if Path(text).suffix.lower() in TABLES:
         options = _without_missing(options, table_columns(existing(text)))
     return _read(text, options)
@@ -245,7 +245,7 @@ def _options(
 
 def _read(text: str, options: Options) -> Read:
     if "://" in text:
-        raise ValueError(f"{text} is an address: download it, and give the path.")
+        raise ValueError(f"{text} is a URL: download it, and pass the path.")
     if is_import(text):
         return read_object(text, options)
     path = existing(text)
@@ -253,8 +253,8 @@ def _read(text: str, options: Options) -> Read:
         return read_folder(path, options)
     if path.suffix.lower() not in READERS:
         raise ValueError(
-            f"{text} is of no known kind: a folder of images, {', '.join(READERS)}, or an import string such "
-            "as path/to/file.py:object can be read."
+            f"Unknown kind of data: {text}. Pass a folder of images, a {', '.join(READERS)} file, or an import string "
+            "such as path/to/file.py:object."
         )
     return READERS[path.suffix.lower()](path, options)
 
@@ -277,14 +277,14 @@ def model(
     base_model: str | None = None,
     allow_pickle: bool = False,
 ) -> nn.Module:
-    """Return the module an import string names, what a class or function gives without arguments, or that in a folder.
+    """Load a model from an import string (a module, or a class or function that returns one) or from a folder.
 
     Args:
-        text: An import string, or a folder that `save_pretrained` wrote.
-        weights: A file with its state, .safetensors or written by torch; it must fit exactly.
-        task: Of a folder, what the model does; what its configuration says if None.
-        base_model: Of an adapter of peft, the folder of the model that it adapts.
-        allow_pickle: Of a folder, also read weights that torch.save wrote (tensors only).
+        text: An import string, or a folder written by `save_pretrained`.
+        weights: A state dict file, .safetensors or written by torch.save; its keys must match exactly.
+        task: For a folder: the task of the model; None uses its configuration.
+        base_model: For a peft adapter: the folder of its base model.
+        allow_pickle: For a folder: also read weights written by torch.save (tensors only).
 
     """
     if is_pretrained(text):

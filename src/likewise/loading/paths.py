@@ -1,4 +1,4 @@
-"""Which files are read: those that exist, inside the memory that their content may take.
+"""Checks on files before they are read: that they exist, and that their content fits into memory.
 
 A few kilobytes can declare, or expand to, more than a machine has. Sizes are taken from headers and compared
 with a limit before anything is decompressed or allocated.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 def existing(text: str) -> Path:
-    """Return the path of a file or folder, or say what there is instead.
+    """Return the path of a file or folder; raise naming what exists instead.
 
     Pipes, devices and sockets are refused: reading one may wait or go on for ever.
     """
@@ -25,13 +25,13 @@ def existing(text: str) -> Path:
         raise FileNotFoundError(f"{text} is a link that leads nowhere: repair it, or name the file itself.")
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     if folder != path.absolute().parent:
-        raise FileNotFoundError(f"There is no {text}: not even its folder; the path ends at {folder}.")
+        raise FileNotFoundError(f"There is no {text}, and no such folder: the path exists up to {folder}.")
     others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
     raise FileNotFoundError(f"There is no {text}: {alternatives(path.name, others)}")
 
 
 def alternatives(name: str, others: Iterable[str]) -> str:
-    """Return a sentence that offers the words closest to a name, or some of those there are."""
+    """Return a sentence that suggests the closest names, or lists some that exist."""
     there = sorted(others)
     close = get_close_matches(name, there, n=3)
     if close:
@@ -40,14 +40,14 @@ def alternatives(name: str, others: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """Return names in a row, with the number of those left out."""
+    """List names, with the number of those left out."""
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return (", ".join(every[:most]) or "nothing") + more
 
 
 class ExpansionError(MemoryError):
-    """A file expands to more than may be used.
+    """A file expands to more memory than allowed.
 
     Attributes:
         path: The file.
@@ -57,17 +57,17 @@ class ExpansionError(MemoryError):
 
     def __init__(self, path: object, what: str, needed: int, allowed: int) -> None:
         super().__init__(
-            f"{what} in {path} takes {_megabytes(needed)} MB once it is decompressed, and "
-            f"{_megabytes(allowed)} MB are allowed: if you trust the file, allow max_memory={needed:_}."
+            f"{what} in {path} takes {_megabytes(needed)} MB once decompressed, but only {_megabytes(allowed)} MB are "
+            f"allowed: if you trust the file, allow max_memory={needed:_}."
         )
         self.path, self.enough, self.allowed = path, needed, allowed
 
 
 class Sized(Protocol):
-    """A file, or what stands for one: it tells its size."""
+    """A file, or an object with the size of one."""
 
     def stat(self) -> os.stat_result:
-        """Return what the system says of it."""
+        """Return the file's status, with its size."""
 
 
 def refuse_expansion(path: Sized, what: str, needed: int, max_memory: int) -> None:

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a folder that `save_pretrained` wrote: of transformers, or an adapter of peft.
+"""Load a transformers model, or a peft adapter, with its tokenizer from a folder written by `save_pretrained`.
 
 Nothing is downloaded, no code in the folder is run, and only safetensors are read unless more is asked for.
 """
@@ -25,13 +25,13 @@ ADAPTER_TASKS: dict[str, Task] = {"CAUSAL_LM": "causal-lm", "SEQ_CLS": "sequence
 
 
 def is_pretrained(text: str) -> bool:
-    """Whether a word names a folder of a model of transformers, or of an adapter of peft."""
+    """Whether a word names a folder with a transformers model or a peft adapter."""
     path = Path(text).expanduser()
     return path.is_dir() and any((path / name).is_file() for name in (CONFIG, ADAPTER))
 
 
 class PretrainedFolder:
-    """A model of transformers, or an adapter of peft, and its tokenizer, in local folders.
+    """A transformers model or a peft adapter, and its tokenizer, in local folders.
 
     Args:
         text: The folder.
@@ -47,7 +47,7 @@ class PretrainedFolder:
         self._folder = existing(text)
         self._adapter = (self._folder / ADAPTER).is_file()
         if base_model is not None and not self._adapter:
-            raise ValueError(f"{text} is no adapter of peft ({ADAPTER}), so that it has no --base-model.")
+            raise ValueError(f"{text} is not a peft adapter (it has no {ADAPTER}): leave out --base-model.")
         self._allow_pickle = allow_pickle
         self._base = self._find_base(base_model) if self._adapter else self._folder
         self._config = library("transformers", "transformers").AutoConfig.from_pretrained(
@@ -57,14 +57,14 @@ class PretrainedFolder:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of a classifier's classes in its configuration, None where it has none of its own."""
+        """The class names in a classifier's configuration; None if it has only default names."""
         if self.task != "sequence-classification":
             return None
         named = [str(self._config.id2label[i]) for i in range(self._config.num_labels)]
         return None if named == [f"LABEL_{i}" for i in range(len(named))] else tuple(named)
 
     def load_model(self) -> nn.Module:
-        """Return the model with its weights, in evaluation mode; of an adapter only its own parameters require grad."""
+        """Return the model with its weights, in evaluation mode; with an adapter, only its parameters require grad."""
         _refuse_pickle(self._base, self._allow_pickle)
         loader = getattr(library("transformers", "transformers"), CLASSES[self.task])
         safe = None if self._allow_pickle else True
@@ -93,15 +93,15 @@ class PretrainedFolder:
         pad_id = tokenizer.pad_token_id
         if pad_id is None and self.task == "sequence-classification":
             raise ValueError(
-                f"The tokenizer in {self._folder} has no pad token, by which a classifier finds the end of a text: set "
-                "tokenizer.pad_token, and save it again."
+                f"The tokenizer in {self._folder} has no pad token, which a classifier needs to find the end of a "
+                "text: set tokenizer.pad_token, and save it again."
             )
         if pad_id is None:  # any token does: the attention mask leaves it out
             pad_id = tokenizer.eos_token_id or 0
         limit = self._longest(tokenizer)
         if max_length is not None and limit is not None and max_length > limit:
             raise ValueError(
-                f"max_length is {max_length:,}, and the model in {self._base} reads {limit:,} tokens."
+                f"max_length is {max_length:,}, but the model in {self._base} reads {limit:,} tokens: pass fewer."
             )
         length = max_length or min(limit or USUAL_LENGTH, USUAL_LENGTH)
         return Tokenization(tokenizer, self.task, length, int(pad_id))
@@ -122,7 +122,7 @@ class PretrainedFolder:
         folder = self._folder if own else self._base
         if not any((*folder.glob("tokenizer*"), *folder.glob("vocab*"), *folder.glob("*.model"))):
             raise ValueError(
-                f"{folder} has no tokenizer: write it there by tokenizer.save_pretrained({str(folder)!r}), or give "
+                f"{folder} has no tokenizer: write it there with tokenizer.save_pretrained({str(folder)!r}), or pass "
                 "--prepare."
             )
         return tokenizers.from_pretrained(folder, local_files_only=True)
@@ -139,11 +139,11 @@ class PretrainedFolder:
                 return "causal-lm"
         raise ValueError(
             f"{self._folder} does not say what its model does (architectures: "
-            f"{listed(self._config.architectures or ())}): --task {' or --task '.join(TASKS)}."
+            f"{listed(self._config.architectures or ())}): pass --task {' or --task '.join(TASKS)}."
         )
 
     def _find_base(self, given: str | None) -> Path:
-        """Return the folder of the model that an adapter adapts; its name on a hub is never looked up."""
+        """Return the folder of an adapter's base model; its name is never looked up on a hub."""
         if given is not None:
             return existing(given)
         name = str(_read_json(self._folder / ADAPTER).get("base_model_name_or_path"))
@@ -151,8 +151,8 @@ class PretrainedFolder:
             if (path / CONFIG).is_file():
                 return path
         raise ValueError(
-            f"The adapter in {self._folder} is of the model {name!r}, which is no folder here, and nothing is "
-            "downloaded: --base-model FOLDER."
+            f"The adapter in {self._folder} is for the model {name!r}, which is not a local folder, and nothing is "
+            "downloaded: pass --base-model FOLDER."
         )
 
 
@@ -160,12 +160,12 @@ def _check_task(task: str) -> Task:
     for known in get_args(Task):
         if task == known:
             return known
-    raise ValueError(f"There is no task {task!r}: --task {' or --task '.join(TASKS)}.")
+    raise ValueError(f"There is no task {task!r}: pass --task {' or --task '.join(TASKS)}.")
 
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars of its own: the command says what it loads."""
+    """Turn off the progress bars of transformers: the command says what it loads."""
     logging = library("transformers.utils.logging", "transformers")
     were_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -182,8 +182,8 @@ def _refuse_pickle(folder: Path, allow_pickle: bool) -> None:
     if allow_pickle or any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return
     raise ValueError(
-        f"{folder} holds no .safetensors, only {listed(names)}: write them by model.save_pretrained(folder), or read "
-        "what torch.save wrote with --allow-pickle (tensors only)."
+        f"{folder} holds no .safetensors, only {listed(names)}: write them with model.save_pretrained(folder), or read "
+        "these files with --allow-pickle (tensors only)."
     )
 
 

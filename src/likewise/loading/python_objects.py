@@ -1,4 +1,4 @@
-"""Data sets that Python code makes: what likewise.batches accepts, with labels and names if it gives them."""
+"""Data sets from Python code: anything that likewise.batches accepts, with labels and names if there are any."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -18,7 +18,7 @@ LABELS = ("labels", "label")  # where batches looks for them
 
 
 def read_object(text: str, options: Options) -> Read:
-    """Return the data set an import string names, or that a class or function gives without arguments.
+    """Return the data set that an import string names, or that a class or function without arguments returns.
 
     It may be a Read, or a dict with its keys. `label` names a column of a dict, of a Hugging Face dataset, or
     of items that are dicts. Integers stay the labels they are: no class is numbered anew. A preparation gets
@@ -35,9 +35,9 @@ def read_object(text: str, options: Options) -> Read:
     if (options.label, options.prepare, options.limit, options.show_columns) != (None, None, None, None):
         _refuse_batches(read.dataset, text)
     if options.show_columns is not None:
-        read = read._replace(show=_shown(read.dataset, options.show_columns, text))
+        read = read._replace(show=_item_viewer(read.dataset, options.show_columns, text))
     if options.label is not None or (options.prepare is not None and read.labels is None):
-        read = _labeled(read, options, text)
+        read = _separate_label(read, options, text)
     if options.limit is not None:
         read = _first(read, options.limit)
     return read if options.prepare is None else _prepared(read, options.prepare, text)
@@ -46,14 +46,14 @@ def read_object(text: str, options: Options) -> Read:
 def _read(found: Any, text: str) -> Read:
     given = found._asdict() if isinstance(found, Read) else found
     if not isinstance(given, Mapping) or "dataset" not in given:
-        return Read(_accepted(found, text))
+        return Read(_check_dataset(found, text))
     unknown = sorted(set(map(str, given)) - set(Read._fields))
     if unknown:
         raise ValueError(
-            f"{text} gave {listed(unknown)} beside a dataset: known are {', '.join(Read._fields)}."
+            f"{text} gave {listed(unknown)} besides a dataset: expected only {', '.join(Read._fields)}."
         )
     read = Read(**given)
-    _accepted(read.dataset, text)
+    _check_dataset(read.dataset, text)
     names = None if read.names is None else tuple(map(str, read.names))
     classes = None if read.classes is None else tuple(map(str, read.classes))
     read = read._replace(names=names, classes=classes)
@@ -65,7 +65,7 @@ def _read(found: Any, text: str) -> Read:
     return read._replace(labels=labels.values, classes=classes or labels.classes)
 
 
-def _accepted(dataset: Any, text: str) -> Any:
+def _check_dataset(dataset: Any, text: str) -> Any:
     if isinstance(dataset, Mapping) and any(hasattr(part, "column_names") for part in dataset.values()):
         raise TypeError(f"{text} gave the parts {listed(dataset)}: return one of them.")
     plain = isinstance(dataset, str | bytes | PathLike | IterableDataset)
@@ -85,8 +85,8 @@ def _refuse_batches(dataset: Any, text: str) -> None:
         )
 
 
-def _shown(dataset: Any, names: Sequence[str], text: str) -> Callable[[int], dict[str, Any]]:
-    """Return what a person sees of an item: these of its columns."""
+def _item_viewer(dataset: Any, names: Sequence[str], text: str) -> Callable[[int], dict[str, Any]]:
+    """Return what to show of an item: these of its columns."""
     there = columns(dataset)
     for name in names:
         if name not in there:
@@ -107,8 +107,8 @@ def _labels(values: Any, name: str) -> Labels:
     return labels_from(array, name)
 
 
-def _labeled(read: Read, options: Options, text: str) -> Read:
-    """Return the data with the column of labels taken out, if there is one."""
+def _separate_label(read: Read, options: Options, text: str) -> Read:
+    """Return the data without the label column, if there is one."""
     dataset, there = read.dataset, columns(read.dataset)
     name = options.label or next((name for name in LABELS if name in there), None)
     if name is None:
@@ -155,7 +155,7 @@ def length(dataset: Any) -> int:
 
 
 def sample(dataset: Any, i: int) -> Any:
-    """Return sample i; of columns, a dict."""
+    """Return sample i; for columns, a dict."""
     if isinstance(dataset, Mapping):
         return {name: sample(values, i) for name, values in dataset.items()}
     if _is_whole(dataset):
@@ -164,7 +164,7 @@ def sample(dataset: Any, i: int) -> Any:
 
 
 def first(dataset: Any, limit: int) -> Any:
-    """Return the first so many samples."""
+    """Return the first samples."""
     if isinstance(dataset, Mapping):
         return {name: first(values, limit) for name, values in dataset.items()}
     if _is_whole(dataset):
@@ -176,7 +176,7 @@ def first(dataset: Any, limit: int) -> Any:
 
 
 def columns(dataset: Any) -> list[str]:
-    """Return the names of columns, or of what an item that is a dict holds."""
+    """Return the names of columns, or the keys of items that are dicts."""
     if hasattr(dataset, "column_names"):
         return list(dataset.column_names)
     if not length(dataset):
@@ -203,18 +203,18 @@ class Labeled(Dataset[Any]):
         label = sample(dataset, 0)[-1]
         if isinstance(label, str):
             raise TypeError(
-                f"The label of sample 0 is the text {label!r}: return a likewise.loading.Read, or a dict, "
-                "with the labels apart, and the classes are numbered."
+                f"The label of sample 0 is the text {label!r}: return a likewise.loading.Read, or a dict, with "
+                "separate labels; classes are then numbered."
             )
 
     @staticmethod
     def fits(dataset: Any) -> bool:
-        """Return whether the last of an item is its label, as batches sees it."""
+        """Return whether the last entry of an item is its label, as for batches."""
         one = sample(dataset, 0)
         return isinstance(one, tuple | list) and len(one) > 1
 
     def raw(self, i: int) -> Any:
-        """Return what item i holds but its label."""
+        """Return item i without its label."""
         return _inputs(sample(self._dataset, i))
 
     def __len__(self) -> int:
@@ -245,7 +245,7 @@ class _Without(Dataset[Any]):
 
 
 def _is_whole(dataset: Any) -> bool:
-    """Return whether this is a tuple of all inputs and all labels, as batches sees it."""
+    """Return whether this is a tuple of all inputs and all labels, as for batches."""
     if not isinstance(dataset, tuple) or not dataset:
         return False
     held = isinstance(dataset[0], Tensor | np.ndarray | Mapping)

@@ -1,4 +1,4 @@
-"""A table, a row a sample: numbers, text, or rows for a function to prepare."""
+"""Read a table with one row per sample: numbers, text, or rows for a function to prepare."""
 
 import json
 from collections import Counter
@@ -54,7 +54,7 @@ def text_lines(text: str) -> list[str]:
 
 
 def text_columns(options: Options, there: Iterable[str]) -> list[str]:
-    """Return the columns of text: the one that is named, or two, separated by a comma, of pairs."""
+    """Return the text columns: one, or two separated by a comma for pairs."""
     if options.text_column is None:
         return []
     known = {str(name) for name in there}
@@ -64,7 +64,7 @@ def text_columns(options: Options, there: Iterable[str]) -> list[str]:
 
 
 def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
-    """Return the rows of a table: numbers float32 (n, q), or what a function makes of text or of rows.
+    """Return the rows of a table: numbers as float32 (n, q), or text or rows prepared by a function.
 
     A function that prepares rows gets a dict, column -> value, without the label. Classes are numbered over
     the whole table, also where only part of it is kept. Of a row a person sees the label, the columns that
@@ -85,7 +85,7 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
     if unfilled:
         notes = (
             *notes,
-            f"the label {options.label!r} is not filled in everywhere in {name}, and is left out.",
+            f"the label {options.label!r} is missing in some rows of {name}, so it is left out.",
         )
     values = None if labels is None else labels.values[: options.limit]
     classes = None if labels is None else labels.classes
@@ -94,7 +94,7 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
         dataset,
         values,
         classes,
-        show=_shown(rows, shown, options),
+        show=_row_viewer(rows, shown, options),
         notes=notes,
         columns=columns,
         token_text=dataset.token_text if isinstance(dataset, Texts) else None,
@@ -104,11 +104,11 @@ def table_read(frame: "DataFrame", options: Options, name: str) -> Read:
 def _frame(path: Path, options: Options) -> "DataFrame":
     if path.suffix.lower() == ".jsonl":
         return _json_lines(path)
-    return _parquet(path, options) if path.suffix.lower() == ".parquet" else _separated(path, options)
+    return _parquet(path, options) if path.suffix.lower() == ".parquet" else _read_separated(path, options)
 
 
 def _json_lines(path: Path) -> "DataFrame":
-    """Return JSON objects, one a line, as they are: no word becomes a date or a missing value."""
+    """Return JSON objects, one per line, unchanged: no word becomes a date or a missing value."""
     rows = []
     for number, line in enumerate(text_lines(path.read_text(encoding="utf-8")), 1):
         if not line.strip():
@@ -151,12 +151,12 @@ def _parquet_bytes(file: "ParquetFile", enough: int) -> int:
 
 
 def _byte_width(type_: Any) -> int | None:
-    """Return the bytes of a value, None where that depends on the value."""
+    """Return the bytes of a value; None if that depends on the value."""
     types = library("pyarrow", "pyarrow").types
     return -(-type_.bit_width // 8) if types.is_primitive(type_) else None
 
 
-def _separated(path: Path, options: Options) -> "DataFrame":
+def _read_separated(path: Path, options: Options) -> "DataFrame":
     pandas = library("pandas", "pandas")
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     texts = text_columns(options, table_columns(path))
@@ -169,7 +169,7 @@ def _separated(path: Path, options: Options) -> "DataFrame":
 
 def _refuse_missing(frame: "DataFrame", options: Options, name: str) -> None:
     if not len(frame):
-        raise ValueError(f"{name} has no rows: there is nothing to compare.")
+        raise ValueError(f"{name} has no rows, so there is nothing to compare.")
     label = [] if options.label is None else [options.label]
     inputs = [*label, *text_columns(options, frame.columns), *(options.columns or ())]
     there = set(frame.columns)
@@ -178,7 +178,9 @@ def _refuse_missing(frame: "DataFrame", options: Options, name: str) -> None:
             raise ValueError(f"{name} has no column {column!r}: it has {listed(frame.columns, 50)}.")
     for column, count in Counter(inputs).items():
         if count > 1:
-            raise ValueError(f"Column {column!r} is asked for twice: a label, or text, is no other input.")
+            raise ValueError(
+                f"Column {column!r} is asked for twice: a label or text column cannot be another input."
+            )
 
 
 def _labels(frame: "DataFrame", label: str | None, name: str) -> Labels | None:
@@ -202,16 +204,15 @@ def _inputs(frame: "DataFrame", options: Options, name: str) -> tuple[Any, list[
         if options.label is not None and options.tokenization.task == "causal-lm":
             raise ValueError(
                 f"A causal language model predicts tokens, not the label {options.label!r}: leave --label out, and "
-                "show it by --show-columns; or give --task sequence-classification."
+                "show it with --show-columns; or pass --task sequence-classification."
             )
         named = text_columns(options, frame.columns)
         return options.tokenization.tokenize([_texts(frame, one, name) for one in named]), named
     if column is not None:
         if prepare is None or columns is not None:
             raise ValueError(
-                f"text_column={column!r} needs prepare, the import string of a function from text to the "
-                "model's input such as a tokenizer, or a model from a folder of save_pretrained, and goes without "
-                "columns."
+                f"text_column={column!r} needs prepare, the import string of a function from text to the model's input "
+                "such as a tokenizer, or a model from a folder of save_pretrained; it cannot be combined with columns."
             )
         texts = _texts(frame, column, name)
         return Prepared(texts.__getitem__, n, prepare), [column]
@@ -220,8 +221,8 @@ def _inputs(frame: "DataFrame", options: Options, name: str) -> tuple[Any, list[
     return _numbers(frame, columns, name)
 
 
-def _shown(frame: "DataFrame", inputs: list[str], options: Options) -> Callable[[int], object]:
-    """Return what a person sees of a row: a text, or a dict of the columns that were asked for."""
+def _row_viewer(frame: "DataFrame", inputs: list[str], options: Options) -> Callable[[int], object]:
+    """Return what to show of a row: a text, or a dict of the requested columns."""
     named = list(options.show_columns or ())
     texts = text_columns(options, frame.columns)
     if len(texts) == 1 and not named:
@@ -262,14 +263,14 @@ def _numbers(frame: "DataFrame", asked: list[str] | None, name: str) -> tuple[Te
         _refuse_dirty(frame, numeric, name)
     if not columns:
         raise ValueError(
-            f"No columns of numbers in {name}, only {listed(frame.columns)}: name them by columns, or give "
+            f"There are no numeric columns in {name}, only {listed(frame.columns)}: name them with columns, or pass "
             "text_column and prepare."
         )
     for column in columns:
         if column not in numeric:
             raise ValueError(
                 f"Column {column!r} of {name} holds no numbers ({frame[column].dtype}, for example "
-                f"{frame[column].iloc[0]!r}): encode it, leave it out, or give prepare."
+                f"{frame[column].iloc[0]!r}): encode it, leave it out, or pass prepare."
             )
     values = frame[columns].to_numpy(dtype=np.float32, na_value=np.nan)
     bad = np.argwhere(~np.isfinite(values))
@@ -277,7 +278,7 @@ def _numbers(frame: "DataFrame", asked: list[str] | None, name: str) -> tuple[Te
         row, place = bad[0]
         raise ValueError(
             f"Column {columns[place]!r} of {name} holds {values[row, place]} in row {row} (rows from 0, "
-            f"without the header), as {len(bad)} cells do in all: fill them in, or leave out rows or columns."
+            f"without the header); {len(bad)} cells are like this. Fill them in, or leave out rows or columns."
         )
     return torch.from_numpy(np.ascontiguousarray(values)), columns
 
@@ -289,7 +290,7 @@ def _numeric(frame: "DataFrame") -> set[str]:
 
 
 def _refuse_dirty(frame: "DataFrame", numeric: set[str], name: str) -> None:
-    """Raise if a column holds text in a few rows and numbers in most: it would be no input, and nobody would know."""
+    """Raise if a column holds numbers in most rows but text in a few: it would silently not be an input."""
     to_numeric = library("pandas", "pandas").to_numeric
     for column in frame.columns:
         if column in numeric:
@@ -302,20 +303,20 @@ def _refuse_dirty(frame: "DataFrame", numeric: set[str], name: str) -> None:
             more = f" and {len(words) - 3:,} more" if len(words) > 3 else ""
             raise ValueError(
                 f"Column {column!r} of {name} holds numbers but for {len(words):,} of {known:,} cells: {shown}{more} "
-                "(rows from 0, without the header). Mend these cells, or say by columns which are inputs."
+                "(rows from 0, without the header). Correct these cells, or name the inputs with columns."
             )
 
 
 def _left_out(frame: "DataFrame", inputs: list[str], options: Options, name: str) -> tuple[str, ...]:
-    """Return a note on the columns that are no inputs since they hold no numbers; none on those that are shown."""
+    """Return a note about columns that are not inputs because they hold text, except for those that are shown."""
     known = {*inputs, *(options.show_columns or ())}
     others = [column for column in frame.columns if column not in known]
     if not others:
         return ()
-    told = "is no input" if len(others) == 1 else "are no inputs"
+    verb = "is not an input" if len(others) == 1 else "are not inputs"
     which = (
         f"the column {others[0]} of {name} holds"
         if len(others) == 1
         else f"the columns {listed(others)} of {name} hold"
     )
-    return (f"{which} text and {told}: --columns names the inputs, --show-columns what is only shown.",)
+    return (f"{which} text and {verb}; --columns names inputs, --show-columns columns that are only shown.",)

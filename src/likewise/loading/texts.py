@@ -1,4 +1,4 @@
-"""Texts as tokens: by the tokenizer of a model's folder, cut to what the model reads, padded batch by batch."""
+"""Tokenize texts with the tokenizer in a model's folder, truncated to the model's length, padded per batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Tokenization:
 
         """
         if len(columns) not in (1, 2):
-            raise ValueError(f"One column of texts or two are read, found {len(columns)}.")
+            raise ValueError(f"Expected one or two columns of texts, found {len(columns)}.")
         if self.on_demand:
             return Texts(dict[int, Row](), self, columns, 0)
         rows, truncated = list[Row](), 0
@@ -68,7 +68,7 @@ class Tokenization:
         return next(self._tokenize([[text] for text in texts]))[0]
 
     def token_text(self, texts: Sequence[str], tokens: Sequence[int]) -> TokenText:
-        """Return the text whose tokens count, the last of a pair, and where the tokens that the model reads lie in it.
+        """Return the text whose tokens count (the last of a pair), and the spans of its tokens.
 
         Args:
             texts: One text, or a pair.
@@ -118,12 +118,12 @@ class Tokenization:
 
 
 def _refuse_empty(tokens: Row, i: int, columns: Sequence[Sequence[str]]) -> None:
-    """Raise if there is nothing for the model to read: a batch would read its padding."""
+    """Raise if a text has no tokens: the model would read only padding."""
     if len(tokens["input_ids"]):
         return
     shown = " and ".join(repr(column[i][:40]) for column in columns)
     raise ValueError(
-        f"Text {i} (from 0) is {shown}, of which the tokenizer makes no tokens: fill it in, or leave the row out."
+        f"Text {i} (from 0) is {shown}, and the tokenizer returns no tokens for it: fill it in, or leave the row out."
     )
 
 
@@ -151,7 +151,7 @@ class Texts(Dataset[dict[str, Tensor]]):
         return {name: torch.from_numpy(values).long() for name, values in self._row(i).items()}
 
     def token_text(self, i: int) -> TokenText:
-        """Return text i, of a pair the second, and where its tokens lie in it."""
+        """Return text i (the second of a pair), and the spans of its tokens."""
         return self._tokenization.token_text(self._texts(i), self._row(i)["input_ids"].tolist())
 
     def _row(self, i: int) -> Row:
@@ -172,12 +172,11 @@ class Texts(Dataset[dict[str, Tensor]]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the texts."""
+        """Notes for the user about the texts."""
         if not self.truncated:
             return ()
         length = self._tokenization.max_length
         return (
             f"{self.truncated:,} of {len(self):,} texts {agreeing(self.truncated, 'is', 'are')} longer than "
-            f"{length:,} tokens, and only these are read: "
-            "--max-length sets another limit.",
+            f"{length:,} tokens and truncated; --max-length sets another limit.",
         )

@@ -1,4 +1,4 @@
-"""The state of a model, from a file that cannot run code."""
+"""Load the state of a model from a file without running code in it."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile
 
 
 def load_weights(model: nn.Module, text: str) -> None:
-    """Put the state in a file into a model, whose names and shapes must be the file's.
+    """Load the state in a file into a model; names and shapes must match.
 
     Wrappers' prefixes are taken off where the rest then fits; tensors that are one in the model need to be
     there once.
@@ -37,7 +37,7 @@ def load_weights(model: nn.Module, text: str) -> None:
 
 
 def load_tensors(text: str) -> object:
-    """Return what a file holds, .safetensors or written by torch.save, without running code in it.
+    """Return the content of a .safetensors file, or one written by torch.save, without running code in it.
 
     Args:
         text: The path of the file.
@@ -52,7 +52,7 @@ def load_tensors(text: str) -> object:
 def _content(path: Path) -> object:
     if path.is_dir():
         names = [entry.name for entry in sorted(path.iterdir())]
-        raise ValueError(f"{path} is a folder: name the file of weights in it, of {listed(names)}.")
+        raise ValueError(f"{path} is a folder: name the weights file in it, one of {listed(names)}.")
     if path.suffix.lower() == ".safetensors":
         files = library("safetensors.torch", "safetensors")
         try:
@@ -64,8 +64,8 @@ def _content(path: Path) -> object:
         return torch.load(path, weights_only=True, map_location="cpu")
     except UnpicklingError as error:
         raise ValueError(
-            f"{path} does not hold tensors alone, or is no file of weights: to read it would run code in it "
-            "(pickle), which is not done. If you trust it, load it yourself, once, and write its state: "
+            f"{path} holds more than tensors, or is not a weights file: reading it would run code in it (pickle), "
+            "which is refused. If you trust it, load it yourself once, and write its state: "
             "torch.save(model.state_dict(), 'weights.pt')."
         ) from error
     except Exception as error:
@@ -77,7 +77,7 @@ def _content(path: Path) -> object:
 
 
 def _refuse_compressed(path: Path) -> None:
-    """Raise an error if a file of torch.save, which compresses nothing, expands to more than its size."""
+    """Raise an error if a file of torch.save expands to more than its size: torch.save compresses nothing."""
     if not is_zipfile(path):
         return
     try:
@@ -88,7 +88,7 @@ def _refuse_compressed(path: Path) -> None:
     if needed > path.stat().st_size:
         raise ValueError(
             f"{path} expands to {needed:,} bytes, more than the {path.stat().st_size:,} of the file: "
-            "torch.save compresses nothing, so this is not what it wrote."
+            "torch.save compresses nothing, so it did not write this file."
         )
 
 
@@ -104,33 +104,33 @@ def _state(content: object, path: Path) -> State:
     if odd or not held:
         raise ValueError(
             f"{path} holds no state dict, neither itself nor under {', '.join(HOLDERS)}: it has "
-            f"{listed(map(str, held))}, and {listed(odd, 3)} {'is' if len(odd) == 1 else 'are'} no tensor."
+            f"{listed(map(str, held))}. Not tensors: {listed(odd, 3)}."
         )
     return {str(name): value for name, value in held.items()}
 
 
 def _fitting(state: State, wanted: State) -> State:
-    """Return the state under the names that differ least from those wanted; none is renamed if it fits."""
-    return min(_unwrapped(state), key=lambda names: len(names.keys() ^ wanted.keys()))
+    """Return the state with the prefix removed whose names fit the model best; unchanged if it fits."""
+    return min(_strip_prefixes(state), key=lambda names: len(names.keys() ^ wanted.keys()))
 
 
-def _unwrapped(state: State) -> Iterator[State]:
-    """Yield the state, then with each prefix that all its names share taken off."""
+def _strip_prefixes(state: State) -> Iterator[State]:
+    """Yield the state, then the state without each prefix that all its names share."""
     yield state
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):
-            yield from _unwrapped({name.removeprefix(prefix): value for name, value in state.items()})
+            yield from _strip_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
 
 
 def _with_ties(state: State, wanted: State) -> State:
-    """Return the state with what safetensors leave out: other names of tensors that are there."""
+    """Return the state with the aliases of shared tensors that safetensors leaves out."""
     there = {_memory(wanted[name]): value for name, value in state.items() if _memory(wanted.get(name))}
     tied = {name: there[_memory(value)] for name, value in wanted.items() if _memory(value) in there}
     return {**tied, **state}
 
 
 def _memory(value: object) -> tuple[int, ...] | None:
-    """Return what two names of one tensor share, or None if there is nothing to share."""
+    """Return the storage that two names of one tensor share; None if there is none."""
     if not isinstance(value, Tensor) or is_lazy(value) or value.device.type == "meta" or not value.numel():
         return None
     return value.data_ptr(), *value.shape, *value.stride()

@@ -1,4 +1,4 @@
-"""Training terms: ask the network to see given inputs as similar, or as different."""
+"""Training terms that ask the network to treat given inputs as similar, or as different."""
 
 from likewise.losses import directions
 from likewise.losses.cuda_graph import Captured, captured

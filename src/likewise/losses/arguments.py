@@ -1,4 +1,4 @@
-"""What training terms are called with: batches, labels, groups and models, checked and brought to one form."""
+"""Arguments of training terms: check batches, labels, groups and models, and convert them to one form."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ def build_network(
         return Network(model, all_outputs if readout is None else readout, parameters=parameters)
     if readout is not None or parameters is not None:
         raise ValueError(
-            "A Network has its readout and parameters: choose them there, or give the bare model."
+            "A Network has its own readout and parameters: choose them there, or pass the bare model."
         )
     return model.exact()
 
@@ -74,8 +74,8 @@ def choose_readout(
         return draw_combination(generator)
     if generator is not None:
         raise ValueError(
-            "generator draws the combination of outputs where no readout is given: leave out the generator, or "
-            "the readout (a Network has one)."
+            "generator draws the combination of outputs if no readout is given: leave out the generator, or the "
+            "readout (a Network has one)."
         )
     return readout
 
@@ -94,12 +94,12 @@ def plain(x: Inputs) -> Inputs:
 
 
 def check_labels(labels: Any, n: int, name: str = "labels") -> Tensor | None:
-    """Return labels, an entry for each sample, or None where there are none."""
+    """Return labels with an entry for each sample, or None if there are none."""
     return None if labels is None else check_per_sample(name, labels, n)
 
 
 def check_per_sample(name: str, values: Any, n: int) -> Tensor:
-    """Return numbers, an entry for each sample, or say what is wrong with them."""
+    """Return numbers with an entry for each sample; raise if they do not fit."""
     tensor = to_tensor(name, values, "numbers are needed, an entry for each sample")
     if tensor.dim() == 0 or len(tensor) != n:
         raise ValueError(f"{name} must have an entry for each of {n} samples, found {describe(tensor)}.")
@@ -107,7 +107,7 @@ def check_per_sample(name: str, values: Any, n: int) -> Tensor:
 
 
 def check_groups(groups: Any, n: int) -> Tensor | None:
-    """Return the number of each sample's group, (n,), or None where all are one group."""
+    """Return the number of each sample's group, (n,), or None if all are one group."""
     if groups is None:
         return None
     numbers = check_per_sample("groups", groups, n)
@@ -120,7 +120,7 @@ def check_groups(groups: Any, n: int) -> Tensor | None:
 
 
 def count_samples(x: Inputs, name: str = "x") -> int:
-    """Return the number of samples, or say what is wrong with the inputs."""
+    """Return the number of samples; raise if the inputs do not fit."""
     leaves = tree_leaves(plain(x))
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
         found = describe(x) if len(leaves) != 1 else describe(leaves[0])
@@ -129,14 +129,14 @@ def count_samples(x: Inputs, name: str = "x") -> int:
         refuse_unreadable(name, leaf)
         if leaf.dim() == 0:
             raise ValueError(
-                f"{name} must have samples along the first dimension, found {describe(leaf)}: one sample "
-                "alone needs x[None]."
+                f"{name} must have samples along the first dimension, found {describe(leaf)}: pass a single "
+                "sample as x[None]."
             )
     lengths = sorted({len(leaf) for leaf in leaves})
     if len(lengths) > 1:
         raise ValueError(f"{name} holds tensors that differ in length, {lengths}: samples come first.")
     if lengths[0] == 0:
-        raise ValueError(f"The batch {name} is empty: there is nothing to compare.")
+        raise ValueError(f"The batch {name} is empty, so there is nothing to compare.")
     return lengths[0]
 
 
@@ -151,7 +151,9 @@ def concatenate(x: Inputs, other: Inputs) -> Inputs:
         return tree_map(lambda a, b: torch.cat([a, b]), x, other)
     except (RuntimeError, ValueError, TypeError) as error:
         form = " and ".join(describe(value) for value in (x, other))
-        raise ValueError(f"Both inputs must have one form and one shape a sample, found {form}.") from error
+        raise ValueError(
+            f"Both inputs must have the same structure and the same shape per sample, found {form}."
+        ) from error
 
 
 def apply_transform(x: Inputs, transform: Transform) -> Inputs:

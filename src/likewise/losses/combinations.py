@@ -1,4 +1,4 @@
-"""One random combination of the model's outputs a step: the readout of terms that are given none.
+"""One random combination of the model's outputs per step: the default readout of terms.
 
 v is uniform on the unit sphere of all d outputs, the same for all samples of a batch, and new at each call. A
 term then costs one output, whatever d is.

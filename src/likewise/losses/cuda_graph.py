@@ -51,8 +51,8 @@ def captured(
             batch to one number.
         model: The model that is trained.
         example: A batch, as the term takes it after the model.
-        most_groups: Room for so many groups with a pair in a batch, where fewer than half as many as samples are
-            known to come; of more, the largest count.
+        most_groups: The largest number of groups with a pair in a batch, if it is known to be less than half the number
+            of samples; of more groups, the largest count.
         options: Of the term; tensors among them belong to the batch.
 
     Returns:
@@ -77,7 +77,7 @@ def captured(
             "or a function of your own that returns the main loss plus the term."
         )
     if most_groups is not None and (not isinstance(most_groups, int) or most_groups < 1):
-        raise ValueError(f"most_groups is a number of groups, 1 or more, found {most_groups!r}.")
+        raise ValueError(f"most_groups must be a number of groups, 1 or more, found {most_groups!r}.")
     return Captured(term, model, most_groups, (example, options))
 
 
@@ -137,7 +137,7 @@ class Captured:
         self._kept = {k: v for k, v in example[1].items() if not _holds_tensors(v)}
         named = {k: v for k, v in example[1].items() if k not in self._kept}
         self._names = list(named)
-        self._example = _flattened(example[0], named)
+        self._example = _flatten_arguments(example[0], named)
         self._recorded: _Recorded | None = None
         self._recordings = 0
         self._combinations = RecordedCombinations()
@@ -152,7 +152,7 @@ class Captured:
                 f"Call it as the example was given: as much by place, and by name {wanted}. What is no "
                 f"tensor was fixed then, like a weight. Found by name: {', '.join(named) or 'nothing'}."
             )
-        leaves, spec = _flattened(batch, {name: named[name] for name in self._names})
+        leaves, spec = _flatten_arguments(batch, {name: named[name] for name in self._names})
         with exclusive:  # recording swaps the model's parameters
             recorded = self._ready()
         wants_more = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
@@ -205,7 +205,7 @@ class Captured:
         lost = isinstance(found, Tensor) and torch.is_grad_enabled() and not found.requires_grad
         if not isinstance(found, Tensor) or found.dim() or lost:
             raise TypeError(
-                f"A term is one number that depends on trained parameters, found {_described(found)}."
+                f"A term is one number that depends on trained parameters, found {_describe_result(found)}."
             )
         return found
 
@@ -307,7 +307,7 @@ def _refuse_difference(expected: tuple[Any, ...], value: Tensor, gradient: Tenso
         raise RuntimeError(
             f"Recorded, the term is {float(value):.4g} where it was {float(expected[0]):.4g}, or has another "
             "gradient: it draws at random, has a sample without a finite gradient in the example, or reaches "
-            "parameters other than through the model. Use the term as it is."
+            "parameters other than through the model. Use the term without `captured`."
         )
 
 
@@ -316,7 +316,7 @@ def _function(term: Callable[..., Any]) -> Callable[..., Any]:
     return _function(term.func) if isinstance(term, partial) else term
 
 
-def _flattened(batch: Any, named: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+def _flatten_arguments(batch: Any, named: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
     return tree_flatten((tuple(map(_plain, batch)), {name: _plain(value) for name, value in named.items()}))
 
 
@@ -338,7 +338,7 @@ def _alike(given: Any, recorded: Any) -> bool:
     return given is recorded or bool(given == recorded)
 
 
-def _described(found: Any) -> str:
+def _describe_result(found: Any) -> str:
     if not isinstance(found, Tensor):
         return type(found).__name__
     return f"a tensor {tuple(found.shape)}" + ("" if found.requires_grad else " that depends on none")

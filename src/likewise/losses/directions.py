@@ -1,8 +1,8 @@
-"""Ways to move an image a little, as directions in which it changes: for `losses.along`.
+"""Directions in which an image changes when it is moved a little, for `losses.along`.
 
 Each returns e(x), of the shape of x = (..., height, width), such that x + ε e(x) is x moved by ε pixels,
 turned by ε radians, enlarged by the factor 1 + ε, or brightened by it. Spatial derivatives are central
-differences, so that they speak of images smooth at the scale of a pixel; at the border they are one-sided.
+differences, which suit images that are smooth at the scale of a pixel; at the border they are one-sided.
 """
 
 import torch
@@ -90,7 +90,7 @@ def intensity(images: Tensor) -> Tensor:
 def _slopes(images: Tensor) -> tuple[Tensor, Tensor]:
     if images.dim() < 2 or min(images.shape[-2:]) < 2:
         raise ValueError(
-            f"Images (..., height, width) of two pixels a side are needed, found {tuple(images.shape)}."
+            f"Expected images (..., height, width) of at least two pixels per side, found {tuple(images.shape)}."
         )
     vertical, horizontal = torch.gradient(images, dim=(-2, -1))
     return vertical, horizontal

@@ -1,4 +1,4 @@
-"""Training terms: ask the network to see given inputs as similar (sec. 5), or as different.
+"""Training terms that ask the network to treat given inputs as similar (sec. 5), or as different.
 
 Each is a function that returns one number to be added to a loss, differentiable in all parameters of the
 model; `weight` scales it, and below zero it repels where it would attract. The model is called in
@@ -93,7 +93,7 @@ def pair(
     weight: float = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return − mean k^C(xᵢ, x'ᵢ) of inputs matched one by one: −1 if each is like its match.
+    """Return − mean k^C(xᵢ, x'ᵢ) over matched inputs: −1 if each is treated like its match.
 
     Args:
         model: The model that is trained, or a Network, which keeps its own readout and parameters.
@@ -101,10 +101,10 @@ def pair(
         other: As many, of the same form: the match of each.
         labels: Labels of x, for readouts that use them.
         other_labels: Labels of `other`; None: those of x.
-        readout: Which outputs are compared; None: one random combination of all, new at each call (see `group`).
-        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        readout: The outputs to compare; None: one random combination of all, new at each call (see `group`).
+        parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
-        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
+        generator: Draws the combination if no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         A scalar tensor.
@@ -125,7 +125,7 @@ def pair(
         second = every if other_labels is None else check_labels(other_labels, n, "other_labels")
         every = torch.cat([every, cast(Tensor, second)])
     elif other_labels is not None:
-        raise ValueError("other_labels are given without labels: both are needed, or neither.")
+        raise ValueError("other_labels are given without labels: pass both, or neither.")
     net = build_network(model, choose_readout(model, readout, generator), parameters)
     gradients = batch_gradients(net, both, every, sample_numbers(x).repeat(2))
     similarity = gradients.pairs()
@@ -168,11 +168,11 @@ def group(
         x: Inputs, a tensor or a tuple or dict of tensors, samples first.
         groups: (n,) the number of each sample's group, such as its class; None: all are one group.
         labels: Labels of the samples, for readouts that use them.
-        readout: Which outputs are compared; None: one random combination of all, new at each call (see `group`).
-        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        readout: The outputs to compare; None: one random combination of all, new at each call (see `group`).
+        parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
         ids: (n,) the samples' numbers, for readouts that use them; None: 0, 1, ...
-        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
+        generator: Draws the combination if no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         A scalar tensor, from 0 to 2 times the weight.
@@ -211,11 +211,11 @@ def group_with_outputs(
         x: Inputs.
         groups: (n,) the number of each sample's group; None: all are one group.
         labels: Labels of the samples, for readouts that use them.
-        readout: Which outputs are compared.
-        parameters: Those whose gradients are compared.
+        readout: The outputs to compare.
+        parameters: The parameters whose gradients are compared.
         weight: Factor of the term.
         ids: (n,) the samples' numbers, for readouts that use them.
-        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
+        generator: Draws the combination if no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         The scalar term, and the model's outputs with their graph.
@@ -251,10 +251,10 @@ def orbit(
         x: Inputs, a tensor or a tuple or dict of tensors, samples first.
         transforms: A function from inputs to inputs of the same form, or a list of such.
         labels: Labels of the samples, and of their copies, for readouts that use them.
-        readout: Which outputs are compared; None: one random combination of all, new at each call (see `group`).
-        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        readout: The outputs to compare; None: one random combination of all, new at each call (see `group`).
+        parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
-        generator: Draws the combination where no readout is given; None: PyTorch's global one (torch.manual_seed).
+        generator: Draws the combination if no readout is given; None: PyTorch's global one (torch.manual_seed).
 
     Returns:
         A scalar tensor: 0 if each sample is like its copies.
@@ -310,8 +310,8 @@ def two_batches(
         labels_a: Labels of a, for readouts that use them.
         labels_b: Labels of b.
         form: "ratio", as above, or "cosine": 1 − cos(μ₁, μ₂), from 0 to 2.
-        readout: Which outputs are compared; None: all.
-        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        readout: The outputs to compare; None: all.
+        parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
 
     Returns:
@@ -353,8 +353,8 @@ def two_batches_with_outputs(
         labels_a: Labels of a, for readouts that use them.
         labels_b: Labels of b.
         form: "ratio" or "cosine".
-        readout: Which outputs are compared.
-        parameters: Those whose gradients are compared.
+        readout: The outputs to compare.
+        parameters: The parameters whose gradients are compared.
         weight: Factor of the term.
 
     Returns:
@@ -392,8 +392,8 @@ def along(
         x: Inputs, one tensor of floating numbers.
         direction: e, of the shape of x, or a function of x such as those of `losses.directions`.
         labels: Labels of the samples, for readouts that use them.
-        readout: Which outputs are looked at; None: all.
-        parameters: Names or patterns of those in which the gradient is taken; None: all that require grad.
+        readout: The outputs to differentiate; None: all.
+        parameters: Names or patterns of parameters whose gradient is used; None: all that require grad.
         weight: Factor of the term.
 
     Returns:
@@ -455,8 +455,8 @@ def density(
         labels: Labels of the samples, for readouts that use them.
         q: The share of the data that each sample should be like.
         samples: The number of samples in `total`; not needed with a RunningTotal.
-        readout: Which outputs are compared; None: all.
-        parameters: Names or patterns of those whose gradients are compared; None: all that require grad.
+        readout: The outputs to compare; None: all.
+        parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
 
     Returns:
@@ -522,7 +522,7 @@ def _two_batches(
         which = ", ".join(f"{name}{places}" for name, places in wrong.items() if places) or "none"
         raise ValueError(
             "A mean gradient is not finite: leave out samples with NaN or infinity in their inputs "
-            f"({which}), look at the weights, or use `group`, which looks at each sample and leaves out such."
+            f"({which}), check the weights, or use `group`, which leaves out such samples."
         )
     squares = first.square().sum() * second.square().sum()
     alive = (squares.detach() > 0) & squares.detach().isfinite()
@@ -542,7 +542,9 @@ def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tens
             returned = net.call_model(parameters, x)
         outputs = net.select_outputs(returned, x, labels, ids)
     if not outputs.requires_grad:
-        raise ValueError("The outputs depend on none of the chosen parameters: there is nothing to compare.")
+        raise ValueError(
+            "The outputs depend on none of the chosen parameters, so there is nothing to compare."
+        )
     values, parts = [parameters[name] for name in net.names], []
     for output in outputs.mean(0).unbind():
         gradients = torch.autograd.grad(output, values, create_graph=True, allow_unused=True)
@@ -555,10 +557,10 @@ def _mean_gradient(net: Network, x: Inputs, labels: Tensor | None) -> tuple[Tens
 
 
 def _mean_of_total(total: Any, samples: Any, p: int) -> Tensor:
-    """Return the total of so many samples, (d, p), divided by their number."""
+    """Return the total over the samples, (d, p), divided by their number."""
     tensor = check_tensor("total", total, advice="(d, p) with samples=N, or a RunningTotal")
     if samples is None:
-        raise ValueError("samples must be given: the total of how many? Pass samples=N, or a RunningTotal.")
+        raise ValueError("The number of samples in total is missing: pass samples=N, or a RunningTotal.")
     if tensor.numel() == 0 or tensor.numel() % p:
         raise ValueError(f"total must be (d, p) with p = {p}, found {tuple(tensor.shape)}.")
     return tensor.reshape(-1, p) / check_integer("samples", samples, 1, 2**62)
@@ -568,23 +570,23 @@ def similarity_inside(found: DifferentiableGradients, groups: Tensor | None) -> 
     """Return the mean over groups of the mean k^C of different samples in each; 0 without a pair."""
     n, device = len(found.self_kernel), found.self_kernel.device
     if groups is None and not is_recording():
-        return _mean_similarity(found, _counted(found, [torch.arange(n, device=device)]))
+        return _mean_similarity(found, _groups_with_pairs(found, [torch.arange(n, device=device)]))
     groups = torch.zeros(n, device=device) if groups is None else torch.as_tensor(groups)
     if groups.shape != (n,):
         raise ValueError(f"groups must be one number for each of {n} samples, found {tuple(groups.shape)}.")
     groups = groups.to(device)
     if is_recording():
         return _recorded_similarity(found, groups)
-    return _mean_similarity(found, _counted(found, _places(groups)))
+    return _mean_similarity(found, _groups_with_pairs(found, _places(groups)))
 
 
 def _places(groups: Tensor) -> list[Tensor]:
-    """Return the places of the samples of each group."""
+    """Return the positions of the samples of each group."""
     counts = groups.unique(return_counts=True)[1].tolist()
     return list(groups.argsort(stable=True).split(counts))
 
 
-def _counted(found: DifferentiableGradients, groups: list[Tensor]) -> list[Tensor]:
+def _groups_with_pairs(found: DifferentiableGradients, groups: list[Tensor]) -> list[Tensor]:
     """Return the groups that have a pair, small ones first, without samples that are left out."""
     if found.finite is not None:
         groups = [places[found.finite[places]] for places in groups]

@@ -1,4 +1,4 @@
-"""Density of the data as training goes: a running estimate of its total, and an order to draw samples in."""
+"""Density during training: a running estimate of the total gradient, and a sampler that prefers sparse regions."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ class RunningTotal:
     Each batch updates it; the first batches are not biased toward zero.
 
     Args:
-        decay: How much of the old estimate stays at each update, from 0 to below 1.
+        decay: Weight of the old estimate at each update, from 0 to below 1.
 
     Example:
         >>> import torch, likewise as lw
@@ -56,9 +56,9 @@ class DensitySampler(Sampler[int]):
     its own noise.
 
     Args:
-        density: (n,) N_S, or any number that grows with the crowd around a sample.
+        density: (n,) N_S, or any number that grows with the number of samples nearby.
         temperature: 0 sorts strictly, large values shuffle.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Example:
         >>> import torch, likewise as lw

@@ -37,14 +37,14 @@ NOT_COLUMNS = {"similarity", "learned", "supported", "duplicate", "spot_check", 
 
 
 class Part(NamedTuple):
-    """A part of the page, as its navigation names it."""
+    """A section of the page, with its title in the navigation."""
 
     id: str
     title: str
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write report.html into a run folder, whole or not at all, and return where it is."""
+    """Write report.html into a run folder atomically, and return its path."""
     path = Path(folder) / REPORT
     files.write_text(path, files.seal(page(read_run(Path(folder))), report_ending(Path(folder))))
     return path
@@ -54,8 +54,8 @@ def page(run: Run, source: str | None = None) -> str:
     """Return the report as HTML.
 
     Args:
-        run: What it shows.
-        source: From where on its own origin the page fetches `pack_payload(run)`; None puts it into the page.
+        run: The run to show.
+        source: URL on its own origin from which the page fetches `pack_payload(run)`; None embeds it in the page.
 
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -74,7 +74,7 @@ def page(run: Run, source: str | None = None) -> str:
     environment.filters |= {"percent": percent, "counted": counted}
     return environment.get_template("page.html").render(
         run=run,
-        nonce=secrets.token_urlsafe(24),  # what scripts of this page carry, and injected ones would not
+        nonce=secrets.token_urlsafe(24),  # scripts of this page carry it, injected ones would not
         about=run.manifest["about"],
         parts=_parts(run),
         verdict=verdict(run),

@@ -1,4 +1,4 @@
-"""Two runs on the same data side by side, as a page without scripts: `likewise compare A B --html compare.html`."""
+"""A page without scripts that compares two runs on the same data: `likewise compare A B --html compare.html`."""
 
 import base64
 import json
@@ -37,14 +37,14 @@ class Row(NamedTuple):
 def comparison_page(
     before: Run, after: Run, headline: str, lines: Sequence[tuple[str, str]], samples: Sequence[int]
 ) -> str:
-    """Return the page.
+    """Return the comparison page as HTML.
 
     Args:
-        before: A run.
-        after: Another one, on the same samples.
-        headline: What changed, in a sentence.
-        lines: What changed in numbers, name and value.
-        samples: Whose neighbors are shown, in this order.
+        before: The earlier run.
+        after: The later run, on the same samples.
+        headline: What changed, in one sentence.
+        lines: What changed in numbers: names and values.
+        samples: The samples whose neighbors are shown, in this order.
 
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -73,24 +73,24 @@ def _row(before: Run, after: Run, sample: int) -> Row:
     near = [run.indices[sample, :k] for run in (before, after)]
     sides = [
         [
-            _shown(run, int(i), float(s), bool(differs))
+            _describe_sample(run, int(i), float(s), bool(differs))
             for i, s, differs in zip(mine, run.similarities[sample], ~np.isin(mine, others), strict=False)
         ]
         for run, mine, others in ((before, near[0], near[1]), (after, near[1], near[0]))
     ]
-    said = [_class_name(run, "prediction", sample) for run in (before, after)]
-    predictions = said[0] if said[0] == said[1] else f"{said[0]}, then {said[1]}"
+    first, second = (_class_name(run, "prediction", sample) for run in (before, after))
+    predictions = first if first == second else f"{first}, then {second}"
     name = str(before.columns["name"][sample]) if "name" in before.columns else f"Sample {sample}"
     kept = int(np.isin(near[0], near[1]).sum())
-    return Row(_shown(before, sample), name, predictions, kept, sides[0], sides[1])
+    return Row(_describe_sample(before, sample), name, predictions, kept, sides[0], sides[1])
 
 
-def _shown(run: Run, sample: int, similarity: float = 0.0, differs: bool = False) -> Shown:
+def _describe_sample(run: Run, sample: int, similarity: float = 0.0, differs: bool = False) -> Shown:
     return Shown(sample, _class_name(run, "label", sample), _picture(run, sample), similarity, differs)
 
 
 def _class_name(run: Run, column: str, sample: int) -> str:
-    """Return a class by name, a value with four digits; nothing where the run has no such column."""
+    """Return the name of a class, or a value with four digits; empty if the run has no such column."""
     if column not in run.columns:
         return ""
     value, classes = run.columns[column][sample], run.manifest["classes"]
@@ -100,7 +100,7 @@ def _class_name(run: Run, column: str, sample: int) -> str:
 
 
 def _picture(run: Run, sample: int) -> dict[str, Any] | None:
-    """Return what to see of a sample: an image as a data address, a row as its values."""
+    """Return the picture of a sample: an image as a data URL, a row as its values."""
     found = run.pictures.get(sample)
     if found is None:
         return None

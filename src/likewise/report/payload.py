@@ -1,4 +1,4 @@
-"""The data of a report: a run folder as arrays, and these as one gzipped blob for the page.
+"""The data of a report: a run folder read into arrays, packed as one gzipped blob for the page.
 
 The blob is a JSON header, then arrays at offsets that are multiples of 8.
 """
@@ -18,12 +18,12 @@ from likewise.report.suggestions import JUDGES, doubtful_suggestions, suggestion
 from likewise.report.words import WORDS, status_words
 from likewise.thumbnails import Picture, escape_controls
 
-RANKED = ("label_suspicion", "target_suspicion", "error", "novelty")  # by which samples are listed
+RANKED = ("label_suspicion", "target_suspicion", "error", "novelty")  # columns that order samples
 GZIP_LEVEL = 6  # 9 takes 2.7 times as long, for 0.4 % fewer bytes (measured 2026-11-18)
 
 
 class Run(NamedTuple):
-    """Everything that a report shows: names and texts with control characters written out, no full paths."""
+    """Everything that a report shows, with control characters escaped and without full paths."""
 
     manifest: dict[str, Any]
     settings: dict[str, str]
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     similarities: np.ndarray  # (n, k)
     counts: np.ndarray  # (n, bins)
     pictures: dict[int, Picture]
-    directions: np.ndarray | None = None  # (n, 2) leading directions of the kernel, for another map
+    directions: np.ndarray | None = None  # (n, 2) along the leading directions of the kernel, for the PCA map
     duplicates: dict[str, np.ndarray] | None = None  # first, second, similarity, input_similarity of pairs
     passages: list[dict[str, Any]] | None = None  # marked excerpts of neighbors, as passages.parquet has them
     folder: str = "RUN"  # its name, without the folders that it is in
@@ -44,17 +44,17 @@ class Run(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What a shell is told to apply decisions to the data, from beside the run folder."""
+        """The shell command that applies decisions to the data, run from the folder that contains the run."""
         return apply_command(self.folder, "decisions.json")
 
     @property
     def saved_command(self) -> str:
-        """The same for decisions that are saved in the run folder."""
+        """The same command for decisions saved in the run folder."""
         return apply_command(self.folder, f"{self.folder}/decisions.json")
 
     @property
     def costs(self) -> dict[str, float]:
-        """The seconds of each stage; the parts of a stage together."""
+        """The seconds of each stage; parts of a stage are added up."""
         found: dict[str, float] = {}
         for name, stage in self.manifest["stages"].items():
             what = name.split("-")[0]
@@ -68,19 +68,27 @@ class Run(NamedTuple):
 
 
 def apply_command(folder: str, decisions: str) -> str:
-    """Return what a shell is told to correct the data of a run by a file of decisions."""
+    """Return the shell command that applies a decisions file to the data of a run."""
     return f"likewise apply {shlex.quote(folder)} {shlex.quote(decisions)}"
 
 
 def read_run(folder: Path) -> Run:
-    """Return a finished run, or say what is missing."""
+    """Read a finished run.
+
+    Raises:
+        ValueError: The run is not finished.
+
+    """
     known = read_manifest(folder)
     if not (folder / "samples.parquet").exists():
         raise ValueError(
-            f"The run in {folder} is not finished: start it again to go on, then write its report."
+            f"The run in {folder} is not finished. Repeat the command that started it to resume it; then write its "
+            "report."
         )
     samples = _read_table(folder / "samples.parquet")
-    columns = {escape_controls(name): _escaped(samples[name].to_numpy()) for name in samples.column_names}
+    columns = {
+        escape_controls(name): _escape_texts(samples[name].to_numpy()) for name in samples.column_names
+    }
     n = len(columns["sample"])
     pairs = _read_table(folder / "neighbors.parquet")
     details = _read_table(folder / "details.parquet")
@@ -103,12 +111,12 @@ def read_run(folder: Path) -> Run:
 
 
 def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
-    """Return everything that the page's scripts read.
+    """Return the data that the page's scripts read.
 
     Args:
-        run: What the page shows.
-        picture_source: Where on its own origin a served page finds what to see of a sample that the run keeps no
-            picture of, as JSON of kind and content, with {sample} for its number; None shows its number.
+        run: The run to show.
+        picture_source: URL on its own origin from which a served page fetches pictures that the run does not hold, as
+            JSON of kind and content, with {sample} in place of the sample's number; None shows the number instead.
 
     """
     blob = _Blob()
@@ -155,21 +163,21 @@ def pack_payload(run: Run, picture_source: str | None = None) -> bytes:
 
 
 def _read_duplicates(folder: Path) -> dict[str, np.ndarray] | None:
-    if not (folder / "duplicates.parquet").exists():  # a run from before they were looked for
+    if not (folder / "duplicates.parquet").exists():  # a run of a version that did not search for them
         return None
     table = _read_table(folder / "duplicates.parquet")
     return {name: table[name].to_numpy() for name in ("first", "second", "similarity", "input_similarity")}
 
 
 def _read_passages(folder: Path) -> list[dict[str, Any]] | None:
-    if not (folder / "passages.parquet").exists():  # of language models only
+    if not (folder / "passages.parquet").exists():  # only language models have it
         return None
     found: list[dict[str, Any]] = _read_table(folder / "passages.parquet").to_pylist()
     return found
 
 
 def _passages(run: Run, blob: "_Blob") -> dict[str, Any] | None:
-    if not run.passages:  # why there are none is said where the run is described
+    if not run.passages:  # the section "This run" says why
         return None
     rows, about = run.passages, run.manifest["passages"]
     ends = np.cumsum([len(row["starts"]) for row in rows], dtype="u4")
@@ -205,7 +213,7 @@ def _directions(run: Run, blob: "_Blob") -> list[dict[str, Any]] | None:
     return [blob.array(_short(run.directions[:, axis])) for axis in (0, 1)]
 
 
-def _escaped(values: np.ndarray) -> np.ndarray:
+def _escape_texts(values: np.ndarray) -> np.ndarray:
     if values.dtype != object:
         return values
     return np.array([escape_controls(v) if isinstance(v, str) else v for v in values], dtype=object)
@@ -218,13 +226,13 @@ def _shown_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as text, of a path from the root or from someone's home only the last part."""
-    return {name: escape_controls(_written(value)) for name, value in settings.items()}
+    """Return settings as text, with only the last part of a path from the root or a home folder."""
+    return {name: escape_controls(_setting_text(value)) for name, value in settings.items()}
 
 
-def _written(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_written(part) for part in value)
+        return ", ".join(_setting_text(part) for part in value)
     if not isinstance(value, str):
         return json.dumps(value)
     paths = (PurePosixPath(value), PureWindowsPath(value))
@@ -233,7 +241,7 @@ def _written(value: Any) -> str:
 
 
 def _read_table(path: Path) -> Any:
-    """Return a table, read without threads: pyarrow waits for ever if memory for their stacks is short."""
+    """Read a table without threads: pyarrow waits forever if there is no memory for their stacks."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:  # half the time of read_table
@@ -241,27 +249,27 @@ def _read_table(path: Path) -> Any:
 
 
 class _Blob:
-    """Arrays one after another, and where each is."""
+    """Arrays stored one after another, with their offsets."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size = 0
 
     def array(self, values: np.ndarray) -> dict[str, Any]:
-        """Return where an array is, as the page reads it."""
+        """Append an array; return its type and location."""
         little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
         return {"type": values.dtype.str[1:], **self.add(little.tobytes())}
 
     def add(self, content: bytes) -> dict[str, Any]:
-        """Return where bytes are."""
-        where = {"at": self._size, "bytes": len(content)}
+        """Append bytes; return their location."""
+        location = {"at": self._size, "bytes": len(content)}
         padded = content + b"\0" * (-len(content) % 8)
         self._parts.append(padded)
         self._size += len(padded)
-        return where
+        return location
 
     def column(self, values: np.ndarray, exact: bool) -> dict[str, Any]:
-        """Return where a column is; texts are numbered."""
+        """Append a column; return its kind and location. Texts are stored as codes."""
         kind = values.dtype.kind
         if kind == "f":
             return {**self.array(values.astype("f4") if exact else _short(values)), "kind": kind}
@@ -275,12 +283,12 @@ class _Blob:
         return {**self.array(codes.astype("u4")), "kind": "text", "texts": texts.tolist()}
 
     def joined(self) -> bytes:
-        """Return all of it."""
+        """Return all bytes."""
         return b"".join(self._parts)
 
 
 def _short(values: np.ndarray) -> np.ndarray:
-    """Return float32 with 12 bits of fraction, about four digits: half the size when zipped."""
+    """Return float32 with 12 bits of fraction, about four digits, which compress to half the size."""
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
     rounded = ((bits + np.uint32(1 << 10)) & np.uint32(0xFFFFF800)).view("<f4")
     return np.where(np.isfinite(values), rounded, values).astype("f4")

@@ -1,4 +1,4 @@
-"""Suggested labels: who suggests them, and which are too doubtful for report, live page and notebook to take unseen."""
+"""Suggested labels: who suggests them, and which are too doubtful to accept without a look."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,24 +6,24 @@ from typing import Any
 import numpy as np
 
 JUDGES = {
-    "crossval": "networks that have not seen it say",
-    "reheated": "reheated copies of the network, which have forgotten part of the labels, say",
-    "network": "all samples, weighted by similarity, and the network together say",
+    "crossval": "networks that have not seen it predict",
+    "reheated": "reheated copies of the network, which have forgotten part of the labels, predict",
+    "network": "all samples, weighted by similarity, and the network together support",
     "votes": "all samples, weighted by similarity, vote for",
 }
 
-SUPPORTED = 0.5  # of the opinion of reheated copies, or of networks that have not seen a sample
+SUPPORTED = 0.5  # least support by reheated copies, or by networks that have not seen a sample
 
 
 def suggestion_judge(manifest: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
     """Return who suggests the labels of a run, a key of JUDGES.
 
-    The best judge that the run had: networks that have not seen the sample, else reheated copies, else votes and
-    probabilities of the network itself, or votes alone where its outputs are not those of the classes.
+    The best judge that the run had: networks that have not seen the sample, then reheated copies, then votes together
+    with the network's own probabilities, or votes alone if its outputs are not classes.
 
     Args:
-        manifest: Of the run.
-        columns: Of its table.
+        manifest: The run's manifest.
+        columns: The columns of its table.
 
     """
     if manifest.get("crossval"):
@@ -35,19 +35,19 @@ def suggestion_judge(manifest: Mapping[str, Any], columns: Mapping[str, Any]) ->
 
 
 def doubtful_suggestions(columns: Mapping[str, Any], neighbors: np.ndarray) -> np.ndarray:
-    """Return where another label is suggested that those who suggest it hardly support, (n,).
+    """Return which suggestions to change a label have little support, (n,).
 
-    A suggestion of reheated copies, or of networks that have not seen the sample, stands where half of their opinion is
-    for it. Else it stands where half of the nearest neighbors are labeled so, or where the network predicts it and
-    more of them carry it than the sample's own label.
+    A suggestion of reheated copies, or of networks that have not seen the sample, has enough support if
+    suggestion_support is at least one half. Any other suggestion has enough if at least half of the nearest neighbors
+    have that label, or if the network predicts it and more neighbors have it than the sample's own label.
 
     Args:
-        columns: Of a run's table: label and suggested_label, numbers of classes; suggestion_support where others than
-            the network judge; prediction where there is one.
+        columns: Columns of a run's table: label and suggested_label, numbers of classes; suggestion_support if
+            others than the network judge; prediction if there is one.
         neighbors: (n, k) numbers of samples.
 
     Returns:
-        (n,) truth values; none is true where there is no label or no suggestion.
+        (n,) boolean; all False if there are no labels or no suggestions.
 
     """
     if "label" not in columns or "suggested_label" not in columns:

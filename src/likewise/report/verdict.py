@@ -1,4 +1,4 @@
-"""The first screen in words: one sentence of verdict, the caveats of this run, and what to do next."""
+"""The text of the report's first screen: a verdict, the caveats of this run, and what to do next."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,13 +10,13 @@ from likewise.report.suggestions import suggestion_judge
 from likewise.wording import agreeing, counted
 
 SECONDS_PER_LABEL = 5
-MANY_OF_A_GROUP = 0.3  # of the flagged, and twice the group's share of all samples
-FEW_FLAGS = 5  # say nothing of groups
-FEW_OF_A_CLASS = 20  # samples: fewer say nothing of a class
-HARDLY = 0.005  # share of two classes that are confused, below which there is nothing to do
-MOST_SPLITS = 4  # whose accuracies are told
-MISSED = 0.5  # share of a class that is predicted as another one, beyond which it is named
-WIDE = 0.5  # an interval of a share from which on its middle is not told
+MANY_OF_A_GROUP = 0.3  # least share of the flagged labels, and twice the group's share of all samples
+FEW_FLAGS = 5  # with fewer flags, no group is named
+FEW_OF_A_CLASS = 20  # with fewer samples, a class is not judged
+HARDLY = 0.005  # share of confused samples below which two classes are not named
+MOST_SPLITS = 4  # with more splits, no accuracies are listed
+MISSED = 0.5  # share of samples predicted as another class beyond which a class is named
+WIDE = 0.5  # width of an interval beyond which its middle is not shown
 
 CONTRADICTS = {  # by likewise.report.suggestions.suggestion_judge
     "crossval": "Networks that have not seen them",
@@ -27,31 +27,31 @@ CONTRADICTS = {  # by likewise.report.suggestions.suggestion_judge
 
 
 class Caveat(NamedTuple):
-    """A sentence that limits what the numbers say, and what can be done about it."""
+    """A sentence that limits what the numbers say, and what to do about it."""
 
     first: str
     more: str
 
 
 class Verdict(NamedTuple):
-    """What the page says first."""
+    """The first sentences of the page."""
 
     headline: str
     detail: str
     caveats: list[Caveat]
-    worst: str  # what the samples beside the map are, where no labels are reviewed
+    worst: str  # title of the samples beside the map, if no labels are reviewed
 
 
 class Step(NamedTuple):
-    """One thing to do, with the number that speaks for it."""
+    """One thing to do, with the number that supports it."""
 
     value: str
     title: str
     text: str
     action: str = ""
-    opens: str = ""  # a selection of the page
-    part: str = ""  # or a part of it
-    review: str = ""  # what the review then shows: "worst" or "spot"
+    opens: str = ""  # a selection on the page
+    part: str = ""  # or a section of the page
+    review: str = ""  # what the review shows then: "worst" or "spot"
 
 
 def verdict(run: Run) -> Verdict:
@@ -63,12 +63,12 @@ def verdict(run: Run) -> Verdict:
     if "error" in run.columns:
         error = run.columns["error"]
         headline = (
-            f"Half of {run.n:,} predictions are within {np.median(error):.3g} of their label; the farthest is off "
-            f"by {error.max():.3g}."
+            f"Half of {run.n:,} predictions are within {np.median(error):.3g} of their label; the largest error is "
+            f"{error.max():.3g}."
         )
         ranked = "target_suspicion" in run.columns
         worst = "Targets that look most wrong" if ranked else "Largest errors"
-        detail = f"{worst} come first: a wrong label, or a case that is not learned."
+        detail = f"{worst} come first: wrong labels, or cases that the network has not learned."
         return Verdict(headline, detail, caveats, worst)
     if "target_suspicion" in run.columns:
         headline = f"Of {counted(run.n, 'sample')}, those with the most suspicious labels come first."
@@ -79,20 +79,20 @@ def verdict(run: Run) -> Verdict:
 
 
 def steps(run: Run) -> list[Step]:
-    """Return what to do next, the most urgent first; what counts nothing is left out."""
+    """Return what to do next, the most urgent first, without steps that concern no samples."""
     return list(_steps(run))
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage that no line break tears apart."""
+    """Format a share as a percentage with a non-breaking space."""
     return f"{100 * share:.0f}\u00a0%"
 
 
 def standing_group(run: Run) -> str:
-    """Return which group most of the flagged labels are in, in words; empty where they are spread out.
+    """Describe the group that stands out among the flagged labels; empty if they are spread out.
 
-    A group is a class of labels, a pair of label and look, or a value of a column of the user's own. It stands out
-    with 30 % of the flagged and at least twice its share of all samples.
+    A group is a label, a suggested label, a pair of both, or a value of a user column. It stands out if it has at least
+    30 % of the flagged labels and at least twice its share of all samples.
     """
     flagged = run.columns["label_issue"]
     total = int(flagged.sum())
@@ -101,12 +101,12 @@ def standing_group(run: Run) -> str:
     best, text = 0.0, ""
     for values, words in _groupings(run):
         names, codes = np.unique(values, return_inverse=True)
-        among, of_all = np.bincount(codes[flagged], minlength=len(names)), np.bincount(codes)
-        for group in np.flatnonzero(among >= MANY_OF_A_GROUP * total):
-            lift = among[group] / total * run.n / of_all[group]
-            gain = among[group] * np.log(lift)
+        flags, sizes = np.bincount(codes[flagged], minlength=len(names)), np.bincount(codes)
+        for group in np.flatnonzero(flags >= MANY_OF_A_GROUP * total):
+            lift = flags[group] / total * run.n / sizes[group]
+            gain = flags[group] * np.log(lift)
             if lift >= 2 and gain > best:
-                best, text = gain, f"{among[group]:,} of them {words(names[group])}."
+                best, text = gain, f"{flags[group]:,} of them {words(names[group])}."
     return text
 
 
@@ -121,23 +121,25 @@ def _headline_without_labels(run: Run, what: str) -> str:
 
 
 def _label_verdict(run: Run) -> tuple[str, str, list[str]]:
-    count, told = int(run.columns["label_issue"].sum()), run.manifest.get("wrong_labels") or {}
+    count, estimate = int(run.columns["label_issue"].sum()), run.manifest.get("wrong_labels") or {}
     labels = agreeing(run.n, "label", "labels")
-    reason = told.get("reason", "")
-    distinct = bool(told.get("distinct"))
+    reason = estimate.get("reason", "")
+    distinct = bool(estimate.get("distinct"))
     if count and distinct:
         headline = f"{count:,} of {run.n:,} {labels} {agreeing(count, 'looks', 'look')} wrong."
     elif count:
         headline = f"{count:,} of {run.n:,} {labels} {agreeing(count, 'is', 'are')} worth a look."
     elif reason:
-        headline = f"How many of {run.n:,} {labels} are wrong cannot be told from one network."
+        headline = f"One network cannot tell how many of {run.n:,} {labels} are wrong."
     else:
         headline = f"None of {run.n:,} {labels} stands out as wrong."
     if reason:
-        start = "How many are wrong cannot be told from one network. " if count else ""
-        detail = f"{start}Review the most suspicious: how many are flagged does not say how many are wrong."
+        start = "One network cannot tell how many are wrong. " if count else ""
+        detail = (
+            f"{start}Review the most suspicious labels: the number of flags is no estimate of wrong labels."
+        )
         return headline, f"{detail} {standing_group(run)}".strip(), [reason]
-    return headline, f"{_expected(run, told, count)} {standing_group(run)}".strip(), []
+    return headline, f"{_describe_estimate(run, estimate, count)} {standing_group(run)}".strip(), []
 
 
 def _caveat(text: str) -> Caveat:
@@ -145,32 +147,35 @@ def _caveat(text: str) -> Caveat:
     return Caveat(first + point.rstrip(), more)
 
 
-def _expected(run: Run, told: dict[str, Any], count: int) -> str:
-    if not told.get("errors"):
+def _describe_estimate(run: Run, estimate: dict[str, Any], count: int) -> str:
+    if not estimate.get("errors"):
         return ""
-    low, likely, high = told["errors"]
-    if not told["distinct"]:
+    low, likely, high = estimate["errors"]
+    if not estimate["distinct"]:
         judge = CONTRADICTS[suggestion_judge(run.manifest, run.columns)]
         start = f"{judge} contradict them: some are wrong, others rare or ambiguous. " if count else ""
-        return f"{start}How many of all labels are wrong is not clear, about {high:,} at most: a spot check tells more."
-    flags = f" {_precision(told['precision'], count)}" if count and told["precision"] else ""
+        return (
+            f"{start}It is not clear how many of all labels are wrong, about {high:,} at most; a spot check estimates "
+            "it better."
+        )
+    flags = f" {_precision(estimate['precision'], count)}" if count and estimate["precision"] else ""
     seem = agreeing(likely, "label seems", "labels seem")
-    return f"In all about {likely:,} {seem} to be wrong ({low:,} to {high:,}).{flags}"
+    return f"In all, about {likely:,} {seem} to be wrong ({low:,} to {high:,}).{flags}"
 
 
 def _precision(share: list[float], count: int) -> str:
-    """Say how many of the flagged are wrong; without a point estimate where the interval says next to nothing."""
+    """Say how many of the flagged labels are wrong; without a point estimate if the interval is wide."""
     low, likely, high = share
     ends = f"{100 * low:.0f} to {percent(high)}"
     if high - low > WIDE:
         between = f"between {100 * low:.0f} and {percent(high)}"
         return (
-            f"The one that looks wrong is, with a chance of {ends}."
+            f"The label that looks wrong really is with a probability of {ends}."
             if count == 1
             else f"Of the {count:,} that look wrong, {between} really are."
         )
     if count == 1:
-        return f"The one that looks wrong is, with a chance of about {percent(likely)} ({ends})."
+        return f"The label that looks wrong really is with a probability of about {percent(likely)} ({ends})."
     return f"Of the {count:,} that look wrong, about {percent(likely)} ({ends}) really are."
 
 
@@ -207,8 +212,8 @@ def _steps(run: Run) -> Iterator[Step]:
             yield Step(
                 f"{alone:,}",
                 agreeing(alone, "sample to label or collect next", "samples to label or collect next"),
-                "Hardly any sample is similar to them: predictions there rest on little. Check that they belong, then "
-                "collect and label more of their kind.",
+                "Hardly any sample is similar to them, so their predictions rest on little. Check that they belong to "
+                "the data, then collect and label more of their kind.",
                 "Show them",
                 opens="status:isolated",
             )
@@ -217,8 +222,8 @@ def _steps(run: Run) -> Iterator[Step]:
         yield Step(
             f"{pairs:,}",
             agreeing(pairs, "near-duplicate pair", "near-duplicate pairs"),
-            f"Far closer than is usual{' in their class' if run.manifest['classes'] else ''}. Drop copies, and keep "
-            "them on one side of a split.",
+            f"Far closer than usual{' in their class' if run.manifest['classes'] else ''}. Drop copies, or keep both "
+            "on one side of a split.",
             "Compare them",
             part="duplicates-part",
         )
@@ -234,8 +239,8 @@ def _label_steps(run: Run) -> Iterator[Step]:
         yield Step(
             f"{count:,}",
             agreeing(count, "label to review", "labels to review"),
-            f"About {counted(minutes, 'minute')}, one key a label. Download the decisions, "
-            "write corrected data with likewise apply, train again.",
+            f"Takes about {counted(minutes, 'minute')}, one key per label. Download the decisions, write "
+            "corrected data with likewise apply, and train again.",
             "Start",
             part="review-part",
             review="worst",
@@ -244,7 +249,8 @@ def _label_steps(run: Run) -> Iterator[Step]:
         yield Step(
             "30",
             "labels to spot-check",
-            "Drawn from all of the ranking: tells how many labels are wrong, with an interval that trusts no network.",
+            "Drawn from the whole ranking: estimates how many labels are wrong, with an interval that does not rely on "
+            "any network.",
             "Spot check",
             part="review-part",
             review="spot",
@@ -252,7 +258,7 @@ def _label_steps(run: Run) -> Iterator[Step]:
 
 
 def _marked_steps(run: Run) -> Iterator[Step]:
-    """Yield how columns of the user's own, true or false, meet the labels that look wrong."""
+    """Yield how many samples marked in a user's boolean column look wrong."""
     for name in run.own_columns:
         mine = run.columns[name]
         count = int(mine.sum()) if mine.dtype == bool else 0
@@ -263,31 +269,32 @@ def _marked_steps(run: Run) -> Iterator[Step]:
         yield Step(
             f"{hit:,} of {count:,}",
             f"{name.replace('_', ' ')} found",
-            f"So many that you marked {name!r} look wrong; of the {count:,} most suspicious samples {top:,} are.",
+            f"Samples that you marked {name!r} and that look wrong. The {count:,} most suspicious samples contain "
+            f"{top:,} of them.",
             "Show them",
             opens=name,
         )
 
 
 def _mixed_step(run: Run) -> Iterator[Step]:
-    """Yield the two classes that are confused most, as the part on classes has them.
+    """Yield the two classes that are confused most, as in the section on classes.
 
-    They are predicted as each other; where no prediction is wrong, their samples are neighbors of each other.
+    They are predicted as each other; if no prediction is wrong, their samples are neighbors of each other.
     """
     label, classes = run.columns["label"].astype(int), run.manifest["classes"]
     kept = ~run.columns["label_issue"] if "label_issue" in run.columns else np.ones(run.n, dtype=bool)
-    said = run.columns["prediction"].astype(int) if "prediction" in run.columns else label
-    if (kept & (said != label)).any():
-        yield from _confused_step(label[kept], said[kept], classes, "samples are predicted as")
+    predicted = run.columns["prediction"].astype(int) if "prediction" in run.columns else label
+    if (kept & (predicted != label)).any():
+        yield from _confused_step(label[kept], predicted[kept], classes, "samples are predicted as")
         return
     both = np.repeat(kept, run.indices.shape[1]) & kept[run.indices.ravel()]  # wrong labels are not a mixture
     mine, others = np.repeat(label, run.indices.shape[1])[both], label[run.indices.ravel()][both]
     if (mine != others).any():
-        yield from _confused_step(mine, others, classes, "neighbors are of")
+        yield from _confused_step(mine, others, classes, "neighbors belong to")
 
 
 def _confused_step(mine: np.ndarray, others: np.ndarray, classes: list[str], words: str) -> Iterator[Step]:
-    """Yield the two classes that meet most often, given pairs of classes; none that hardly ever do."""
+    """Yield the two classes that occur together most often in pairs of classes, unless that is rare."""
     differ = mine != others
     low, high = np.minimum(mine, others)[differ], np.maximum(mine, others)[differ]
     pairs, counts = np.unique(low * len(classes) + high, return_counts=True)
@@ -298,25 +305,25 @@ def _confused_step(mine: np.ndarray, others: np.ndarray, classes: list[str], wor
     yield Step(
         f"{classes[a]} · {classes[b]}",
         "are confused most",
-        f"{percent(share)} of their {words} the other class. More detail, more context, a clearer definition, or one "
-        "class.",
+        f"{percent(share)} of their {words} the other class. Add detail or context to the inputs, define the classes "
+        "more clearly, or merge them.",
         "See pairs",
         part="classes-part",
     )
 
 
 def _missed_class_step(run: Run) -> Iterator[Step]:
-    """Yield the class that is predicted as another one most often, if that is most of its samples."""
-    label, said = run.columns["label"].astype(int), run.columns["prediction"].astype(int)
+    """Yield the class that is most often predicted as another one, if that happens to most of its samples."""
+    label, predicted = run.columns["label"].astype(int), run.columns["prediction"].astype(int)
     classes, kept = run.manifest["classes"], ~run.columns["label_issue"]
     counts = np.bincount(label[kept], minlength=len(classes))
-    missed = np.bincount(label[kept & (said != label)], minlength=len(classes))
+    missed = np.bincount(label[kept & (predicted != label)], minlength=len(classes))
     shares = np.where(counts >= FEW_OF_A_CLASS, missed / np.maximum(counts, 1), 0)
     worst = int(shares.argmax())
     if shares[worst] <= MISSED:
         return
-    wrong = kept & (label == worst) & (said != worst)
-    mostly = classes[int(np.bincount(said[wrong]).argmax())]
+    wrong = kept & (label == worst) & (predicted != worst)
+    mostly = classes[int(np.bincount(predicted[wrong]).argmax())]
     yield Step(
         classes[worst],
         "is the class to collect more of",
@@ -332,12 +339,12 @@ def _shift_step(run: Run) -> Iterator[Step]:
     beyond = run.columns["shift"] > limit
     flagged = run.columns.get("label_issue", np.zeros(run.n, dtype=bool))
     far = int((beyond & ~flagged).sum())
-    besides = " Labels that look wrong are not counted." if (beyond & flagged).any() else ""
+    exception = " Labels that look wrong are not counted." if (beyond & flagged).any() else ""
     if far:
         yield Step(
             f"{far:,}",
             agreeing(far, "prediction to check", "predictions to check"),
-            f"Similar samples are predicted differently. Do not act on these without a second look.{besides}",
+            f"Similar samples are predicted differently. Do not act on these without a second look.{exception}",
             "Show them",
             opens=f"shift:{limit}",
         )
@@ -345,8 +352,8 @@ def _shift_step(run: Run) -> Iterator[Step]:
 
 def _fit_step(run: Run, fit: dict[str, Any]) -> Step:
     text = {
-        "underfit": "Neighbors' labels tell as much as the network, or nearly: train longer, or a larger one, once "
-        "labels are mended; with many wrong ones, stopping early was right.",
+        "underfit": "The labels of neighbors predict as well as the network, or nearly. Correct the labels, then train "
+        "longer, or a larger network. With many wrong labels, stopping early was right.",
         "overfit": "The network reproduces labels that similar samples contradict: expect a drop on new data. "
         "Review labels first, then stop earlier, augment, or collect more.",
     }[fit["verdict"]]
@@ -360,11 +367,11 @@ def _fit_step(run: Run, fit: dict[str, Any]) -> Step:
 
 
 def _accuracy_by_split(run: Run) -> str:
-    """Say how many labels are predicted in each split, if there is a column of splits."""
+    """Return the accuracy in each split as text, if there is a column of splits."""
     if not {"label", "prediction", "split"} <= run.columns.keys():
         return ""
     right = run.columns["label"].astype(int) == run.columns["prediction"].astype(int)
-    of = run.columns["split"].astype(str)
-    splits = np.unique(of).tolist()
-    told = ", ".join(f"{name} {percent(right[of == name].mean())}" for name in splits)
-    return f"Accuracy by split: {told}." if 1 < len(splits) <= MOST_SPLITS else ""
+    split = run.columns["split"].astype(str)
+    names = np.unique(split).tolist()
+    accuracies = ", ".join(f"{name} {percent(right[split == name].mean())}" for name in names)
+    return f"Accuracy by split: {accuracies}." if 1 < len(names) <= MOST_SPLITS else ""

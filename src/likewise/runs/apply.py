@@ -1,4 +1,4 @@
-"""Decisions of a person applied to the labels of a run: `likewise.apply_decisions`, `likewise apply`."""
+"""Apply review decisions to the labels of a run: `likewise.apply_decisions`, `likewise apply`."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,32 +37,33 @@ def apply_decisions(
     data: Any = None,
     force: bool = False,
 ) -> Corrections:
-    """Return a data set as decisions leave it, and write it if asked; the original stays as it is.
+    """Apply review decisions to a data set; return the corrections, and write them if `to` is given.
+
+    The original data are never changed.
 
     Args:
-        run: The run that was decided on, or its folder.
-        decisions: The file that the report's review downloads, or an export of Label Studio or Argilla; or a dict,
-            sample number -> verdict ("right", "wrong", "unsure", "drop") or the class that it should have, by number
-            or, if no verdict is called so, by name; or `decisions` of the widget that `Analysis.show` returns.
-        to: In which form the data are written; nothing is if None. "labels.csv" (the samples that stay with their
-            labels by name), "table" (the table that was analyzed, in its own format), "parquet" (that table, or the
-            labels of other data), "folder" (copies of the images, one folder for each class), "hf-dataset" (a
-            Hugging Face dataset on disk, images or rows with a ClassLabel). A path that ends in .csv or .parquet
-            stands for the first and the third.
-        out: Where to; by default beside the working directory's files, under a name that says what it is.
-        wrong: What becomes of samples whose label is wrong without a better one: "drop" leaves them out,
-            "suggested" gives them the label that the run suggests, and leaves out with a warning those for which it
-            suggests no other one, "keep" leaves them as they are.
-        data: The data set, if it is not where it was: a path, or a Hugging Face dataset.
-        force: Replace what an earlier call wrote. Data and run are never replaced.
+        run: The reviewed run, or its folder.
+        decisions: The file downloaded from the report's review, or an export of Label Studio or Argilla; or a dict
+            from sample number to verdict ("right", "wrong", "unsure", "drop") or to the right class, by number or, if
+            it is not called like a verdict, by name; or `decisions` of the widget that `Analysis.show` returns.
+        to: The output format; None writes nothing. "labels.csv" (the remaining samples with label names), "table"
+            (the analyzed table, in its own format), "parquet" (that table, or the labels of other data), "folder"
+            (copies of the images, one folder per class), "hf-dataset" (a Hugging Face dataset on disk, images or rows
+            with a ClassLabel). A path that ends in .csv or .parquet means the first or the third.
+        out: The output path; by default a descriptive name in the working directory.
+        wrong: What to do with samples whose label was marked wrong without a correct one: "drop" leaves them out;
+            "suggested" gives them the label that the run suggests, and leaves out, with a warning, those without
+            another suggestion; "keep" keeps them unchanged.
+        data: The data set, if it has moved: a path, or a Hugging Face dataset.
+        force: Overwrite the output of an earlier call. Data and run are never overwritten.
 
     Returns:
-        The corrected labels, which samples stay, and the log; that is also written, as NAME-changes.csv.
+        The corrected labels, which samples remain, and the log, which is also written as NAME-changes.csv.
 
     Raises:
         OtherRunError: The decisions are about another data set.
-        FileExistsError: There is a file or folder of that name.
-        ValueError: Decisions, form or data do not fit the run.
+        FileExistsError: The output file or folder exists.
+        ValueError: Decisions, format or data do not fit the run.
 
     Example:
         >>> import tempfile, torch, likewise as lw
@@ -75,18 +76,15 @@ def apply_decisions(
     found = run if isinstance(run, Analysis) else Analysis(check_type("run", run, (str, Path), "a run"))
     check_choice("wrong", wrong, ("drop", "suggested", "keep"))
     if found.manifest.get("classes") is None or found.table.get("label") is None:
-        raise ValueError(
-            f"The run in {found.folder} has no labels that are classes: there is nothing to correct."
-        )
-    given = _given(found, decisions)
-    corrections = _correct(found, given, wrong)
+        raise ValueError(f"The run in {found.folder} has no class labels, so there is nothing to correct.")
+    corrections = _correct(found, _load_decisions(found, decisions), wrong)
     if to is not None:
         corrections.write(to, out, data=data, force=force)
     return corrections
 
 
-def _given(run: Analysis, decisions: Any) -> list[Decision]:
-    """Return decisions, whatever form they were given in."""
+def _load_decisions(run: Analysis, decisions: Any) -> list[Decision]:
+    """Return decisions given as a dict, a file or a sequence."""
     if isinstance(decisions, Mapping):
         return _from_mapping(run, decisions)
     if isinstance(decisions, str | Path):
@@ -95,7 +93,7 @@ def _given(run: Analysis, decisions: Any) -> list[Decision]:
 
 
 def read_decisions(run: Analysis, path: str | Path) -> list[Decision]:
-    """Return the decisions in a file of the report's review, or in an export of Label Studio or Argilla."""
+    """Read decisions from a file of the report's review, or from an export of Label Studio or Argilla."""
     found, source = read_json(Path(path)), str(path)
     if label_studio.is_export(found) and found:
         return label_studio.read_annotations(run, found, source)
@@ -122,37 +120,37 @@ def _correct(run: Analysis, decisions: Sequence[Decision], wrong: Wrong) -> Corr
     before = table["label"].to_numpy().astype(np.int64)
     labels, kept = before.copy(), np.ones(len(before), dtype=bool)
     suggested = table["suggested_label"].to_numpy() if "suggested_label" in table else before
-    unhelped = list[int]()
+    without_suggestion = list[int]()
     for sample, verdict, label in decisions:
         if verdict == "relabel":
             if label is None:
                 raise ValueError(
-                    f'Sample {sample} is to be relabeled, and no "label" says as what: add it, or judge it wrong.'
+                    f'Sample {sample} has the verdict "relabel" but no "label": add the label, or use "wrong".'
                 )
             labels[sample] = label
         elif verdict == "wrong" and wrong == "suggested":
             labels[sample] = suggested[sample]
             if labels[sample] == before[sample]:
                 kept[sample] = False
-                unhelped.append(sample)
+                without_suggestion.append(sample)
         elif verdict == "drop" or (verdict == "wrong" and wrong == "drop"):
             kept[sample] = False
-    if unhelped:
-        some = ", ".join(map(str, unhelped[:5])) + (", …" if len(unhelped) > 5 else "")
+    if without_suggestion:
+        some = ", ".join(map(str, without_suggestion[:5])) + (", …" if len(without_suggestion) > 5 else "")
         warnings.warn(
-            f"{len(unhelped):,} of the labels that were judged wrong have no other one suggested, and their samples "
-            f'are left out: {some}. Choose a class for each in the review, or give wrong="keep" (--wrong keep).',
+            f"{len(without_suggestion):,} of the labels judged wrong have no other label suggested, so their samples "
+            f'are left out: {some}. Choose a class for each in the review, or pass wrong="keep" (--wrong keep).',
             stacklevel=3,
         )
     if not kept.any():
-        raise ValueError("Every sample would be dropped: there would be no data left.")
+        raise ValueError("The decisions would drop every sample; no data would remain.")
     return Corrections(run, labels, kept, _log(run, decisions, labels, kept))
 
 
 def _log(
     run: Analysis, decisions: Sequence[Decision], labels: np.ndarray, kept: np.ndarray
 ) -> "pandas.DataFrame":
-    """Return what became of each sample that was decided on, and why."""
+    """Return what was done with each decided sample, and why."""
     import pandas
 
     table, classes = run.table, run.manifest["classes"]

@@ -1,4 +1,4 @@
-"""Two runs on the same data, two checkpoints say: what has the network come to see differently?"""
+"""Compare two runs on the same data, such as two checkpoints: what does the network treat differently?"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,16 +36,16 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = False) -> Comparison:
-    """Return what changed from one run to another on the same samples.
+    """Compare two runs on the same samples.
 
     Args:
-        before: A run.
-        after: Another one, on the same data.
-        across_settings: Compare also runs of other outputs (readout) or parameters; what differs is then not the
-            network's doing alone.
+        before: The earlier run.
+        after: The later run, on the same data.
+        across_settings: Also compare runs with different outputs (readout) or parameters; differences then do not come
+            from the network alone.
 
     Raises:
-        ValueError: The runs are of different data, or compared other outputs or parameters.
+        ValueError: The runs have different data, or different outputs or parameters.
     """
     import pandas
 
@@ -53,7 +53,7 @@ def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = F
     _refuse_other_settings(before, after, across_settings)
     first, second = before.table, after.table
     ranks = [table["density"].rank(pct=True) for table in (first, second)]
-    kept = _kept(before.neighbor_matrix, after.neighbor_matrix)
+    kept = _kept_share(before.neighbor_matrix, after.neighbor_matrix)
     changes = pandas.DataFrame(
         {
             "kept_neighbors": kept,
@@ -140,8 +140,8 @@ def _refuse_other_settings(before: Analysis, after: Analysis, across_settings: b
             shown = [", ".join(value) if isinstance(value, list) else str(value) for value in found]
             raise ValueError(
                 f"{before.folder} and {after.folder} compared other things: {name} {_cut(shown[0])} and "
-                f"{_cut(shown[1])}. Differences would not be the network's alone: run both with the same --{name}, or "
-                "ask for it with --across-settings (across_settings=True)."
+                f"{_cut(shown[1])}. Differences would not come from the network alone: run both with the same "
+                f"--{name}, or pass --across-settings (across_settings=True)."
             )
 
 
@@ -198,18 +198,18 @@ def _refuse_other_data(before: Analysis, after: Analysis) -> None:
     classes = [run.manifest.get("classes") or [] for run in (before, after)]
     if classes[0] != classes[1] and sorted(classes[0]) == sorted(classes[1]):
         raise ValueError(
-            f"{before.folder} and {after.folder} have the classes in another order ({_cut(', '.join(classes[0]))} and "
-            f"{_cut(', '.join(classes[1]))}), so that class numbers mean different things: run both with the same "
+            f"{before.folder} and {after.folder} have their classes in different orders ({_cut(', '.join(classes[0]))} "
+            f"and {_cut(', '.join(classes[1]))}), so class numbers mean different things: run both with the same "
             "--classes."
         )
     if before.manifest["data"] != after.manifest["data"]:
         raise ValueError(
-            f"{before.folder} and {after.folder} are of different data ({len(before.table):,} and "
+            f"{before.folder} and {after.folder} have different data ({len(before.table):,} and "
             f"{len(after.table):,} samples): compare two models, or checkpoints, on the same samples."
         )
 
 
-def _kept(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _kept_share(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the share of each row of `first` that is in the same row of `second`."""
     k = min(first.shape[1], second.shape[1])
     return (first[:, :k, None] == second[:, None, :k]).any(2).mean(1)

@@ -1,6 +1,6 @@
-"""A data set as decisions leave it, written as labels, a table, a folder of images or a Hugging Face dataset.
+"""Write a data set corrected by decisions as labels, a table, a folder of images or a Hugging Face dataset.
 
-Nothing that is there is written to: not the data set, not the run.
+Existing data and runs are never modified.
 """
 
 import hashlib
@@ -37,13 +37,13 @@ TABLES = (*SEPARATORS, ".jsonl", ".parquet")
 
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """A data set as decisions leave it.
+    """A data set corrected by decisions.
 
     Attributes:
-        run: The run that was decided on.
+        run: The reviewed run.
         labels: The class number of every sample, corrected, (n,).
-        kept: Whether the sample stays, (n,).
-        changes: The log, a row for each decision: sample, name, action (relabeled, dropped, kept), label_before,
+        kept: Whether the sample remains, (n,).
+        changes: The log, one row per decision: sample, name, action (relabeled, dropped, kept), label_before,
             label_after, verdict, suggested_label, label_suspicion, reason.
 
     Example:
@@ -106,14 +106,14 @@ class Corrections:
 
 
 class Written(NamedTuple):
-    """Where corrected data and their log are."""
+    """Paths of corrected data and their log."""
 
     path: Path
     log: Path
 
 
 class _Source:
-    """The data set that was analyzed, and how it is corrected."""
+    """The analyzed data set, and how to correct it."""
 
     def __init__(self, corrections: Corrections, data: Any) -> None:
         self.corrections, self.run = corrections, corrections.run
@@ -167,12 +167,12 @@ class _Source:
         """Raise unless the data are there, and of one of these kinds."""
         if self.path is not None and not self.path.exists():
             raise FileNotFoundError(
-                f"There is no {self.path}, which the run was computed from: say where it is by --data (data=)."
+                f"There is no {self.path}, which the run was computed from: pass its new path with --data (data=)."
             )
         if self.kind not in kinds:
             what = "data that were given in Python" if self.data is None else str(self.data)
             raise ValueError(
-                f"This form is for {' or '.join(_KINDS[kind] for kind in kinds)}, and the run is of {what}: write "
+                f"This form is for {' or '.join(_KINDS[kind] for kind in kinds)}, but the run used {what}: write "
                 f"labels.csv, whose samples are numbered as in the run{self._given_data()}."
             )
 
@@ -239,7 +239,7 @@ class _Source:
         missing = [value for value in values if value not in numbers]
         if missing:
             raise ValueError(
-                f"Only part of the data was analyzed, and {missing[0]!r} is no class there: write table or parquet."
+                f"Only part of the data was analyzed, and {missing[0]!r} is not a class there: write table or parquet."
             )
         return [numbers[value] for value in values]
 
@@ -255,8 +255,8 @@ class _Source:
         missing = [name for name in names if not (self.path / name).is_file()]
         if missing:
             raise ValueError(
-                f"{self.path} is not as it was analyzed: there is no {missing[0]}, {counted(len(missing), 'image')} "
-                f"{agreeing(len(missing), 'is', 'are')} missing in all. Say where the data are by --data (data=)."
+                f"{self.path} has changed since the analysis: no {missing[0]}, {counted(len(missing), 'image')} "
+                f"{agreeing(len(missing), 'is', 'are')} missing in all. Pass the path of the data with --data (data=)."
             )
         labels, kept = self.corrections.labels, self.corrections.kept
         found = [(self.path / name, name, int(labels[i])) for i, name in enumerate(names) if kept[i]]
@@ -285,13 +285,13 @@ class _Source:
         before = self.run.table["label"].to_numpy().astype(int)
         if len(values) < len(before):
             raise ValueError(
-                f"The data are not as they were analyzed: {counted(len(values), 'row')}, expected {len(before):,}."
+                f"The data have changed since the analysis: {counted(len(values), 'row')}, expected {len(before):,}."
             )
         written: dict[int, Any] = {}
         for row, (value, number) in enumerate(zip(values, before, strict=False)):
             if not self._is_written(value, int(number)):
                 raise ValueError(
-                    f"The data are not as they were analyzed: row {row} has the label {value!r}, and was of the class "
+                    f"The data have changed since the analysis: row {row} has the label {value!r}, and had the class "
                     f"{self.classes[number]!r}."
                 )
             written.setdefault(int(number), value)
@@ -318,7 +318,7 @@ class _Source:
 
 
 def _own_header(path: Path, separator: str) -> list[str]:
-    """Return the names of columns as a table writes them; pandas renames empty ones and those that are there twice."""
+    """Return column names as written in a table; pandas renames empty and duplicate ones."""
     import pandas
 
     first = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, header=None, nrows=1)
@@ -348,7 +348,7 @@ def _write_own_table(path: Path, source: _Source, force: bool) -> None:
     assert source.path is not None
     if path.suffix.lower() != source.path.suffix.lower():
         raise ValueError(
-            f"The table is a {source.path.suffix} file: call the corrected one so too, or write parquet."
+            f"The table is a {source.path.suffix} file: use the same suffix for the corrected one, or write parquet."
         )
     if path.suffix.lower() == ".parquet":
         _write_arrow(path, source.corrected_table())
@@ -360,7 +360,7 @@ def _write_parquet(path: Path, source: _Source, force: bool) -> None:
     import pyarrow
 
     if path.suffix.lower() != ".parquet":
-        raise ValueError(f"A Parquet file ends in .parquet, found {path.name}.")
+        raise ValueError(f"A Parquet file must end in .parquet, found {path.name}.")
     if source.kind == "table":
         source.require("table")
         _write_arrow(path, source.corrected_table())
@@ -398,7 +398,7 @@ def _free_place(class_name: str, name: str, taken: set[str]) -> str:
 
 
 def _refuse_as_folders(classes: list[str]) -> None:
-    """Raise if classes cannot be names of folders."""
+    """Raise if class names cannot be folder names."""
     for name in classes:
         if not name or name.startswith(".") or any(sign in name for sign in "/\\:\0"):
             raise ValueError(f"The class {name!r} cannot be the name of a folder: write labels.csv instead.")
@@ -479,7 +479,7 @@ def _choose_form(to: str, out: str | Path | None, source: _Source) -> tuple[Form
 
 
 def _refuse_place(path: Path, source: _Source, force: bool) -> None:
-    """Raise if writing there would touch the data, the run, or something that was not written here."""
+    """Raise if writing there would touch the data, the run, or files not written by `apply`."""
     place, run = path.resolve(), source.run.folder.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent}.")
@@ -497,11 +497,11 @@ def _refuse_place(path: Path, source: _Source, force: bool) -> None:
         return
     if not force:
         raise FileExistsError(
-            f"{path} is there already: choose another name, or --force (force=True) to replace it."
+            f"{path} exists already: choose another name, or pass --force (force=True) to replace it."
         )
     if path.is_dir() and not (path / MARK).exists():
         raise FileExistsError(
-            f"{path} was not written by likewise apply: it is not replaced, not even by --force."
+            f"{path} was not written by likewise apply, so it is not replaced, even with --force: choose another name."
         )
 
 

@@ -1,8 +1,8 @@
-"""What a person decided about samples of a run: the file that the report's review downloads.
+"""Review decisions about samples of a run, and the file that the report's review downloads.
 
     {"run": "<fingerprint of the data>", "decisions": [{"sample": 17, "verdict": "relabel", "label": 3}, ...]}
 
-`label` is the number of a class, or its name, and belongs to "relabel" only. Other keys are left alone.
+`label` is the number or name of a class, and only goes with "relabel". Other keys are ignored.
 """
 
 import json
@@ -19,35 +19,35 @@ MOST_LISTED = 5
 
 
 class Decision(NamedTuple):
-    """What a person decided about one sample."""
+    """A reviewer's decision about one sample."""
 
     sample: int
     verdict: str  # one of VERDICTS
-    label: int | None = None  # the class that it should have, where the verdict is "relabel"
+    label: int | None = None  # the right class, if the verdict is "relabel"
 
 
 class OtherRunError(ValueError):
-    """Decisions are about another data set than that of the run.
+    """The decisions are about another data set than the run.
 
     Attributes:
-        found: The fingerprint that the decisions name.
-        expected: That of the run.
+        found: The fingerprint in the decisions.
+        expected: The fingerprint of the run.
     """
 
     def __init__(self, source: str, found: object, expected: str) -> None:
         self.found, self.expected = found, expected
         super().__init__(
-            f"{source} holds decisions about another data set: its fingerprint is {str(found)[:12]!r}, that of this "
-            f"run {expected[:12]!r}. Give the decisions of this run, or the run that they were made on."
+            f"{source} holds decisions about another data set: its fingerprint is {str(found)[:12]!r}, this run has "
+            f"{expected[:12]!r}. Pass decisions about this run, or the run that these were made for."
         )
 
 
 class DecisionReader:
-    """Reads decisions about the samples of one run, and refuses those that cannot be about it.
+    """Reads decisions about the samples of one run, and rejects those that do not fit it.
 
     Args:
-        manifest: Of the run.
-        n: How many samples the run has.
+        manifest: The manifest of the run.
+        n: The number of samples in the run.
 
     """
 
@@ -57,11 +57,11 @@ class DecisionReader:
         self.n = n
 
     def read(self, path: Path) -> list[Decision]:
-        """Return the decisions in a file of the report's review.
+        """Read the decisions in a file of the report's review.
 
         Raises:
             OtherRunError: They are about another data set.
-            ValueError: It is no such file, or names samples, verdicts or classes that the run does not have.
+            ValueError: It is not such a file, or it names samples, verdicts or classes that the run does not have.
         """
         return self.parse(read_json(path), str(path))
 
@@ -73,7 +73,7 @@ class DecisionReader:
             or not isinstance(found.get("decisions"), list)
         ):
             raise ValueError(
-                f"{source} is not a file of decisions, as the report's review downloads it: expected "
+                f"{source} is not a decisions file of the report's review: expected "
                 '{"run": ..., "decisions": [...]}.'
             )
         if found["run"] != self.fingerprint:
@@ -81,7 +81,7 @@ class DecisionReader:
         return self.check((self._decision(entry, source) for entry in found["decisions"]), source)
 
     def check(self, decisions: Iterable[Decision], source: str) -> list[Decision]:
-        """Return decisions in the order of samples, if they are about samples of the run, one for each."""
+        """Return the decisions sorted by sample; raise unless each is about one sample of the run, once."""
         known: dict[int, Decision] = {}
         unknown = []
         for decision in decisions:
@@ -89,7 +89,7 @@ class DecisionReader:
                 unknown.append(decision.sample)
             elif known.setdefault(decision.sample, decision) != decision:
                 raise ValueError(
-                    f"{source} decides on sample {decision.sample} twice, as {known[decision.sample].verdict!r} and "
+                    f"{source} has two decisions on sample {decision.sample}, {known[decision.sample].verdict!r} and "
                     f"{decision.verdict!r}: keep one."
                 )
         if unknown:
@@ -97,9 +97,8 @@ class DecisionReader:
                 ", …" if len(unknown) > MOST_LISTED else ""
             )
             raise ValueError(
-                f"{source} decides on {counted(len(unknown), 'sample')} that the run does not have ({listed}): its "
-                "samples are "
-                f"0 to {self.n - 1}."
+                f"{source} has decisions on {counted(len(unknown), 'sample')} that the run does not have ({listed}); "
+                f"the run's samples are 0 to {self.n - 1}."
             )
         return [known[sample] for sample in sorted(known)]
 
@@ -112,23 +111,23 @@ class DecisionReader:
             return label
         some = ", ".join(classes[:MOST_LISTED]) + (", …" if len(classes) > MOST_LISTED else "")
         raise ValueError(
-            f"{source} gives a sample the label {label!r}, which is no class of the run: it has {len(classes)} "
+            f"{source} gives a sample the label {label!r}, which is not a class of the run: it has {len(classes)} "
             f"({some})."
         )
 
     def _decision(self, entry: Any, source: str) -> Decision:
         if not isinstance(entry, Mapping) or "sample" not in entry or "verdict" not in entry:
             raise ValueError(
-                f"{source} is not a file of decisions: {str(entry)[:60]!r} has no sample and verdict."
+                f"{source} is not a decisions file: the entry {str(entry)[:60]!r} has no sample and verdict."
             )
         sample, verdict = entry["sample"], entry["verdict"]
         if not isinstance(sample, int) or isinstance(sample, bool):
             raise ValueError(
-                f"{source} is not a file of decisions: the sample {sample!r} is no number of a sample."
+                f"{source} is not a decisions file: expected the number of a sample, found {sample!r}."
             )
         if verdict not in VERDICTS:
             raise ValueError(
-                f"{source} holds a verdict that is not known: {verdict!r}. Expected {', '.join(VERDICTS)}."
+                f"{source} has an unknown verdict: expected one of {', '.join(VERDICTS)}, found {verdict!r}."
             )
         if verdict != "relabel" or entry.get("label") is None:
             return Decision(sample, verdict)
@@ -138,14 +137,14 @@ class DecisionReader:
 class VerdictCounts(NamedTuple):
     """How many labels were decided, by verdict."""
 
-    wrong: int  # relabeled ones among them
+    wrong: int  # including relabeled ones
     right: int
     unsure: int
-    dropped: int  # samples to drop, whether their label is wrong or not
+    dropped: int  # samples to drop, whether or not their label is wrong
 
 
 def count_verdicts(verdicts: Iterable[str]) -> VerdictCounts:
-    """Return how many labels are wrong, right and unsure, and how many samples are dropped."""
+    """Count wrong, right and unsure labels, and dropped samples."""
     counts = Counter("wrong" if verdict == "relabel" else verdict for verdict in verdicts)
     wrong, right, dropped = (counts[verdict] for verdict in ("wrong", "right", "drop"))
     return VerdictCounts(wrong, right, counts.total() - wrong - right - dropped, dropped)
@@ -154,12 +153,12 @@ def count_verdicts(verdicts: Iterable[str]) -> VerdictCounts:
 def decisions_as_dict(
     decisions: Iterable[Decision], manifest: Mapping[str, Any], names: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
-    """Return decisions as the file of the report's review holds them, with names of classes beside their numbers.
+    """Return decisions in the format of the report's review, with class names besides their numbers.
 
     Args:
-        decisions: Of one run.
-        manifest: Of that run.
-        names: Of samples, to be written beside their numbers.
+        decisions: Decisions about one run.
+        manifest: The manifest of that run.
+        names: Names of samples, written besides their numbers.
 
     """
     classes = manifest.get("classes") or []
@@ -180,15 +179,15 @@ def write_decisions(
     manifest: Mapping[str, Any],
     names: Mapping[int, str] | None = None,
 ) -> None:
-    """Write decisions as the report's review downloads them, complete or not at all."""
+    """Write decisions atomically, in the format of the report's review."""
     files.write_text(
         path, json.dumps(decisions_as_dict(decisions, manifest, names), indent=1, ensure_ascii=False)
     )
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds, or say what is wrong with it."""
+    """Return the content of a JSON file; raise ValueError if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a file of decisions: it is no JSON ({error}).") from error
+        raise ValueError(f"{path} is not a decisions file: it is not JSON ({error}).") from error

@@ -110,7 +110,7 @@ def adopt_parts(folder: RunStore, parts: Sequence[Part], gram: GramMatrix, width
         folder: Of the run.
         parts: All of them, of the same model, data set and options.
         gram: The matrix of the run.
-        width: Numbers a sample of a sketch; 0: exact pairs.
+        width: Numbers per sample of a sketch; 0: exact pairs.
 
     Raises:
         DamagedRunError: A file of a part is missing or damaged.

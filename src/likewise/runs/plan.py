@@ -1,8 +1,8 @@
-"""How a run compares gradients, chosen by counting operations, and what it would take, from a dry run on a few samples.
+"""Choose how a run compares gradients by counting operations, and estimate its cost by a dry run on a few samples.
 
-Three ways. Exactly, with the readout that was given or the usual automatic one, where all pairs are few. Else from
-sketches of a few random combinations of the outputs: a handful of plain training epochs. And exactly, all outputs and
-all pairs, on request.
+There are three ways. If pairs are few: all of them exactly, with the given readout or the usual automatic one. If they
+are many: sketches of a few random combinations of the outputs, which cost a handful of plain training epochs. On
+request: all outputs and all pairs exactly.
 """
 
 import sys
@@ -33,13 +33,11 @@ from likewise.readouts import (
 from likewise.runs.columns import Request, Targets, visit_pairs
 from likewise.wording import agreeing
 
-FEW_MULTIPLICATIONS = 2e11  # of exact pairs: about ten seconds on one core
-MANY_OPERATIONS = (
-    2.5e8  # multiplications of a sample beyond which one combination of its outputs is timed for all
-)
-SAMPLES_TIMED = 32  # for a plan, at most
-NOTICEABLE = 0.2  # seconds of samples that are timed
-SOON = 1.0  # seconds of multiplications, beside which all else that a run does takes longer
+FEW_MULTIPLICATIONS = 2e11  # for exact pairs: about ten seconds on one core
+MANY_OPERATIONS = 2.5e8  # multiplications per sample beyond which one combination of outputs is timed for all
+SAMPLES_TIMED = 32  # samples timed for a plan, at most
+NOTICEABLE = 0.2  # seconds that the timed samples should take
+SOON = 1.0  # seconds of multiplications below which the rest of a run takes longer
 WIDTH = 1024  # numbers per sample of a sketch
 SKETCHED_OUTPUTS = (
     4  # combinations of outputs where gradients are sketched: labels are ranked as by ten (docs/method.md)
@@ -47,78 +45,80 @@ SKETCHED_OUTPUTS = (
 
 
 class Method(NamedTuple):
-    """How a run compares gradients, and what that costs in plain training epochs, counted."""
+    """How a run compares gradients, and the cost in plain training epochs, by counting operations."""
 
-    net: Network  # with the readout that was chosen
-    sketch: int  # numbers a sample; 0: exact pairs
-    outputs: int  # of a sample, as the model returns them
+    net: Network  # with the chosen readout
+    sketch: int  # numbers per sample; 0: exact pairs
+    outputs: int  # outputs of the model per sample
     compared: int  # outputs that the readout selects
     epochs: float
-    exact_epochs: float  # of all outputs and all pairs
-    multiplications: float  # of these epochs
+    exact_epochs: float  # for all outputs and all pairs
+    multiplications: float  # in `epochs`
     operations: int = 0  # multiplications of a forward pass of one sample
 
     def describe(self, time: str = "") -> str:
-        """Return the choice in a sentence; `time`, what it takes in words, comes before the epochs."""
+        """Describe the choice in a sentence; `time`, the duration in words, comes before the epochs."""
         count = f"{self.epochs:,.0f}"
         epochs = f"{count} plain {agreeing(round(self.epochs), 'epoch')}"
         cost = f"{time}, {epochs}" if time else f"about {epochs}"
         readout = readout_name(self.net.readout)
         outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout
         if not self.sketch:
-            return f"exactly, all pairs of gradients of {outputs}: {cost}"
+            return f"exact gradients of {outputs}, all pairs: {cost}"
         return (
-            f"from sketches of {self.sketch} numbers a sample, {outputs}: {cost} "
-            f"(exactly: about {self.exact_epochs:,.0f})"
+            f"sketches of {self.sketch} numbers per sample, {outputs}: {cost} "
+            f"(exact: about {self.exact_epochs:,.0f})"
         )
 
     def estimate_time(self) -> str:
-        """Return in words what its multiplications take on the device of the model, at the rate of matrix products."""
+        """Return in words how long its multiplications take on the model's device, at the speed of matrix products."""
         rate = _multiplications_per_second(next(self.net.model.parameters()).device)
         seconds = self.multiplications / rate
-        return "some seconds" if seconds < SOON else f"about {describe_duration(seconds)} or more"
+        return "a few seconds" if seconds < SOON else f"about {describe_duration(seconds)} or more"
 
 
 class RunPlan(NamedTuple):
-    """What a run would take."""
+    """The estimated cost of a run."""
 
     samples: int
     outputs: int
     parameters: int
     readout: str
     compared: int  # outputs that the readout selects
-    sketch: int  # numbers a sample; 0: exact
+    sketch: int  # numbers per sample; 0: exact
     epochs: float  # plain training epochs, by counting operations
     exact_epochs: float
     seconds: float
-    peak_bytes: int  # beside the model and the data
+    peak_bytes: int  # besides the model and the data
     method: str
 
 
 def choose_method(
     net: Network, data: Batches, *, exact: bool = False, sketch: int | Literal["auto", "never"] = "auto"
 ) -> Method:
-    """Return how to compare gradients, so that a run costs a handful of epochs unless asked to be exact.
+    """Choose how to compare gradients, so that a run costs a handful of epochs unless `exact`.
 
     Args:
-        net: A readout that was given to it is kept; an automatic one is chosen here.
-        data: The samples, of which one is read.
-        exact: All outputs, all pairs.
-        sketch: Numbers per sample; "never": all pairs, with the usual readout.
+        net: The network. A readout given to it is kept; an automatic one is chosen here.
+        data: The samples; one of them is read.
+        exact: Compare all outputs and all pairs.
+        sketch: Numbers per sample; "never" compares all pairs, with the usual readout.
 
     """
     exact = check_flag("exact", exact)
     if not isinstance(sketch, str) or sketch not in ("auto", "never"):
-        sketch = check_integer("sketch", sketch, 16, 2**20, "numbers a sample, or 'auto' or 'never'")
+        sketch = check_integer("sketch", sketch, 16, 2**20, "numbers per sample, or 'auto' or 'never'")
         if exact:
-            raise ValueError(f"exact=True compares gradients as they are, found sketch={sketch} beside it.")
+            raise ValueError(
+                f"exact=True compares gradients without sketches, found sketch={sketch} too: pass one of them."
+            )
     data.samples(
         range(min(2, data.n))
     )  # samples that cannot share a batch are refused before the model is called
     first = data.samples(range(1))
     whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
     returned, outputs, d, operations = _count_outputs(whole, first)
-    if whole.readout is not all_outputs:  # given, or of a language model: nothing is left to choose
+    if whole.readout is not all_outputs:  # given, or that of a language model: nothing to choose
         net = whole.with_readout(whole.readout)
     cost = _Cost(data.n, sum(net.numels.values()), operations)
     if exact:
@@ -126,7 +126,7 @@ def choose_method(
     combinations = usual_combinations(net.model)
     usual = d if net.automatic is None or d <= MOST_OUTPUTS else combinations
     few_pairs = data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
-    is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # no sketch is shorter than these
+    is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # a sketch would not be shorter
     if sketch == "never" or is_small:
         chosen = _fix_readout(net, first, returned, MOST_OUTPUTS, combinations)
         return Method(chosen, 0, outputs, usual, *cost.of(cost.exact(usual), d))
@@ -139,7 +139,7 @@ def choose_method(
 def _fix_readout(
     net: Network, first: Samples, returned: Any, most_outputs: int, combinations: int
 ) -> Network:
-    """Return the network with an automatic readout that is chosen by its first sample; a given one is kept."""
+    """Return the network with its automatic readout chosen by the first sample; a given readout is kept."""
     if net.automatic is not None:
         net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations))
         with net.evaluation_mode():
@@ -148,27 +148,27 @@ def _fix_readout(
 
 
 class _Cost(NamedTuple):
-    """Costs in plain training epochs, of one forward and two backward units a sample."""
+    """Costs in plain training epochs, which take one forward and two backward units per sample."""
 
     n: int
     p: int
     operations: int  # multiplications of a forward pass of one sample
 
     def of(self, epochs: float, d: int) -> tuple[float, float, float, int]:
-        """Return the epochs, those of all d outputs and all pairs, and multiplications: of the first, of a sample."""
+        """Return the epochs, those for all d outputs and all pairs, and multiplications: in the former, per sample."""
         return epochs, self.exact(d), 3 * epochs * self.n * self.operations, self.operations
 
     def exact(self, d: int) -> float:
-        """Return what density, uncertainty and all pairs take: two passes each for the first two."""
+        """Return the epochs for density, uncertainty and all pairs: two passes each for the first two."""
         return 1 / 3 + 4 * (1 + 2 * d) / 3 + self.n * d * self.p / (3 * self.operations)
 
     def sketched(self, d: int, width: int) -> float:
-        """Return what outputs, the sketches and their pairs take, of which each is multiplied once."""
+        """Return the epochs for outputs, sketches and their pairs, each of which is multiplied once."""
         return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (6 * self.operations)
 
 
 def _count_outputs(net: Network, first: Samples) -> tuple[Any, int, int, int]:
-    """Return what the model returns of a sample, its outputs, those that are read, and the multiplications it takes."""
+    """Return the model's result for a sample, its outputs, those the readout selects, and its multiplications."""
     counter = OperationCounter()
     with net.evaluation_mode(), annotate_errors(net, first.inputs, first.labels, first.ids):
         with counter:
@@ -190,18 +190,18 @@ def plan_run(
     exact: bool = False,
     sketch: int | Literal["auto", "never"] = "auto",
 ) -> RunPlan:
-    """Return what `analyze` would take; nothing is written."""
+    """Estimate the cost of `analyze`; writes nothing."""
     data = batches(dataset, labels=labels)
     method = choose_method(net, data, exact=exact, sketch=sketch)
     few = data.take(range(min(data.n, 3)))  # of two, gradients of all outputs would be formed
     gram = GramMatrix(method.net, few, max_memory=max_memory)
-    take = (_plan_sketched if method.sketch else _plan_exact)(gram, data, method)
+    estimate = (_plan_sketched if method.sketch else _plan_exact)(gram, data, method)
     readout, p = readout_name(method.net.readout), sum(net.numels.values())
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
     method = method._replace(sketch=width, compared=gram.d)
     costs = round(method.epochs, 1), round(method.exact_epochs, 1)
-    told = method.describe(f"about {describe_duration(take[0])}")
-    return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *take, told)
+    description = method.describe(f"about {describe_duration(estimate[0])}")
+    return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *estimate, description)
 
 
 def _plan_exact(gram: GramMatrix, data: Batches, method: Method) -> tuple[float, int]:
@@ -216,7 +216,7 @@ def _plan_exact(gram: GramMatrix, data: Batches, method: Method) -> tuple[float,
 def _multiplications_per_second(device: torch.device) -> float:
     """Return how fast the device multiplies matrices, measured."""
     a = torch.ones(256, 4096, device=device)
-    float((a @ a.T)[0, 0])  # the first product of a device takes longer
+    float((a @ a.T)[0, 0])  # the first product on a device takes longer
     start = time.perf_counter()
     for _ in range(4):
         float((a @ a.T)[0, 0])
@@ -250,7 +250,7 @@ def _seconds_of_outputs(
 
 
 def _seconds_of_sample(gram: GramMatrix, data: Batches, function: Callable[[Samples], object]) -> float:
-    """Return what a function takes of each sample: of two, or of as many as take a noticeable time together."""
+    """Return the seconds per sample of a function, timed on two samples or on enough to measure."""
     few, most = min(2, data.n), min(data.n, gram.engine.batch_size or SAMPLES_TIMED, SAMPLES_TIMED)
     with gram.net.evaluation_mode():
         while True:
@@ -264,7 +264,7 @@ def _seconds_of_sample(gram: GramMatrix, data: Batches, function: Callable[[Samp
 
 
 def _seconds_of_pairs(n: int, width: int) -> float:
-    """Return what all pairs of sketches would take, from those of a few."""
+    """Return the estimated seconds for all pairs of sketches, timed on a few."""
     few = min(n, 1024)
     generator = torch.Generator().manual_seed(0)
     features = torch.nn.functional.normalize(torch.randn(few, width, generator=generator), dim=1)

@@ -1,4 +1,4 @@
-"""What a run found, read from its folder: a table, neighbors, a summary, the report. No model is needed."""
+"""The results of a run, read from its folder without the model: table, neighbors, summary, report."""
 
 import warnings
 from collections.abc import Mapping
@@ -35,14 +35,14 @@ class Summary(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many samples are how similar to one."""
+    """Histogram of the similarities of all samples to one."""
 
     edges: np.ndarray  # (bins + 1,)
     counts: np.ndarray  # (bins,)
 
 
 class Precision(NamedTuple):
-    """How many of the labels that were flagged and looked at are wrong."""
+    """How many of the reviewed flagged labels are wrong."""
 
     wrong: int
     right: int
@@ -57,12 +57,12 @@ class Analysis:
     """The results in a run folder, whose files are checked against their checksums when it is opened.
 
     Args:
-        folder: What `analyze`, or the command, wrote.
+        folder: The folder written by `analyze` or `likewise analyze`.
 
     Raises:
         FileNotFoundError: There is no run in the folder.
-        DamagedRunError: Files of the run are missing or not as they were written.
-        ValueError: The run is not finished, or of another version of likewise.
+        DamagedRunError: Files of the run are missing or have changed.
+        ValueError: The run is not finished, or belongs to another version of likewise.
 
     Example:
         >>> import tempfile, torch, likewise as lw
@@ -79,7 +79,7 @@ class Analysis:
         self.manifest: dict[str, Any] = read_manifest(self.folder)
         if not self.manifest["finished"]:
             raise ValueError(
-                f"The run in {self.folder} is not finished: call likewise.analyze again to go on."
+                f"The run in {self.folder} is not finished: repeat likewise.analyze to resume it."
             )
         damaged = check_integrity(self.folder).damaged
         if any(name != REPORT for name in damaged):
@@ -91,7 +91,7 @@ class Analysis:
 
     @cached_property
     def table(self) -> "pandas.DataFrame":
-        """One row a sample: density, novelty, uncertainty, and with classes label_suspicion and more."""
+        """One row per sample: density, novelty, uncertainty, and with classes label_suspicion and more."""
         return self._read("samples.parquet").set_index("sample")
 
     def neighbors(self, sample: int | str, k: int | None = None) -> "pandas.DataFrame":
@@ -124,7 +124,7 @@ class Analysis:
 
     @cached_property
     def pictures(self) -> dict[int, Picture]:
-        """What is kept to see of samples, by number: thumbnails, excerpts, rows."""
+        """Pictures of samples by number: thumbnails, excerpts, rows."""
         rows = self._read("pictures.parquet").itertuples()
         return {int(row.sample): Picture(row.kind, row.content) for row in rows}
 
@@ -147,16 +147,18 @@ class Analysis:
         return self._read("passages.parquet") if "passages.parquet" in self.manifest["files"] else None
 
     def place(self, sample: int | str) -> int:
-        """Return the number of a sample, given by number or by name."""
+        """Return the number of a sample given by number or name."""
         names = self.table.get("name")
         if isinstance(sample, str) and names is not None and (names == sample).any():
             return int((names == sample).to_numpy().argmax())
         if (isinstance(sample, str) and not sample.isdigit()) or int(sample) not in self.table.index:
-            raise KeyError(f"There is no sample {sample}: they are numbered from 0 to {len(self.table) - 1}.")
+            raise KeyError(
+                f"There is no sample {sample}: samples are numbered from 0 to {len(self.table) - 1}."
+            )
         return int(sample)
 
     def histogram(self, sample: int | str) -> Histogram:
-        """Return how many samples are how similar to one, itself among them."""
+        """Return the histogram of similarities of all samples to one, itself included."""
         return Histogram(np.array(self.manifest["edges"]), self._counts[self.place(sample)])
 
     @property
@@ -192,7 +194,7 @@ class Analysis:
         )
 
     def precision(self, decisions: str | Path | Mapping[int, str]) -> Precision:
-        """Return how many of the flagged labels that a person looked at are wrong.
+        """Return how many of the reviewed flagged labels are wrong.
 
         `decisions`: the file that the report's review downloads, or sample -> "wrong", "right", "unsure", "drop" or
         "relabel". Samples to drop do not count, nor those that were not flagged.
@@ -215,8 +217,8 @@ class Analysis:
     def show(self) -> "ReviewWidget | StaticReview":
         """Return the map with a lasso and the review queue, for a notebook.
 
-        `.selected` are the samples that are circled, `.decisions` what was decided, for `likewise.apply_decisions`.
-        Without anywidget (`pip install "likewise[notebook]"`) the map and the worst samples are shown as they are.
+        `.selected` holds the circled samples, `.decisions` the decisions, for `likewise.apply_decisions`. Without
+        anywidget (`pip install "likewise[notebook]"`), the map and the most suspicious samples are static.
         """
         from likewise.runs.review import StaticReview
 
@@ -227,7 +229,7 @@ class Analysis:
         return ReviewWidget(self)
 
     def report(self) -> Path:
-        """Rewrite report.html, and return where it is."""
+        """Rewrite report.html, and return its path."""
         from likewise.report.build import write_report
 
         with lock_folder(self.folder):
@@ -238,7 +240,7 @@ class Analysis:
         labels = "" if s.label_issues is None else f", labels that look wrong: {s.label_issues:,}"
         told = self.manifest.get("wrong_labels") or {}
         if told.get("reason"):
-            labels += " (how many are wrong cannot be told from one network)"
+            labels += " (one network cannot tell how many are wrong)"
         elif s.label_issues and not told.get("distinct", True):
             labels += " (not a group of their own: they may as well be rare or ambiguous)"
         return f"Analysis({counted(s.samples, 'sample')}{labels}; {self.folder})"

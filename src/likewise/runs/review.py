@@ -1,4 +1,4 @@
-"""The samples of a run as a reviewer sees them one by one: plain values for a page, the most suspicious first."""
+"""The samples of a run in review order, the most suspicious first, as plain values for a page."""
 
 import html
 import json
@@ -33,11 +33,11 @@ COLORS = (
 
 
 class ReviewQueue:
-    """Samples in the order of review: flagged ones by suspicion, then all others.
+    """Samples in review order: flagged ones by suspicion, then all others.
 
     Args:
-        run: The run.
-        find_picture: What to see of a sample that the run keeps no picture of.
+        run: The run to review.
+        find_picture: Returns the picture of a sample for which the run holds none.
 
     """
 
@@ -57,7 +57,7 @@ class ReviewQueue:
         return len(self.order)
 
     def entries(self, start: int, count: int) -> list[dict[str, Any]]:
-        """Return so many samples of the queue, from a place on, with their neighbors."""
+        """Return `count` samples of the queue from position `start`, with their neighbors."""
         return [self.entry(int(i)) for i in self.order[start : start + count]]
 
     def entry(self, sample: int) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class ReviewQueue:
         return found
 
     def describe(self, sample: int) -> dict[str, Any]:
-        """Return a sample alone."""
+        """Return a sample without its neighbors."""
         row, table = self.run.table.iloc[sample], self.run.table
         found: dict[str, Any] = {
             "sample": sample,
@@ -93,7 +93,7 @@ class ReviewQueue:
         return found
 
     def class_name(self, number: int) -> str:
-        """Return the name of a class, with control characters written out."""
+        """Return the name of a class, with control characters escaped."""
         classes = self.run.manifest.get("classes") or []
         return escape_controls(classes[number]) if number < len(classes) else str(number)
 
@@ -103,7 +103,7 @@ class ReviewQueue:
 
 
 def describe_picture(picture: Picture | None) -> dict[str, Any] | None:
-    """Return what to see of a sample, for a page: images as data addresses, rows and signals as values."""
+    """Return a picture as plain values for a page: images as data URLs, rows and signals as values."""
     if picture is None:
         return None
     if picture.kind in ("image", "text"):
@@ -112,7 +112,7 @@ def describe_picture(picture: Picture | None) -> dict[str, Any] | None:
 
 
 class StaticReview:
-    """The map and the most suspicious samples of a run as plain HTML, where widgets cannot run."""
+    """The map and the most suspicious samples of a run as plain HTML, for places where widgets cannot run."""
 
     def __init__(self, run: "Analysis") -> None:
         self.run = run
@@ -122,7 +122,7 @@ class StaticReview:
 
 
 def static_html(run: "Analysis") -> str:
-    """Return the map and the most suspicious samples as HTML without scripts; everything of the user's is escaped."""
+    """Return the map and the most suspicious samples as HTML without scripts; user data are escaped."""
     tiles = "".join(_tile(entry) for entry in ReviewQueue(run).entries(0, min(SHOWN, len(run.table))))
     return (
         '<div style="font:14px/1.4 system-ui,sans-serif">'
@@ -139,18 +139,18 @@ def _tile(entry: dict[str, Any]) -> str:
         shown = f'<img src="{source}" alt="{name}" width="84" height="84" style="image-rendering:pixelated">'
     else:
         shown = html.escape(str(picture["content"])[:200])
-    told = html.escape(entry.get("label_name", ""))
+    caption = html.escape(entry.get("label_name", ""))
     if entry["flagged"]:
         looks = "perhaps" if entry["doubtful"] else "looks like"
-        told += f", {looks} <b>{html.escape(entry['suggested_label_name'])}</b>"
-    return f'<figure style="margin:0;width:110px;overflow:hidden">{shown}<figcaption>{told}</figcaption></figure>'
+        caption += f", {looks} <b>{html.escape(entry['suggested_label_name'])}</b>"
+    return f'<figure style="margin:0;width:110px;overflow:hidden">{shown}<figcaption>{caption}</figcaption></figure>'
 
 
 def _static_map(run: "Analysis") -> str:
     table = run.table
     step = -(-len(table) // MOST_POINTS)
     some = table.iloc[::step]
-    x, y = (_scaled(some[name].to_numpy()) for name in ("map_x", "map_y"))
+    x, y = (_scale_to_percent(some[name].to_numpy()) for name in ("map_x", "map_y"))
     group = next((name for name in ("label", "prediction") if name in some), None)
     numbers = np.zeros(len(some), dtype=int)
     if group is not None and some[group].dtype.kind in "iu":
@@ -164,6 +164,6 @@ def _static_map(run: "Analysis") -> str:
     )
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
+def _scale_to_percent(values: np.ndarray) -> np.ndarray:
     low, high = values.min(), values.max()
     return 100 * (values - low) / (high - low if high > low else 1)

@@ -1,4 +1,4 @@
-"""The options of a run, declared once: for commands, for Python, and for a file that starts it again."""
+"""The options of a run, declared once for the command line, Python and settings.toml."""
 
 import tomllib
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ INPUTS = (
 
 
 def _split_names(given: Any) -> Any:
-    """Return names written with commas as a tuple; anything else as it is."""
+    """Split a comma-separated string into a tuple of names; return anything else unchanged."""
     return (
         tuple(part.strip() for part in given.split(",") if part.strip()) if isinstance(given, str) else given
     )
@@ -54,139 +54,153 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
 
 
 class Settings(BaseModel):
-    """Everything that a run is asked for: the one declaration of options.
+    """All options of a run, declared once.
 
-    The command line takes names, defaults and help from here (`likewise.cli.options`), settings.toml is a dump of it.
+    The command line takes names, defaults and help texts from here (`likewise.cli.options`); settings.toml is a dump.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(
-        description="The model: `package.module:object` or `path/to/file.py:object`, a module or a function that makes "
-        "one; a folder of save_pretrained (transformers, peft); or the settings.toml of a run, to start it again."
+        description="The model: `package.module:object` or `path/to/file.py:object`, an nn.Module or a function that "
+        "returns one; a folder written by save_pretrained (transformers, peft); or the settings.toml of a run, to "
+        "repeat it."
     )
     data: str = Field(
-        description="The data: a folder of classes with images, a .csv, .tsv, .parquet, .jsonl or .npz file, or an "
-        "import string."
+        description="The data: a folder with one subfolder of images per class, a .csv, .tsv, .parquet, .jsonl or .npz "
+        "file, or an import string."
     )
     weights: str | None = Field(
-        default=None, description="A state dict: .safetensors, or what torch.save wrote."
+        default=None, description="A state dict: .safetensors, or a file written by torch.save."
     )
-    label: str | None = Field(default=None, description="The column, or array, of labels.")
+    label: str | None = Field(default=None, description="The column (or array) that holds the labels.")
     text_column: str | None = Field(
         default=None,
-        description="The column of texts, for the tokenizer of the model's folder or --prepare; with a comma, two: "
-        "pairs of sentences, or prompt and completion.",
+        description="The column of texts, read by the tokenizer in the model's folder or by --prepare. Two columns, "
+        "separated by a comma, are sentence pairs or prompt and completion.",
     )
     columns: Names | None = Field(
-        default=None, description="The columns that are inputs, with commas; else all numeric."
+        default=None,
+        description="The input columns, separated by commas; by default, all numeric columns.",
     )
     image_size: int | None = Field(
-        default=None, ge=1, description="Resize images to a square of so many pixels."
+        default=None, ge=1, description="Resize images to a square with sides of this many pixels."
     )
-    gray: bool = Field(default=False, description="Read images as gray, one channel.")
+    gray: bool = Field(default=False, description="Read images as grayscale, one channel.")
     prepare: str | None = Field(
-        default=None, description="Import string of a function: one raw sample → the model's input."
+        default=None,
+        description="Import string of a function that turns one raw sample into the model's input.",
     )
     task: Literal["causal-lm", "sequence-classification"] | None = Field(
-        default=None, description="What the model in a folder does; else its configuration says."
+        default=None,
+        description="The task of a model in a folder; by default, its configuration decides.",
     )
     max_length: int | None = Field(
         default=None,
         ge=2,
-        description="Tokens that are read of a text; else what the model reads, up to 1,024.",
+        description="Truncate texts to this many tokens; by default, the model's maximum, up to 1,024.",
     )
     base_model: str | None = Field(
         default=None,
-        description="The folder of the model that a peft adapter is for, if it is not where it was.",
+        description="The folder with the base model of a peft adapter, if it has moved.",
     )
     allow_pickle: bool = Field(
-        default=False, description="Read weights of a folder that torch.save wrote (tensors only)."
+        default=False,
+        description="Also read weights in a model folder that torch.save wrote (tensors only).",
     )
     show: str | None = Field(
         default=None,
-        description="Import string of a function: sample number → what the report shows (image, text, dict, array).",
+        description="Import string of a function from a sample's number to what the report shows of it: an image, a "
+        "text, a dict or an array.",
     )
     show_columns: Names | None = Field(
         default=None,
-        description="Columns to show of a row beside inputs and label, with commas; no others get into the report.",
+        description="Columns that the report shows besides inputs and label, separated by commas; it contains no "
+        "others.",
     )
     excerpt_length: int = Field(
-        default=EXCERPT, ge=1, description="Characters that the report shows of a text."
+        default=EXCERPT, ge=1, description="How many characters of each text the report shows."
     )
     passages: int | None = Field(
         default=None,
         ge=0,
-        description="Of a causal language model: for how many texts, the most novel first, the report marks on which "
-        "passages of three neighbors their similarity rests, at about eight training steps a neighbor; else one in "
-        "200, 8 to 32. 0 for none.",
+        description="Causal language models only: for this many texts, the most novel first, the report marks the "
+        "passages of three neighbors that the similarity rests on. Costs about eight training steps per neighbor. By "
+        "default one text in 200, at least 8 and at most 32; 0 for none.",
     )
     follow_links: bool = Field(
-        default=False, description="Also read what links in a folder of images lead to outside of it."
+        default=False, description="Follow links in a folder of images that lead outside of it."
     )
-    classes: Names | None = Field(default=None, description="Names of the classes, in order, with commas.")
-    limit: int | None = Field(default=None, ge=1, description="Only so many samples.")
+    classes: Names | None = Field(
+        default=None,
+        description="Class names in the order of the model's outputs, separated by commas.",
+    )
+    limit: int | None = Field(default=None, ge=1, description="Use at most this many samples.")
     readout: str = Field(
         default="auto",
-        description=f"Whose gradients are compared: auto, projected_outputs(8), {', '.join(NAMED)}, or an import "
-        "string.",
+        description=f"The outputs whose gradients are compared: auto, projected_outputs(8), {', '.join(NAMED)}, or an "
+        "import string.",
     )
     parameters: Names | None = Field(
         default=None,
-        description="Only these parameters, with commas: `layer4.*,fc.*`; or `adapters`, of peft.",
+        description="Use only these parameters, separated by commas: `layer4.*,fc.*`, or `adapters` for those of peft.",
     )
-    neighbors: int = Field(default=10, ge=1, description="How many neighbors to keep of each sample.")
+    neighbors: int = Field(default=10, ge=1, description="How many neighbors to keep per sample.")
     threshold: float = Field(
         default=0.5,
         ge=-1,
         le=1,
-        description="Samples at least so similar count as near; a multiple of 0.05.",
+        description="Similarity from which a sample counts as a hard neighbor; a multiple of 0.05.",
     )
     sketch: Literal["auto", "never"] | int = Field(
         default="auto",
-        description="auto, never, or numbers per sample: random projections of gradients where pairs are many.",
+        description="Compare random projections of gradients instead of all exact pairs: auto (if there are many "
+        "pairs), never, or the numbers per sample.",
     )
     exact: bool = Field(
         default=False,
-        description="Compare gradients of all outputs, all pairs, without sketches: often a hundred times the cost.",
+        description="Compare the gradients of all outputs for all pairs, without sketches; often costs a hundred times "
+        "as much.",
     )
     layout: Literal["neighbors", "pca", "umap"] = Field(
         default="neighbors",
-        description="How the map is drawn: from neighbors, by the two leading directions (pca), or by umap (an extra).",
+        description="How to lay out the map: from the neighbors, by two principal components (pca), or by umap (an "
+        "extra).",
     )
     watch: str | None = Field(
         default=None,
-        description="The record of the training run, as likewise.Watch.save wrote it: ranks labels better.",
+        description="The record of the training run, written by likewise.Watch.save; ranks suspicious labels better.",
     )
     reheat: bool = Field(
         default=False,
-        description="Judge labels also by copies of the network that are trained on, if it has memorized them.",
+        description="If the network has memorized the labels, also judge them by copies of it that are trained "
+        "further.",
     )
     crossval: str | None = Field(
         default=None,
-        description="The folder of likewise crossval: judge labels also by networks that have not seen them.",
+        description="The folder of likewise crossval; also judges labels by networks that have not seen them.",
     )
     no_index: bool = Field(
-        default=False, description="Do not keep the sketches of a run as an index for likewise ask."
+        default=False, description="Do not keep the run's sketches as an index for likewise ask."
     )
     max_memory: ByteSize | None = Field(
         default=None,
         ge=1,
-        description="For gradients and pairs, beside the model, such as 4GB; half of what is free if not given.",
+        description="Memory for gradients and pairs, besides the model, such as 4GB; by default, half of what is free.",
     )
     device: str = Field(default="cpu", description="Where the model runs: cpu, cuda, cuda:1, mps.")
 
     def naming_columns(self, columns: Sequence[str] | None) -> "Settings":
-        """Return the settings with the columns that are inputs, if they were not named: new rows are read by name."""
+        """Return the settings with these input columns if none were named, because new rows are read by name."""
         if columns is None or self.columns is not None:
             return self
         return self.model_copy(update={"columns": tuple(columns)})
 
     def text(self, command: str = "analyze") -> str:
-        """Return the settings of a command as TOML; what is not set is left out.
+        """Return the settings of a command as TOML, without those that are not set.
 
-        Paths inside the current folder are written relative to it, those inside the home folder with a ~:
-        the file can be given away without telling where someone's files are.
+        Paths inside the current folder are relative to it, and paths inside the home folder start with ~, so that the
+        file can be shared without revealing where its author keeps files.
         """
         import tomlkit
 
@@ -207,7 +221,7 @@ class Settings(BaseModel):
 
 
 def _portable(text: str) -> str:
-    """Return a path, or an import string with one, without the names of folders that are not its own."""
+    """Return a path, or an import string with one, relative to the current or the home folder if it is inside."""
     path = Path(text)
     if not path.is_absolute():
         return text
@@ -218,7 +232,12 @@ def _portable(text: str) -> str:
 
 
 def read_settings(path: str | Path) -> Settings:
-    """Return the settings in a TOML file, or say which of them is wrong."""
+    """Return the settings in a TOML file.
+
+    Raises:
+        ValueError: The file is not TOML, a setting is wrong, or model or data were given in Python.
+
+    """
     try:
         known: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -229,25 +248,25 @@ def read_settings(path: str | Path) -> Settings:
         raise ValueError(f"{path}: {describe_errors(error)}") from error
     if GIVEN_IN_PYTHON in (found.model, found.data):
         raise ValueError(
-            f"{path} is of a run that was started from Python, with a model or data that no text names: "
-            "start it again from there, or write import strings for model and data into the file."
+            f"{path} comes from a run started in Python, with a model or data that have no import string. "
+            "Repeat it from Python, or write import strings for model and data into the file."
         )
     return found
 
 
 def locate_paths(settings: Settings, folder: Path, needed: Sequence[str]) -> Settings:
-    """Return settings whose relative paths lead to files, wherever the command is given and the folder lies.
+    """Return settings with relative paths that exist, even if the command runs elsewhere or the folder has moved.
 
-    Paths are as they were seen from where the first command was given. They are looked for in the current folder, then
-    in the folders around `folder`, all of them in the same one.
+    Paths in settings are relative to where the first command ran. They are searched in the current folder, then in the
+    parents of `folder`; all of them must lie in the same one.
 
     Args:
-        settings: Of an index or a run.
-        folder: In which they were found.
-        needed: The settings whose files must be there.
+        settings: The settings of an index or a run.
+        folder: The folder that the settings were read from.
+        needed: The settings whose files must exist.
 
     Raises:
-        FileNotFoundError: They are neither here nor there.
+        FileNotFoundError: A needed file is in neither place.
 
     """
     named = {name: _file_of(getattr(settings, name)) for name in PATHS if getattr(settings, name) is not None}
@@ -259,8 +278,8 @@ def locate_paths(settings: Settings, folder: Path, needed: Sequence[str]) -> Set
     if wanted and not around:
         name = wanted[0]
         raise FileNotFoundError(
-            f"{folder} was built with {absent[name]}, which is neither in {Path.cwd()} nor around {folder.resolve()}: "
-            f"say where it is by --{name}, or give the command in the folder where it was built."
+            f"{folder} was built with {absent[name]}, which is neither in {Path.cwd()} nor in a folder above "
+            f"{folder.resolve()}. Pass its path with --{name}, or run the command where {folder} was built."
         )
     changes = {
         name: str(around[0] / file) + getattr(settings, name).removeprefix(file)
@@ -271,7 +290,7 @@ def locate_paths(settings: Settings, folder: Path, needed: Sequence[str]) -> Set
 
 
 def _file_of(text: str) -> str | None:
-    """Return the relative path in a setting, None where it is absolute, in the home folder or no path at all."""
+    """Return the relative path in a setting; None if it is absolute, in the home folder or not a path."""
     place, colon, _ = text.rpartition(":")
     path = place if colon else text
     is_path = (
@@ -281,13 +300,13 @@ def _file_of(text: str) -> str | None:
 
 
 def describe_errors(error: ValidationError) -> str:
-    """Return what is wrong with settings, field by field."""
+    """Describe what is wrong with settings, field by field."""
     known = ", ".join(Settings.model_fields)
     problems = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"][:1])
         if problem["type"] == "extra_forbidden":
-            problems.append(f"there is no setting {field!r} (there are: {known})")
+            problems.append(f"there is no setting {field!r} (known settings: {known})")
         else:
             meaning = Settings.model_fields[field].description
             message = problem["msg"].removeprefix("Value error, ")

@@ -1,7 +1,7 @@
-"""The routes of `likewise serve`, what they refuse, and the headers of every answer.
+"""The HTTP routes of `likewise serve`: what they refuse, and the headers of every response.
 
-Every address but /openapi.json begins with a random token. Requests for another host name are refused, so that no
-page of the internet can reach this one by a name of its own (DNS rebinding).
+Every path except /openapi.json starts with a random token. Requests with another host name are refused, so that no web
+page can reach this one through its own domain (DNS rebinding).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from likewise.serve.service import REPORT_DATA, Question, Service
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MOST_BYTES = {"image": 20_000_000, "text": 200_000, "json": 1_000_000}
 SECONDS_FOR_BODY = 30
-DRAINED = 10  # times the bytes that are allowed
+DRAINED = 10  # a larger body is read up to this many times the limit, and discarded
 IMAGE_TYPES = (
     "image/png",
     "image/jpeg",
@@ -62,10 +62,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RequestError(Exception):
-    """A request that is refused.
+    """A refused request.
 
     Attributes:
-        status: Of the answer.
+        status: HTTP status of the response.
         message: What was found and what was expected.
     """
 
@@ -75,12 +75,12 @@ class RequestError(Exception):
 
 
 def build_app(service: Service, token: str, hosts: Sequence[str] = ()) -> ASGIApp:
-    """Return the application.
+    """Build the ASGI application.
 
     Args:
-        service: What is served.
-        token: With which every address begins.
-        hosts: Names, without ports, under which it may be reached beside those of this machine.
+        service: The service behind the routes.
+        token: The first part of every path.
+        hosts: Host names, without ports, that are accepted besides those of this machine.
 
     """
     return _Guard(_routes_app(service, token), (*LOCAL_HOSTS, *hosts))
@@ -164,27 +164,28 @@ class _Handlers:
         reader, k = self._service.reader, _integer(request, "k", 8, 1, 50)
         if self._service.index is None or reader is None:
             raise RequestError(
-                404, "New inputs cannot be asked about here: serve an index that a command built."
+                404,
+                "This server cannot answer questions about new inputs: serve an index built by likewise index.",
             )
         raw = await _read_input(request, reader.kind)
         try:
             new = await asyncio.to_thread(reader.read, raw)
             return _answer(await self._batcher.ask(Question(new, k)))
         except MemoryError as error:
-            raise RequestError(413, f"It is too large once it is decoded: {error}") from error
+            raise RequestError(413, f"The input is too large once decoded: {error}") from error
         except BusyError as error:
             raise RequestError(503, str(error)) from error
         except (
             ValueError,
             TypeError,
             RuntimeError,
-        ) as error:  # what the model or its preparation makes of it
-            raise RequestError(422, f"It cannot be used: {error}") from error
+        ) as error:  # raised by the model or by --prepare
+            raise RequestError(422, f"The input cannot be used: {error}") from error
 
     async def suspects(self, request: Request) -> Response:
         queue = self._service.queue
         if queue is None:
-            raise RequestError(404, "An index alone is served: there is no run to review.")
+            raise RequestError(404, "Only an index is served, so there is no run to review.")
         start, count = _integer(request, "start", 0, 0, None), _integer(request, "count", 10, 1, 100)
         samples = await asyncio.to_thread(queue.entries, start, count)
         facts = {"total": len(queue), "flagged": queue.flagged, "start": start, "samples": samples}
@@ -216,7 +217,7 @@ class _Handlers:
 
 
 class _Guard:
-    """Refuses other host names and origins, and gives every answer its headers."""
+    """Refuses other host names and origins, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app, self._hosts = app, tuple(hosts)
@@ -238,12 +239,12 @@ class _Guard:
         if _without_port(host) not in self._hosts:
             refusal = _error(421, "This page is not served under that host name.")
         elif origin is not None and origin.partition("://")[2] != host:
-            refusal = _error(403, "Another page may not ask here.")
+            refusal = _error(403, "Requests from other pages are refused.")
         await (refusal or self._app)(scope, receive, send_with_headers)
 
 
 async def _read_input(request: Request, kind: str) -> Any:
-    """Return what was sent, if it is of the kind that is served."""
+    """Return the input that was sent; raise unless it is of the kind that is served."""
     given = _content_type(request)
     if given in IMAGE_TYPES or given == "application/octet-stream":
         _require_kind("image", kind)
@@ -269,7 +270,7 @@ async def _read_input(request: Request, kind: str) -> Any:
 
 def _require_kind(given: str, kind: str) -> None:
     if given != kind:
-        raise RequestError(415, f"The index is of inputs of the kind {kind}, found {given}.")
+        raise RequestError(415, f"Expected an input of kind {kind}, found {given}.")
 
 
 def _require_type(request: Request, types: Sequence[str]) -> None:
@@ -282,9 +283,10 @@ def _content_type(request: Request) -> str:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Return the body, and keep no more of it than is allowed.
+    """Return the body, storing no more of it than is allowed.
 
-    What is somewhat too large is read to its end, and not kept: a client that still sends would not hear the answer.
+    A body that is somewhat too large is read to its end and discarded: a client that is still sending would miss the
+    response.
     """
     parts, size = [], 0
     try:
@@ -296,11 +298,11 @@ async def _body(request: Request, most: int) -> bytes:
                 elif size > DRAINED * most:
                     break
     except TimeoutError as error:
-        raise RequestError(408, f"The request did not come in {SECONDS_FOR_BODY} s.") from error
+        raise RequestError(408, f"The request did not arrive within {SECONDS_FOR_BODY} s.") from error
     except ClientDisconnect as error:
         raise RequestError(400, "The connection was closed before the request was complete.") from error
     if size > most:
-        raise RequestError(413, f"At most {most:,} bytes are taken, found {size:,} or more.")
+        raise RequestError(413, f"At most {most:,} bytes are accepted, found {size:,} or more.")
     return b"".join(parts)
 
 
@@ -313,7 +315,7 @@ def _text(content: bytes) -> str:
 
 def _text_value(value: Any) -> str:
     if not isinstance(value, str):
-        raise RequestError(400, "text must be a text.")
+        raise RequestError(400, "text must be a string.")
     return _not_blank(value)
 
 
@@ -361,7 +363,7 @@ def _answer(facts: Any, status: int = 200) -> Response:
 
 
 def _finite(value: Any) -> Any:
-    """Return values as JSON can hold them: no NaN."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

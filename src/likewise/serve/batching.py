@@ -1,4 +1,4 @@
-"""Questions that wait are answered together: one pass over the index serves them all."""
+"""Answer waiting questions in batches: one pass over the index serves all of them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ MOST_WAITING = 256
 
 
 class BusyError(RuntimeError):
-    """Too many questions wait."""
+    """Too many questions are waiting."""
 
 
 class _Waiting(NamedTuple):
@@ -18,10 +18,10 @@ class _Waiting(NamedTuple):
 
 
 class Batcher:
-    """Answers questions in a thread of its own, as many at once as wait.
+    """Answers questions in a separate thread, in batches of all that are waiting.
 
     Args:
-        answer: Returns an answer for each of several questions; called in one thread at a time.
+        answer: Returns an answer for each question of a batch; called in one thread at a time.
 
     """
 
@@ -34,7 +34,7 @@ class Batcher:
         """Return the answer to a question.
 
         Raises:
-            BusyError: Too many others wait.
+            BusyError: Too many questions are waiting.
 
         """
         if self._task is None:
@@ -43,11 +43,11 @@ class Batcher:
         try:
             self._waiting.put_nowait(waiting)
         except asyncio.QueueFull:
-            raise BusyError(f"{MOST_WAITING} questions wait already: try again in a few seconds.") from None
+            raise BusyError(f"{MOST_WAITING} questions are waiting: try again in a few seconds.") from None
         return await waiting.answer
 
     def stop(self) -> None:
-        """Answer no more questions."""
+        """Stop answering questions."""
         if self._task is not None:
             self._task.cancel()
 
@@ -57,11 +57,11 @@ class Batcher:
             while len(together) < MOST_TOGETHER and not self._waiting.empty():
                 together.append(self._waiting.get_nowait())
             if not await self._settle(together) and len(together) > 1:
-                for one in together:  # what one of them did wrong is not the others' fault
+                for one in together:  # one faulty question must not fail the others
                     await self._settle([one])
 
     async def _settle(self, together: list[_Waiting]) -> bool:
-        """Answer questions; return False if several failed and nobody was told."""
+        """Answer a batch; return False if a batch of several failed, without answering any."""
         alive = [one for one in together if not one.answer.done()]
         try:
             answers = await asyncio.to_thread(self._answer, [one.value for one in alive])

@@ -1,4 +1,4 @@
-"""New inputs from memory, read as the data of an index were."""
+"""Read new inputs from memory, in the same way as the indexed data."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -17,19 +17,19 @@ KINDS = ("image", "text", "row")
 
 
 class NewInput(NamedTuple):
-    """A new input: what the model is called with, and what a person sees of it."""
+    """A new input: the model's input, and a picture of it."""
 
     value: Any
     picture: Picture | None
 
 
 class InputReader:
-    """Reads new inputs of one kind as the data of an index were read.
+    """Reads new inputs of one kind in the same way as the indexed data.
 
     Args:
         kind: "image", "text" or "row".
-        read: From the raw value to a data set of one sample.
-        columns: The columns that a row needs, in order; None where they are not known.
+        read: Turns a raw value into a data set of one sample.
+        columns: The columns that a row needs, in order; None if they are not known.
 
     """
 
@@ -39,21 +39,21 @@ class InputReader:
         self.kind, self.columns, self._read = kind, columns, read
 
     def read(self, raw: Any) -> NewInput:
-        """Return a new input.
+        """Read a new input.
 
         Raises:
             ValueError: It cannot be read; the message says why.
-            MemoryError: It is too large once it is decoded.
+            MemoryError: It is too large once decoded.
 
         """
         if self.kind == "row":
-            raw = self._ordered(raw)
+            raw = self._order_columns(raw)
         found = self._read(**{self.kind: raw})
         shown = None if found.show is None else picture(found.show(0))
         return NewInput(found.dataset[0], shown)
 
-    def _ordered(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row with its columns in the order of the data; a missing or unknown one is refused."""
+    def _order_columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row with its columns in the order of the data; raise if one is missing or unknown."""
         if self.columns is None:
             return dict(row)
         missing = [name for name in self.columns if name not in row]
@@ -66,11 +66,11 @@ class InputReader:
 
 
 def reader_from_settings(index: Index, settings: Mapping[str, Any]) -> InputReader | None:
-    """Return what reads new inputs for an index that was built by a command; None where that cannot be told.
+    """Return a reader of new inputs for an index built by a command; None if its settings do not say how.
 
     Args:
         index: The index.
-        settings: What `loading.pasted_input` takes, and `data`, the word that named the data.
+        settings: The arguments of `loading.pasted_input`, and `data`, the name of the data set.
 
     """
     kind = _kind_of(index, settings)
@@ -87,7 +87,7 @@ def reader_from_settings(index: Index, settings: Mapping[str, Any]) -> InputRead
 
 
 def _kind_of(index: Index, settings: Mapping[str, Any]) -> str | None:
-    """Return what new inputs are: images, texts or rows, as the settings say, else as the stored pictures show."""
+    """Return the kind of new inputs (image, text or row), by the settings or else by the stored pictures."""
     if settings["text_column"] is not None:
         return "text"
     path = Path(settings["data"]).expanduser()
@@ -101,7 +101,7 @@ def _kind_of(index: Index, settings: Mapping[str, Any]) -> str | None:
 
 
 def _row_columns(index: Index, settings: Mapping[str, Any]) -> list[str] | None:
-    """Return the columns of a row, in order, where they are certain: named, or as many as the index has inputs."""
+    """Return the columns of a row, in order, if they are certain: named, or as many as the index has inputs."""
     if settings["columns"] is not None:
         return list(settings["columns"])
     if settings["prepare"] is not None:
@@ -117,5 +117,6 @@ def _row_columns(index: Index, settings: Mapping[str, Any]) -> list[str] | None:
         if len(left) == width:
             return left
     raise ValueError(
-        f"Which {width} columns of {settings['data']} the index was built from cannot be told: build it with --columns."
+        f"The index was built from {width} columns of {settings['data']}, but does not say which: rebuild it with "
+        "--columns."
     )

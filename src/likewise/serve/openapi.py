@@ -1,4 +1,4 @@
-"""What the routes accept and return, as an OpenAPI document."""
+"""The OpenAPI document of the routes."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "likewise serve",
             "version": VERSION,
-            "description": "A run or an index as a live page on this machine. Every path but this one comes after the "
-            "token that the command printed.",
+            "description": "A run or an index as a live page on this machine. Every path except this one starts with "
+            "the token that the command printed.",
         },
         "servers": [{"url": "/{token}", "variables": {"token": {"default": "TOKEN"}}}],
         "paths": {
             "/": {"get": _operation("The page.", {"text/html": TEXT})},
             "/report": {"get": _operation("The report of the run.", {"text/html": TEXT}, 404)},
             "/report-data": {
-                "get": _operation("What the report shows, packed.", {"application/octet-stream": TEXT}, 404)
+                "get": _operation("The data of the report, packed.", {"application/octet-stream": TEXT}, 404)
             },
             "/pictures/{sample}": {
                 "get": _operation(
-                    "What to see of a sample.", _json(_PICTURE), 404, _path("sample", {"type": "integer"})
+                    "The picture of a sample.", _json(_PICTURE), 404, _path("sample", {"type": "integer"})
                 )
             },
             "/static/{name}": {
@@ -36,18 +36,20 @@ def document() -> dict[str, Any]:
                     "Scripts and styles of the page.", {"text/javascript": TEXT}, 404, _path("name", TEXT)
                 )
             },
-            "/about": {"get": _operation("What is served, and which new inputs are taken.", _json(_ABOUT))},
+            "/about": {
+                "get": _operation("What is served, and which new inputs are accepted.", _json(_ABOUT))
+            },
             "/ask": {
                 "post": {
                     **_operation(
-                        "What the prediction of a new input rests on: neighbors, novelty, what speaks against it.",
+                        "What the prediction of a new input rests on: neighbors, novelty, reasons for doubt.",
                         _json(_ANSWER),
                         *(400, 404, 408, 413, 415, 422, 503),
-                        _query("k", "How many neighbors.", 8, 1, 50),
+                        _query("k", "Number of neighbors.", 8, 1, 50),
                     ),
                     "requestBody": {
                         "required": True,
-                        "description": "An image file as it is; a text; or JSON with one of text and row.",
+                        "description": "An image file; a text; or JSON with either text or row.",
                         "content": {
                             "image/*": {"schema": {"type": "string", "format": "binary"}},
                             "text/plain": {"schema": TEXT},
@@ -63,11 +65,11 @@ def document() -> dict[str, Any]:
             },
             "/suspects": {
                 "get": _operation(
-                    "Samples in the order of review, flagged labels first.",
+                    "Samples in review order, flagged labels first.",
                     _json(_SUSPECTS),
                     *(400, 404),
-                    _query("start", "The place of the first.", 0, 0, None),
-                    _query("count", "How many.", 10, 1, 100),
+                    _query("start", "Position of the first sample.", 0, 0, None),
+                    _query("count", "Number of samples.", 10, 1, 100),
                 )
             },
             "/samples/{sample}": {
@@ -82,7 +84,7 @@ def document() -> dict[str, Any]:
                 "get": _operation("The decisions in the run folder.", _json(_DECISIONS), 404),
                 "post": {
                     **_operation(
-                        "Add, change or (verdict null) take back decisions; they are saved in the run folder.",
+                        "Add, change or (with verdict null) withdraw decisions; they are saved in the run folder.",
                         _json({"type": "object", "properties": {"decisions": {"type": "integer"}}}),
                         *(400, 404, 408, 413, 415, 422, 503),
                     ),
@@ -138,10 +140,10 @@ _ANSWER = {
         "prediction_name": TEXT,
         "confidence": MAYBE_NUMBER,
         "trusted": {"type": "boolean"},
-        "reasons": {"type": "array", "items": TEXT, "description": "What speaks against the prediction."},
+        "reasons": {"type": "array", "items": TEXT, "description": "Reasons to doubt the prediction."},
         "caveats": {"type": "array", "items": TEXT, "description": "What leaves it uncertain."},
         "verdict": {**TEXT, "description": "Reasons or caveats in words."},
-        "label": {"type": ["integer", "null"], "description": "That the input came with."},
+        "label": {"type": ["integer", "null"], "description": "The label that the input came with."},
         "label_name": TEXT,
         "agreement": MAYBE_NUMBER,
         "shift": MAYBE_NUMBER,
@@ -167,7 +169,10 @@ _ABOUT = {
         "run": {"type": ["string", "null"]},
         "flagged": {"type": ["integer", "null"]},
         "report": {"type": "boolean"},
-        "command": {"type": ["string", "null"], "description": "Corrects the data by the decisions."},
+        "command": {
+            "type": ["string", "null"],
+            "description": "The command that applies the decisions to the data.",
+        },
     },
 }
 _SUSPECTS = {
@@ -201,12 +206,12 @@ _DECISIONS = {
 }
 _REASONS = {
     400: "The request cannot be read.",
-    404: "There is no such thing.",
-    408: "The request came too slowly.",
-    413: "It is too large.",
-    415: "It is of no known type.",
-    422: "It was read, and cannot be used; the error says why.",
-    503: "Too many wait; try again.",
+    404: "Not found.",
+    408: "The request arrived too slowly.",
+    413: "The request is too large.",
+    415: "The content type is not accepted.",
+    422: "The input was read but cannot be used; the error says why.",
+    503: "Too many requests are waiting; try again.",
 }
 
 
@@ -215,7 +220,7 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(summary: str, content: dict[str, Any], *more: int | dict[str, Any]) -> dict[str, Any]:
-    """Return an operation; numbers are errors that it may answer with, dicts are parameters."""
+    """Return an operation; numbers are its possible error codes, dicts are parameters."""
     responses: dict[str, Any] = {
         "200": {
             "description": summary,

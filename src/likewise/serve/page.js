@@ -38,9 +38,9 @@ function answerParts(found) {
     ? element("div", { class: "verdict" }, element("p", { id: "verdict" }, `${found.verdict[0].toUpperCase()}${found.verdict.slice(1)}.`))
     : element("div", { class: "verdict distrust" }, element("p", {}, "Look twice:"), element("ul", {}, ...found.reasons.map((reason) => element("li", {}, reason))));
   const meters = [
-    found.agreement != null && meter("Neighbor agreement", percent(found.agreement), found.agreement, "share of similar samples, by similarity, with this label"),
+    found.agreement != null && meter("Neighbor agreement", percent(found.agreement), found.agreement, "share of similar samples, weighted by similarity, with this label"),
     found.novelty != null && meter("Novelty", found.novelty.toFixed(2), (found.novelty_percentile ?? 0) / 100, unusual(found)),
-    found.shift != null && meter("Prediction gap", found.shift.toFixed(2), Math.min(1, found.shift), "distance from the predictions of similar samples: 0 the same, 1 another class"),
+    found.shift != null && meter("Prediction gap", found.shift.toFixed(2), Math.min(1, found.shift), "distance from the predictions of similar samples: 0 is the same, 1 another class"),
   ].filter(Boolean);
   return [
     name && element("p", { class: "prediction" }, element("strong", { id: "prediction" }, name), found.confidence == null ? null : element("span", { class: "lw-quiet" }, `the network's own confidence: ${percent(found.confidence)}`)),
@@ -225,7 +225,7 @@ async function start() {
     button.addEventListener("click", () => show(button.dataset.part));
   });
   if (about.input) $("input").append(...FORMS[about.input](about));
-  else $("input").append(element("p", { class: "lw-quiet" }, "New inputs cannot be asked about here: this run keeps no index. likewise index builds one; likewise serve RUN --index INDEX serves both."));
+  else $("input").append(element("p", { class: "lw-quiet" }, "This run has no index, so it cannot answer questions about new inputs. Build one with likewise index, and serve both with likewise serve RUN --index INDEX."));
   $("command").textContent = about.command ?? "";
   if (about.report) await makeReview(about);
   const wanted = location.hash.slice(1);

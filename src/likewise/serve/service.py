@@ -1,4 +1,4 @@
-"""What is served, without HTTP: answers about new inputs, the review queue, decisions in the run folder."""
+"""The service behind `likewise serve`, without HTTP: answers, review queue, decisions in the run folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,38 +17,38 @@ from likewise.serve.inputs import InputReader, NewInput
 from likewise.thumbnails import Picture
 
 DECISIONS = "decisions.json"
-REPORT_DATA = "report-data"  # where the report finds its data and its pictures, beside its own address
+REPORT_DATA = "report-data"  # URL of the report's data, relative to the report
 PICTURES = "pictures/{sample}"
 SECONDS_FOR_LOCK = 10
 
 
 class Question:
-    """A new input with the number of neighbors that are asked for."""
+    """A new input, with the number of neighbors to return."""
 
     def __init__(self, new: NewInput, k: int) -> None:
         self.new, self.k = new, k
 
 
 class Service:
-    """A run, an index, or both, to be asked.
+    """Serves a run, an index, or both.
 
     Args:
-        index: To answer about new inputs; opened with its model. None where there is none.
-        run: Whose samples are reviewed. None where only an index is served.
-        reader: Reads new inputs; None where how cannot be told.
+        index: Answers questions about new inputs; opened with its model. None without an index.
+        run: The run to review. None if only an index is served.
+        reader: Reads new inputs; None if it is not known how.
 
     """
 
     def __init__(self, index: Index | None, run: Analysis | None, reader: InputReader | None) -> None:
         if index is None and run is None:
-            raise ValueError("There is nothing to serve: give a run or an index.")
+            raise ValueError("There is nothing to serve: pass a run or an index.")
         self.index, self.run, self.reader = index, run, reader
         self.queue = None if run is None else ReviewQueue(run, self._stored_picture)
         if run is not None:
-            self.decisions()  # a file that cannot be read is said at the start
+            self.decisions()  # fail at the start if the file cannot be read
 
     def about(self) -> dict[str, Any]:
-        """Return what is served and which new inputs are taken."""
+        """Return what is served, and which new inputs are accepted."""
         index, run, reader = self.index, self.run, self.reader
         name = "" if run is None else run.folder.resolve().name
         if run is not None:
@@ -76,7 +76,7 @@ class Service:
         return None if self.index is None else self.index.classes
 
     def explain(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        """Return prediction, neighbors, novelty and what speaks against it, for each new input."""
+        """Return prediction, neighbors, novelty and reasons for doubt, for each new input."""
         assert self.index is not None
         most = max(question.k for question in questions)
         found = self.index.explain(batches([question.new.value for question in questions]), most)
@@ -96,14 +96,14 @@ class Service:
         return answers
 
     def decisions(self) -> dict[str, Any]:
-        """Return the decisions in the run folder, as the report's review downloads them."""
+        """Return the decisions in the run folder, in the format of the report's review."""
         return decisions_as_dict(self._read_decisions(), self._run.manifest)
 
     def decide(self, changes: Any) -> dict[str, Any]:
-        """Change decisions in the run folder, and return how many there are.
+        """Change decisions in the run folder; return how many there are.
 
         Args:
-            changes: As a file of decisions; a verdict that is None takes a decision back.
+            changes: In the format of a decisions file; a verdict of None withdraws a decision.
 
         Raises:
             ValueError: They are about another data set, or name samples or classes that the run does not have.
@@ -114,10 +114,11 @@ class Service:
         if not isinstance(entries, list):
             raise ValueError('Expected {"run": ..., "decisions": [{"sample": ..., "verdict": ...}]}.')
         withdrawn = [e for e in entries if isinstance(e, Mapping) and "verdict" in e and e["verdict"] is None]
-        made = {**changes, "decisions": [e for e in entries if e not in withdrawn]}
+        remaining = {**changes, "decisions": [e for e in entries if e not in withdrawn]}
         reader = run.decision_reader
-        new = {decision.sample: decision for decision in reader.parse(made, "The request")}
-        gone = {d.sample for d in reader.parse({**made, "decisions": _as_unsure(withdrawn)}, "The request")}
+        new = {decision.sample: decision for decision in reader.parse(remaining, "The request")}
+        checked = reader.parse({**remaining, "decisions": _as_unsure(withdrawn)}, "The request")
+        gone = {decision.sample for decision in checked}
         with lock_folder(run.folder, SECONDS_FOR_LOCK):
             known = {d.sample: d for d in self._read_decisions() if d.sample not in gone} | new
             kept = [known[sample] for sample in sorted(known)]
@@ -125,7 +126,7 @@ class Service:
         return {"decisions": len(kept)}
 
     def warm_up(self) -> None:
-        """Trace the model by a question about a stored sample, so that the first visitor does not wait for it."""
+        """Trace the model by asking about a stored sample, so that the first visitor does not have to wait."""
         if self.index is None or self.reader is None:
             return
         seen = self.index.sample(int(self.index.rows[0])).picture
@@ -150,11 +151,11 @@ class Service:
 
     @cached_property
     def report_data(self) -> bytes:
-        """What the report shows, packed once."""
+        """The data of the report, packed once."""
         return pack_payload(self._report_run, picture_source=PICTURES)
 
     def picture(self, sample: int) -> dict[str, Any] | None:
-        """Return what to see of a sample that the report itself holds no picture of.
+        """Return the picture of a sample that the report does not hold.
 
         Raises:
             LookupError: There is no such sample, or only an index is served.
@@ -177,7 +178,7 @@ class Service:
     @property
     def _run(self) -> Analysis:
         if self.run is None:
-            raise LookupError("An index alone is served: there is no run to review.")
+            raise LookupError("Only an index is served, so there is no run to review.")
         return self.run
 
     def _read_decisions(self) -> list[Decision]:
@@ -185,12 +186,12 @@ class Service:
         return self._run.decision_reader.read(path) if path.exists() else []
 
     def _stored_picture(self, sample: int) -> Picture | None:
-        """Return what the index of the run keeps of a sample that the run itself has no picture of."""
+        """Return the picture that the run's index holds of a sample, if the run itself has none."""
         if self.index is None or self.run is None or len(self.index) != len(self.run.table):
             return None
         return self.index.sample(sample).picture
 
 
 def _as_unsure(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return decisions that are taken back as ones that can be checked."""
+    """Return withdrawn decisions with a verdict, so that they can be checked."""
     return [{**entry, "verdict": "unsure"} for entry in entries]

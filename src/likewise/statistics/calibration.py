@@ -1,4 +1,4 @@
-"""From ingredients of reliability to how often such predictions are right, on data with known answers."""
+"""Calibrate reliability on held-out data: the probability that a prediction is right."""
 
 import math
 import warnings
@@ -14,17 +14,15 @@ from likewise.model_state import preserve_generators
 from likewise.statistics.reliability import Reliability
 
 FEWEST = 50
-UNSEEN = (
-    0.01  # this share of the held-out predictions is less close than what calibration is said to apply to
-)
-SHIFTED = 0.05  # of predictions beyond that: a warning
-BY_NEIGHBORS = 0.4  # weight of the log-odds by all ingredients, the rest by the confidence alone
+UNSEEN = 0.01  # share of the held-out predictions that are less close than what the calibration applies to
+SHIFTED = 0.05  # share of predictions beyond that from which a warning is given
+BY_NEIGHBORS = 0.4  # weight of the log-odds by all ingredients; the rest is by the confidence alone
 TEMPERATURES = 0.1, 10.0
 SMALLEST = 1e-30  # probability
 
 
 class CalibrationWarning(UserWarning):
-    """Many predictions are of inputs unlike those calibrated on: `Calibration.applies` tells which.
+    """Many inputs are unlike those calibrated on; `Calibration.applies` is False for these.
 
     Example:
         >>> import torch, likewise as lw
@@ -52,13 +50,13 @@ class Level(NamedTuple):
 
 
 class Calibration:
-    """What is to be expected of predictions: the chance to be right, or for values the size of the error.
+    """The probability that a prediction is right, or for values the expected size of its error.
 
-    Call it with the Reliability of other predictions; `levels` says what was found on the held-out ones. The log-odds
-    of being right are a mean of two, 40 % from all ingredients and 60 % from the network's confidence alone, at the
-    `temperature` at which held-out labels are most likely: each misleads under shifts that the other survives. Where an
-    input is less similar to the training data than 99 % of the held-out ones (`applies`), nothing like it was seen, and
-    neighbors may only lower what the confidence says. Many such inputs raise a `CalibrationWarning`.
+    Call it with the Reliability of other predictions; `levels` shows the results on the held-out ones. The log-odds of
+    being right are a weighted mean: 40 % from all ingredients, 60 % from the network's confidence alone, at the
+    `temperature` at which held-out labels are most likely. Each fails under shifts that the other survives. If an input
+    is less similar to the training data than 99 % of the held-out ones (`applies` is False), nothing like it was seen,
+    and neighbors can only lower the confidence. Many such inputs raise a `CalibrationWarning`.
 
     Example:
         >>> import torch, likewise as lw
@@ -83,7 +81,7 @@ class Calibration:
         self._weights, self._scale, self._factor = weights, scale, factor
         self._cautious = cautious  # weights of the confidence alone, 0 for the others
         self._closeness = torch.zeros(0) if closeness is None else closeness  # of the held-out predictions
-        self.temperature = temperature  # of the probabilities; None where there were none
+        self.temperature = temperature  # of the probabilities; None if there were none
         self.levels: list[Level] = []
 
     def __repr__(self) -> str:
@@ -93,12 +91,12 @@ class Calibration:
         return f"Calibration({kind}, {len(seen):,} held-out predictions{span})"
 
     def __call__(self, found: Reliability) -> Tensor:
-        """Return the chance that each prediction is right, (n,), or for values its expected error."""
+        """Return the probability that each prediction is right, (n,), or for values its expected error."""
         _check_reliability(found)
         if (found.confidence is None) != (self._factor is not None):
-            raise ValueError("Calibrated on classes, asked of values, or the other way round.")
+            raise ValueError("Calibrated on classes and applied to values, or the other way round.")
         if self.temperature is not None and found.probabilities is None:
-            raise ValueError("Calibrated on probabilities of all classes, and asked without: give them too.")
+            raise ValueError("Calibrated with the probabilities of all classes, found none: pass them too.")
         self._warn_of_shift(found)
         mean, spread = self._scale
         standard = (_ingredients(found, self.temperature) - mean) / spread
@@ -119,9 +117,9 @@ class Calibration:
         outside = int((~self.applies(found)).sum())
         if outside > SHIFTED * len(found.closeness) and outside >= 5:
             warnings.warn(
-                f"{outside} of {len(found.closeness)} predictions are of inputs less similar to the training data than "
-                f"99 % of those calibrated on: the data has shifted, and what calibration says of them was not seen. "
-                "Calibration.applies tells which; calibrate on such data if you can.",
+                f"{outside} of {len(found.closeness)} inputs are less similar to the training data than 99 % of those "
+                "calibrated on: the data have shifted, and the calibration was not measured on such inputs. "
+                "Calibration.applies is False for them; calibrate on such data if you can.",
                 CalibrationWarning,
                 stacklevel=3,
             )
@@ -129,17 +127,17 @@ class Calibration:
 
 @preserve_generators()  # importing scikit-learn draws from Python's
 def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
-    """Return a Calibration from predictions whose true labels are known and were not trained on.
+    """Fit a Calibration to held-out predictions whose true labels are known.
 
-    A logistic regression on closeness, agreement, shift and the network's confidence at the best temperature, and one
-    on this confidence alone; `Calibration` says how they are put together. For values a linear one of the logarithm of
-    the error: what comes out is then an expected error, larger for less trusted predictions. At least 50 held-out
-    samples, better 500: levels carry their intervals. Costs nothing beside `reliability`: no pass over data.
+    Fits a logistic regression on closeness, agreement, shift and the network's confidence at the best temperature, and
+    one on this confidence alone; `Calibration` describes how they are combined. For values, a linear regression
+    predicts the logarithm of the error, so the result is an expected error, larger for less reliable predictions. Pass
+    at least 50 held-out samples, better 500; levels have intervals. Makes no pass over the data.
 
     Args:
-        found: What `reliability` returned for held-out inputs.
+        found: The result of `reliability` for held-out inputs.
         truth: (n,) their true labels, or (n, q) values.
-        levels: How many groups `Calibration.levels` has, each with what was found.
+        levels: Number of groups in `Calibration.levels`, each with the measured share or error.
 
     Returns:
         A function of a Reliability: (n,) probabilities of being right, or for values expected errors.
@@ -179,21 +177,23 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
 
 
 def _check_truth(found: Reliability, truth: Tensor) -> Tensor:
-    """Return true labels as numbers, (n, q), or say what is wrong with them."""
+    """Return true labels as numbers, (n, q); raise if they do not fit."""
     _check_reliability(found)
     n, truth = len(found.closeness), check_tensor("truth", truth, finite=False)
     if truth.dim() == 0 or len(truth) != n:
         given = len(truth) if truth.dim() else 1
-        raise ValueError(f"truth must hold {n} true labels: {given} true labels for {n} predictions.")
+        raise ValueError(
+            f"truth must hold one label per prediction: found {given} true labels for {n} predictions."
+        )
     values = truth.double().cpu().reshape(n, -1)
     width = 1 if found.confidence is not None else found.prediction.shape[1]
     if values.shape[1] != width or not values.isfinite().all():
         raise ValueError(
-            f"truth must be {width} finite number{'s' if width > 1 else ''} a sample, found "
+            f"truth must be {width} finite number{'s' if width > 1 else ''} per sample, found "
             f"{tuple(truth.shape)}, {int((~values.isfinite()).sum())} of them not finite."
         )
     if n < FEWEST:
-        raise ValueError(f"Only {n} held-out predictions: at least {FEWEST} are needed, better 500.")
+        raise ValueError(f"Only {n} held-out predictions found: pass at least {FEWEST}, better 500.")
     return values
 
 
@@ -212,14 +212,14 @@ def _ingredients(found: Reliability, temperature: float | None) -> Tensor:
     unknown = [name for name, part in parts.items() if part.isnan().any()]
     if unknown:
         raise ValueError(
-            f"Some predictions have NaN for {' and '.join(unknown)}: their chance would be NaN. An index of "
-            "more than 64 outputs a sample stores none, and knows no shift: use likewise.reliability(gram)."
+            f"Some predictions have NaN for {' and '.join(unknown)}, so their probability would be NaN. An index with "
+            "more than 64 outputs per sample does not store them and has no shift: use likewise.reliability(gram)."
         )
     return torch.stack([part.double().cpu() for part in parts.values()], 1)
 
 
 def _fit_temperature(probabilities: Tensor, classes: Tensor) -> float:
-    """Return the temperature at which the true classes are most likely; those the network lacks tell nothing."""
+    """Return the temperature at which the true classes are most likely; classes the network lacks are skipped."""
     with warnings.catch_warnings():  # importing it changes their filters
         from scipy.optimize import minimize_scalar
 
@@ -247,7 +247,7 @@ def _fit_logistic(features: Tensor, right: Tensor) -> Tensor:
     with warnings.catch_warnings():  # importing it changes their filters
         from sklearn.linear_model import LogisticRegression
 
-    if right.min() == right.max():  # all right, or all wrong: nothing to tell apart
+    if right.min() == right.max():  # all right, or all wrong: nothing to separate
         share = (right.sum() + 0.5) / (len(right) + 1)
         return torch.cat([share.logit()[None], torch.zeros(features.shape[1], dtype=torch.float64)])
     fitted = LogisticRegression(C=1.0).fit(features.numpy(), right.numpy())
@@ -255,7 +255,7 @@ def _fit_logistic(features: Tensor, right: Tensor) -> Tensor:
 
 
 def _fit_least_squares(features: Tensor, target: Tensor) -> Tensor:
-    """Return weights of the right sign: nothing that speaks for a prediction makes its error larger."""
+    """Return weights with fixed signs: evidence for a prediction never increases its expected error."""
     from scipy.optimize import nnls
 
     signs = torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)  # closeness, agreement, shift
@@ -265,11 +265,11 @@ def _fit_least_squares(features: Tensor, target: Tensor) -> Tensor:
 
 def _check_reliability(found: Reliability) -> None:
     if not isinstance(found, Reliability):
-        raise TypeError(f"found must be what likewise.reliability(gram) returns, found {describe(found)}.")
+        raise TypeError(f"found must be a result of likewise.reliability(gram), found {describe(found)}.")
 
 
 def wilson_interval(hits: int, n: int) -> tuple[float, float, float]:
-    """Return the share of hits among n and its 95 % interval by Wilson; NaN, 0 and 1 where none was seen."""
+    """Return the share of hits among n and its 95 % interval by Wilson; NaN, 0 and 1 if n is 0."""
     from scipy.stats import binomtest
 
     if n == 0:

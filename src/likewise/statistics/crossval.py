@@ -1,10 +1,10 @@
-"""Cross-validation: what networks that have not seen a sample say of its label.
+"""Cross-validation: judge labels by networks that have not seen them.
 
-    folds      every class is dealt out at random over the k folds
-    fold i     train(the other folds) -> a model; its probabilities of the samples of fold i are kept
-    folder     fold-0.safetensors, ...: written when a fold is done, read when the same call is made again
+    folds      every class is distributed at random over the k folds
+    fold i     train(the other folds) -> a model; its probabilities for the samples of fold i are kept
+    folder     fold-0.safetensors, ...: written when a fold is done, read when the same call is repeated
 
-Where one network has memorized its labels, or tells classes apart badly, this is the way to know, for k more trainings.
+Use it if one network has memorized its labels or separates classes badly. It costs k trainings.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ METADATA = "likewise.crossval"
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """What networks say of samples that they were not trained on.
+    """Predictions of networks for samples that they were not trained on.
 
     Attributes:
-        probabilities: (n, classes) of each class, by the network that has not seen the sample.
+        probabilities: (n, classes) by the network that has not seen the sample.
         labels: (n,) class numbers.
-        folds: (n,) in which fold a sample was left out.
+        folds: (n,) the fold of each sample.
 
     Example:
         >>> import torch, likewise as lw
@@ -65,7 +65,7 @@ class CrossValidated:
 
     @property
     def accuracy(self) -> float:
-        """Share of the labels that are predicted by a network that has not seen them."""
+        """Share of labels predicted by the network that has not seen them."""
         return float((self.probabilities.argmax(1) == self.labels).double().mean())
 
     @property
@@ -77,11 +77,11 @@ class CrossValidated:
 
     @classmethod
     def load(cls, folder: str | Path) -> "CrossValidated":
-        """Return what `crossval(..., out=folder)` found; all folds must be done."""
+        """Load the result of `crossval(..., out=folder)`; all folds must be done."""
         first = Path(folder) / "fold-0.safetensors"
         known = _read(first, None)
         if known is None:
-            raise FileNotFoundError(f"There is no {first}: {folder} holds no cross-validation.")
+            raise FileNotFoundError(f"There is no {first}, so {folder} holds no cross-validation.")
         k = int(known.about["folds"])
         parts = [
             _read(Path(folder) / f"fold-{fold}.safetensors", known.about["identity"]) for fold in range(k)
@@ -89,7 +89,7 @@ class CrossValidated:
         missing = [fold for fold, part in enumerate(parts) if part is None]
         if missing:
             raise ValueError(
-                f"{len(missing)} of {k} folds are missing in {folder}: the command that began it goes on."
+                f"{len(missing)} of {k} folds are missing in {folder}: repeat the command that started it."
             )
         return _assemble([part for part in parts if part is not None])
 
@@ -110,28 +110,28 @@ def crossval(
     seed: int = 0,
     out: str | Path | None = None,
 ) -> CrossValidated:
-    """Train a network for each fold of a data set on the other folds, and ask it about that fold.
+    """For each fold of a data set, train a network on the other folds, and predict that fold.
 
-    Costs `folds` trainings on (folds − 1)/folds of the data. Before each, the random generators of Python, NumPy and
-    torch are seeded, afterwards they are as before; a call that goes on from a folder gives the same numbers as one
-    that was never stopped, if the training function is deterministic.
+    Costs `folds` trainings on (folds − 1)/folds of the data. The random generators of Python, NumPy and torch are
+    seeded before each training and restored afterwards. If the training function is deterministic, a resumed call gives
+    the same numbers as one that was never stopped.
 
     Args:
-        train: Called with a torch Dataset of (input, label) pairs (items as they are, where the data set has items
-            with labels); returns a trained classifier, any torch.nn.Module. Hold back what it needs to stop early
-            from what it is given.
-        data: Anything that `likewise.batches` accepts; a DataLoader's data set is used.
-        labels: (n,) class numbers; those that travel with the data if None. With one output, 0 and 1.
-        folds: How many.
-        seed: Of the folds and of each training.
-        out: A folder; what is done is kept there, and read when the same call is made again.
+        train: Called with a torch Dataset of (input, label) pairs (or of the data set's own items, if they contain
+            labels); returns a trained classifier, any torch.nn.Module. For early stopping, hold back part of what it
+            gets.
+        data: Anything that `likewise.batches` accepts; of a DataLoader, its data set is used.
+        labels: (n,) class numbers; None uses the labels of the data. With one output, 0 and 1.
+        folds: Number of folds.
+        seed: Seed for the folds and for each training.
+        out: A folder for finished folds, which are read when the same call is repeated.
 
     Returns:
-        CrossValidated; `lw.label_suspicion(found)` judges labels by it, `lw.label_suspicion(gram, crossval=found)` by
+        CrossValidated. `lw.label_suspicion(found)` judges labels by it; `lw.label_suspicion(gram, crossval=found)` by
         it and by the votes of a network.
 
     Raises:
-        ValueError: Labels do not fit, or `out` is of another data set, training function, number of folds or seed.
+        ValueError: Labels do not fit, or `out` belongs to another data set, training function, number of folds or seed.
 
     Example:
         >>> import torch, likewise as lw
@@ -153,20 +153,20 @@ def crossval(
     """
     if world_size() > 1:
         raise RuntimeError(
-            f"crossval trains in one process, and this one is of {world_size()}: call it without torchrun."
+            f"crossval trains in one process, but {world_size()} were started: call it without torchrun."
         )
     check_function("train", train, "(data set) -> a trained torch.nn.Module")
     folds, seed = check_integer("folds", folds, 2), check_seed("seed", seed)
     batched = training_data(data, labels=None if isinstance(data, Batches) else labels)
     given = _class_numbers(batched, labels)
     if folds > len(given):
-        raise ValueError(f"{folds} folds of {len(given)} samples: there are too few for that.")
+        raise ValueError(f"{len(given)} samples are too few for {folds} folds: pass fewer folds.")
     run = _Run(train, data if labels is None else None, batched, given, _deal(given, folds, seed), seed)
     return run.result(None if out is None else Path(out), folds)
 
 
 class _Rows(Dataset[Any]):
-    """Samples of batches, one by one, as (input, label)."""
+    """Single samples of batches, as (input, label)."""
 
     def __init__(self, data: Batches, labels: Tensor) -> None:
         self._data, self._labels = data, labels
@@ -183,7 +183,7 @@ class _Rows(Dataset[Any]):
 
 
 class _Part(NamedTuple):
-    """A fold that is done."""
+    """A finished fold."""
 
     probabilities: Tensor  # (held, classes)
     places: Tensor  # (held,)
@@ -194,14 +194,14 @@ class _Part(NamedTuple):
 @dataclass(frozen=True)
 class _Run:
     train: Train
-    items: Any  # the data set, where its items may be passed on as they are
+    items: Any  # the data set, if its items may be passed on unchanged
     data: Batches
     labels: Tensor
     folds: Tensor
     seed: int
 
     def result(self, out: Path | None, k: int) -> CrossValidated:
-        """Return the probabilities of all folds, from files where these are done."""
+        """Return the probabilities of all folds, read from files if they are done."""
         identity = {} if out is None else self._identity(k)
         if out is not None:
             files.make_folder(out)
@@ -220,7 +220,7 @@ class _Run:
         return _assemble(parts)
 
     def _fold(self, held: Tensor) -> Tensor:
-        """Return the probabilities of samples by a network that is trained on all others, (held, classes)."""
+        """Return the probabilities of samples by a network trained on all others, (held, classes)."""
         fold = int(self.folds[held[0]])
         kept = (self.folds != fold).nonzero()[:, 0].tolist()
         with preserve_generators():
@@ -237,13 +237,13 @@ class _Run:
         chances = class_chances(outputs, self.labels)
         if chances is None:
             raise ValueError(
-                f"Labels go up to {int(self.labels.max())}, and the model that train returned has {outputs.shape[1]} "
-                "outputs: these are not the classes that it tells."
+                f"Labels go up to {int(self.labels.max())}, but the model that train returned has {outputs.shape[1]} "
+                "outputs: these are not its classes."
             )
         return chances.double()
 
     def _subset(self, places: list[int]) -> Dataset[Any]:
-        """Return some samples to train on: items of the user's own data set, else pairs."""
+        """Return samples to train on: items of the user's data set, or (input, label) pairs."""
         items = self.items.dataset if isinstance(self.items, DataLoader) else self.items
         holds_items = hasattr(items, "__getitem__") and not isinstance(
             items, Tensor | np.ndarray | Mapping | tuple | Batches
@@ -253,7 +253,7 @@ class _Run:
         return _Rows(self.data.take(places), self.labels[places])
 
     def _identity(self, k: int) -> dict[str, str]:
-        """Return what a folder must have in common with this call."""
+        """Return the fingerprints that a folder must share with this call."""
         once, again = Fingerprint(), Fingerprint()
         self.data.add_to(once, "samples")
         self.data.add_to(again, "samples")
@@ -266,7 +266,7 @@ class _Run:
 
 
 def _deal(labels: Tensor, folds: int, seed: int) -> Tensor:
-    """Return a fold for each sample, (n,): of every class equally many in each, at random."""
+    """Assign each sample to a fold at random, with equal shares of every class, (n,)."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator)
     order = order[labels[order].argsort(stable=True)]
@@ -283,12 +283,12 @@ def _class_numbers(data: Batches, labels: Any) -> Tensor:
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or int(found.min()) < 0:
         ends = "" if found.is_complex() else f" from {found.min().item():g} to {found.max().item():g}"
         raise TypeError(
-            f"labels must be class numbers from 0, one a sample, found {describe(found)}{ends}. Numbers that are "
+            f"labels must be class numbers from 0, one per sample, found {describe(found)}{ends}. Numbers that are "
             "classes: labels.long(); one-hot: labels.argmax(1)."
         )
     if len(found) != data.n or int(found.max()) >= MOST_CLASSES:
         raise ValueError(
-            f"{len(found)} labels from 0 to {int(found.max())} for {data.n} samples: one for each is needed, below "
+            f"{len(found)} labels from 0 to {int(found.max())} for {data.n} samples: expected one for each, below "
             f"{MOST_CLASSES}."
         )
     return found.cpu().long()
@@ -315,7 +315,7 @@ def _write(path: Path, part: _Part) -> None:
 
 
 def _read(path: Path, identity: dict[str, str] | None) -> _Part | None:
-    """Return a fold that is done, of any cross-validation if no identity is given; None if it is not there."""
+    """Read a finished fold; None if there is none. Without an identity, it may belong to any cross-validation."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -326,17 +326,15 @@ def _read(path: Path, identity: dict[str, str] | None) -> _Part | None:
             found = [file.get_tensor(name) for name in ("probabilities", "places", "labels")]
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(
-            f"{path} cannot be read as a fold of likewise.crossval ({error}): remove it."
+            f"Cannot read {path} as a fold of likewise.crossval ({error}): delete it."
         ) from error
     if about.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{path} is no fold that this version's likewise.crossval wrote: name another folder."
-        )
+        raise ValueError(f"{path} was not written by likewise.crossval of this version: name another folder.")
     wanted = about["identity"] if identity is None else identity
     differing = [name for name, value in wanted.items() if about["identity"].get(name) != value]
     if differing:
         raise ValueError(
-            f"{path.parent} is of another cross-validation: {' and '.join(differing)} differ. Remove it, or name "
+            f"{path.parent} belongs to another cross-validation: {' and '.join(differing)} differ. Delete it, or name "
             "another folder."
         )
     return _Part(found[0], found[1], found[2], about)

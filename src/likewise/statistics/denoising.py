@@ -32,19 +32,19 @@ RELATIVE = Kernel(-1, 0, whole_block)  # K(x,x)⁻¹ K(x,x'): free of the scale 
 
 
 class Denoising(NamedTuple):
-    """What averaging over the neighborhood leaves of the noise, and where it moves the prediction.
+    """How much noise remains after averaging over the neighborhood, and where the average moves the prediction.
 
     Attributes:
         factor: (n,) noise left: 1/√N if all samples are alike, 1 if each is alone.
-        floor: 1/√N, the least possible factor.
-        effective_neighbors: (n,) 1/factor²: as if so many equal samples were averaged.
-        shift: (n, d) the prediction less the mean prediction around it.
+        floor: 1/√N, the smallest possible factor.
+        effective_neighbors: (n,) 1/factor²: the number of equal samples that would average out as much.
+        shift: (n, d) the prediction minus the mean prediction around it.
         smoothed_prediction: (n, d) E_k[ŷ].
         smoothed_label: (n, q) E_k[ỹ], classes one-hot; None without labels.
         negative_share: (n,) share of the weights' mass that is negative; 0: a true average.
-        bound: (n,) of ‖shift‖, from similarities alone; infinite where none is known, see denoising.
+        bound: (n,) bound on ‖shift‖, from similarities alone; infinite if none is known, see denoising.
         factor_error: (n,) standard error of the factor; 0 if exact.
-        unreliable: (n,) the weights sum to too little to divide by: factor over 1, or no gradient.
+        unreliable: (n,) the weights sum to too little to divide by: factor over 1, or a zero gradient.
 
     Example:
         >>> import torch, likewise as lw
@@ -75,18 +75,18 @@ def denoising(
     exact: bool = False,
     seed: int = 0,
 ) -> Denoising:
-    """Return the denoising factor of each row with its circumstances.
+    """How much label noise training averaged out for each row (sec. 6.3).
 
-    Linear in the data set: the factor by `draws` random signs, with its error; negative share and bound
-    are estimated from as many random columns, so that such a bound can be too small. Exact, from all
-    pairs, with exact=True. A sample without a gradient is alone: factor 1.
+    Linear in the data set: the factor is estimated with `draws` random signs, and has an error. Negative share and
+    bound are estimated from as many random columns, so such a bound can be too small. exact=True computes them from all
+    pairs. A sample with a zero gradient is alone: its factor is 1.
 
     Args:
         gram: Plain (not centered); its kernel is ignored.
-        labels: Those around which the label is smoothed; those that travel with the data if None.
-        draws: Random signs, and random columns.
-        exact: From all pairs.
-        seed: Of the random signs.
+        labels: Labels to smooth; None uses the labels of the data.
+        draws: Number of random signs, and of random columns.
+        exact: Use all pairs.
+        seed: Seed of the random signs.
 
     Returns:
         Denoising, with `factor` (n,) first.
@@ -131,8 +131,8 @@ def denoising(
 class _Means:
     """The means E_k around each row, from one product.
 
-    `unit` is (Σ_j K_ij)⁻¹ on its range; where that is not all, as for softmax outputs, E_k averages
-    what lies in it and leaves the rest of the sample's own value as it is.
+    `unit` is (Σ_j K_ij)⁻¹ on its range. If that is not the whole space, as for softmax outputs, E_k averages the part
+    in the range and keeps the rest of the sample's own value.
     """
 
     def __init__(self, inner: GramMatrix, labels: Tensor | None) -> None:
@@ -157,7 +157,7 @@ class _Means:
         self._label_sums = sums
 
     def labels_where(self, alone: Tensor) -> Tensor | None:
-        """Return E_k[ỹ]; of a sample that is alone, its own label, or the mean of all."""
+        """Return E_k[ỹ]; for a sample that is alone, its own label, or the mean of all."""
         if self._labels is None:
             return None
         own = self._labels if self._square else self._labels.mean(0).expand(len(alone), -1)
@@ -179,22 +179,22 @@ def _columns(d: int, q: int) -> int:
 
 
 def _spread(values: Tensor, d: int) -> Tensor:
-    """Return values (b, q) as weights: moved by whole blocks if they match the outputs, else by tr/d."""
+    """Return values (b, q) as weights: averaged by whole blocks if they match the outputs, else by tr/d."""
     if values.shape[1] == d:
         return values.unsqueeze(2)
     return torch.einsum("nq,de->ndeq", values, torch.eye(d).to(values)).flatten(2)
 
 
 class _Pairs(NamedTuple):
-    """What is found of each row by looking at its pairs."""
+    """Quantities of each row that need its pairs."""
 
     negative: Tensor  # (n,) the share of the weights' mass that is negative
     bound: Tensor  # (n,)
-    squares: Tensor  # (n,) Σ ‖W_ij‖² over the columns that were looked at
+    squares: Tensor  # (n,) Σ ‖W_ij‖² over the visited columns
 
 
 def _from_pairs(inner: GramMatrix, unit: Tensor, columns: int | None, seed: int) -> _Pairs:
-    """Return what all columns tell, or so many of them, drawn."""
+    """Compute the quantities from all columns, or from this many drawn at random."""
     m = inner.shape[1]
     if columns is not None and columns < m:
         places = torch.randperm(m, generator=torch.Generator().manual_seed(seed))[:columns].sort().values
@@ -267,7 +267,7 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
 
 
 class _Signs:
-    """Random signs for each column sample, the same whenever and wherever they are asked for."""
+    """Random signs for each column sample, the same on every call and every rank."""
 
     def __init__(self, d: int, draws: int, seed: int) -> None:
         self._d, self._draws, self._seed = d, draws, seed

@@ -16,9 +16,9 @@ MOST_BINS = 1_000_000
 def soft_neighbors(gram: GramMatrix) -> Tensor:
     """N_S(x) = Σ k(x, x'), the soft number of neighbors; sec. 4.2. Two passes over the data.
 
-    N if all samples are alike, 1 if each is alone. Every pair shares a common direction, so that N_S is
-    large in most networks: compare samples with each other, not with 1. Where similarities can be negative
-    (centered, label_against_rest) they cancel, and N_S can be below 1 or negative.
+    N if all samples are alike, 1 if each is alone. All gradients share a common direction, so N_S is large in most
+    networks: compare samples with each other, not with 1. If similarities can be negative (centered,
+    label_against_rest), they cancel, and N_S can be below 1 or negative.
 
     Args:
         gram: Plain or centered.
@@ -58,7 +58,7 @@ def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | No
     Args:
         gram: Plain or centered.
         threshold: τ.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         (n,) integers.
@@ -91,9 +91,9 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
     """N⁺_α(x) = Σ max(k(x, x'), 0)^α, itself included; visits all pairs. The larger α, the more local.
 
     Args:
-        gram: Plain or centered. Of a centered matrix with α = 4 it is the `local_density` of `analyze`.
+        gram: Plain or centered. With a centered matrix and α = 4, this is the `local_density` of `analyze`.
         exponent: α, positive.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         (n,) sums.
@@ -112,7 +112,7 @@ def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | N
 
 
 class SimilarityHistogram(NamedTuple):
-    """How many samples are how similar to each sample.
+    """Histogram of the similarities of each sample.
 
     Attributes:
         edges: (bins + 1,).
@@ -133,7 +133,7 @@ class SimilarityHistogram(NamedTuple):
 
 @dataclass(frozen=True)
 class HistogramReducer(SumReducer):
-    """Each row's histogram over equal bins; what lies outside counts in the first or last bin."""
+    """Each row's histogram over equal bins; values outside count in the first or last bin."""
 
     bins: int
     low: float = -1
@@ -170,10 +170,10 @@ def similarity_histogram(
 
     Args:
         gram: Plain or centered.
-        bins: How many.
-        low: Lower end; what lies below counts in the first bin.
-        high: Upper end; what lies above counts in the last bin.
-        sketch: Estimate from random projections of so many numbers a sample.
+        bins: Number of bins.
+        low: Lower end; smaller values count in the first bin.
+        high: Upper end; larger values count in the last bin.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).

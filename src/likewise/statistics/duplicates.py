@@ -1,19 +1,19 @@
-"""Near-duplicates within a data set and across splits: by the network, and beside it by pixels or words.
+"""Near-duplicates within a data set and across splits, by the network and by pixels, words or numbers.
 
-    similarity         centered similarity of the network; 1 where it cannot tell two samples apart
-    input similarity   cosine of the inputs less their mean: pixels averaged to 16 × 16, counts of words, numbers
+    similarity         centered similarity of the network; 1 if it cannot tell two samples apart
+    input similarity   cosine of the centered inputs: pixels averaged to 16 × 16, word counts, numbers
 
-How similar honest samples are depends on their class: one that is learned well is close together. So a pair counts as
-near-duplicates if, by either of the two, it is closer than an eighth of what is usual in its class: with distance 1 −
-similarity, less than RATIO times the median over the class of the distance to the fifth nearest sample, the smaller
-one if the two have different labels. The fifth, so that a data set in which every sample has a copy, or a test set
-that is all leaked, still has a usual distance. Where that is only rounding, the network does not tell the samples of
-the class apart, and the inputs alone decide. In few dimensions honest samples are that close, too. So the factor, if it
-is not given, is at most (CHANCE / 5)^(2/D), D the dimension that the distances to the third, fourth and fifth show: one
-sample in a thousand has such a neighbor by chance.
+How similar distinct samples are depends on their class: a class that is learned well lies close together. So a pair
+counts as near-duplicates if, by either similarity, it is closer than an eighth of what is usual in its class. With
+distance 1 − similarity: closer than RATIO times the class's median distance to the fifth nearest sample, or the smaller
+of two medians if the labels differ. The fifth, so that a data set in which every sample has a copy, or a fully leaked
+test set, still has a usual distance. If that distance is only rounding, the network does not distinguish the samples of
+the class, and the inputs alone decide. In few dimensions, distinct samples are that close too. So the default factor is
+at most (CHANCE / 5)^(2/D), with D the dimension estimated from the distances to the third, fourth and fifth nearest:
+one sample in a thousand then has such a neighbor by chance.
 
-Texts are near copies by words, too: if at most RATIO of the words of the longer one are not in the other. Texts made
-from templates are all close to each other, so that none is closer than usual.
+Texts also count as near-duplicates if at most RATIO of the words of the longer one are missing in the other. Texts
+built from templates are all close to each other, so none of them is closer than usual.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pandas
 
 RATIO = 0.125  # of the median distance to the fifth nearest in a class: digits that are not copies are further apart
-CHANCE = 1e-3  # of a sample to have an honest neighbor so close
-USUAL = 5  # the nearest sample whose distance is what is usual
+CHANCE = 1e-3  # probability that a distinct sample is that close
+USUAL = 5  # the usual distance is that to the fifth nearest sample
 ROUNDING = 4e-6  # of 1 − similarity in float32: samples that close are the same to the network
 SIDE, LONGEST, WORDS = (
     16,
@@ -45,16 +45,16 @@ SIDE, LONGEST, WORDS = (
 
 
 class Duplicates(NamedTuple):
-    """Pairs of samples that are nearly the same, the most similar first.
+    """Pairs of near-duplicates, the most similar first.
 
     Attributes:
         first: (p,) number of a row.
         second: (p,) number of a column, larger than `first` within one data set.
         similarity: (p,) by the network.
-        input_similarity: (p,) by pixels, words or numbers; NaN where inputs were not compared.
+        input_similarity: (p,) by pixels, words or numbers; NaN if inputs were not compared.
         same_label: (p,) whether both have the same label; None without labels.
-        across: (p,) whether the two are of different splits: leakage, if one is for testing.
-        counts: (n,) of how many pairs a row is.
+        across: (p,) whether the two are in different splits: leakage, if one is for testing.
+        counts: (n,) number of pairs that contain a row.
 
     Example:
         >>> import torch, likewise as lw
@@ -76,7 +76,7 @@ class Duplicates(NamedTuple):
     counts: Tensor
 
     def table(self) -> "pandas.DataFrame":
-        """Return the pairs as a table, a row each."""
+        """Return the pairs as a table, one row per pair."""
         import pandas
 
         columns = {name: getattr(self, name) for name in DUPLICATE_COLUMNS}
@@ -96,7 +96,7 @@ DUPLICATE_COLUMNS = ("first", "second", "similarity", "input_similarity", "same_
 
 @dataclass(frozen=True)
 class PartnersReducer(Reducer):
-    """The k most similar columns of each row, and the similarity to columns that are given."""
+    """The k most similar columns of each row, and its similarities to given columns."""
 
     k: int
     partners: Tensor  # (n, q) columns of each row
@@ -121,25 +121,25 @@ def duplicates(
     sketch: int | None = None,
     compare_inputs: bool = True,
 ) -> Duplicates:
-    """Pairs that the network, or the inputs themselves, hardly tell apart; visits all pairs.
+    """Near-duplicates: pairs that are almost the same to the network or by their inputs; visits all pairs.
 
-    Leakage of a test set into a training set: `GramMatrix(model, test, columns=training)`, or both as one data set
-    with `split`.
+    To find leakage of a test set into a training set, pass `GramMatrix(model, test, columns=training)`, or both as one
+    data set with `split`.
 
     Args:
         gram: Pairs within one data set, or between the rows and the columns. Similarities are centered.
-        labels: (m,) class numbers of the columns, for a threshold for each class; those that travel with the data if
-            None, and one threshold for all samples where there are none.
+        labels: (m,) class numbers of the columns, for one threshold per class; None uses the labels of the data, or one
+            threshold for all samples if there are none.
         split: (n,) the split of each sample, numbers or names, within one data set.
-        k: How many nearest samples of each are considered, by the network and by the inputs.
-        ratio: A pair is closer than this times the median distance to the fifth nearest sample in its class; of texts
-            also one of which at most this share of the words differ. None: 1/8, and less where pairs that close may be
-            chance; a number holds as it is, so that a larger one finds more pairs.
-        sketch: Compare random projections of so many numbers a sample.
-        compare_inputs: Compare pixels, words or numbers too, which reads the data once more.
+        k: How many nearest samples of each to consider, by the network and by the inputs.
+        ratio: A pair counts if it is closer than this times the median distance to the fifth nearest sample in its
+            class; for texts, also if at most this share of the words differ. Larger finds more. None: 1/8, less if
+            pairs that close can be chance.
+        sketch: Compare random projections with this many numbers per sample.
+        compare_inputs: Also compare pixels, words or numbers, which reads the data once more.
 
     Returns:
-        Duplicates; look at the pairs, the first ones first.
+        Duplicates, the most similar pairs first.
 
     Example:
         >>> import torch, likewise as lw
@@ -160,7 +160,7 @@ def duplicates(
     n, m = gram.shape
     k = min(k, m - gram.square)
     if k < 1:
-        raise ValueError("One sample has no other to compare with.")
+        raise ValueError("One sample has no other sample to compare with: pass at least two.")
     splits = None if split is None else _split_numbers(split, gram)
     rows, columns = _classes(gram, labels)
     near = _nearest_inputs(gram, k) if check_flag("compare_inputs", compare_inputs) else None
@@ -173,7 +173,7 @@ def duplicates(
         if near.words is not None:
             by_inputs |= near.words <= (RATIO if ratio is None else ratio) + 1e-9
         found.append((by_inputs, others.cpu(), near.places))
-    pairs = torch.cat([_listed(chosen, values, where) for chosen, values, where in found])
+    pairs = torch.cat([_pair_rows(chosen, values, where) for chosen, values, where in found])
     return _collect(pairs, gram, near, rows, columns, splits)
 
 
@@ -185,15 +185,15 @@ def close_pairs(
     ratio: float | None = None,
     rounding: float = ROUNDING,
 ) -> Tensor:
-    """Return which of the nearest columns (n, k) of each row are nearly the same sample, (n, k).
+    """Return which of the nearest columns (n, k) of each row are near-duplicates, (n, k).
 
     Args:
         places: (n, k) columns, the nearest first.
         similarities: (n, k).
         rows: (n,) classes of the rows.
         columns: (m,) classes of the columns.
-        ratio: Of the median distance to the fifth nearest, or the last if they are fewer, class by class. None: 1/8,
-            less where pairs that close may be chance.
+        ratio: Factor on each class's median distance to the fifth nearest, or to the last if there are fewer. None:
+            1/8, less if pairs that close can be chance.
         rounding: Distances that mean nothing: in a class whose median is not above it, no pair is close.
 
     """
@@ -205,13 +205,13 @@ def close_pairs(
     factor = min(RATIO, _chance_ratio(distance)) if ratio is None else ratio
     limit = torch.where(usual > rounding, factor * usual, -1)
     known = torch.isin(torch.arange(classes), rows)
-    limit[~known] = torch.inf  # of classes that no row has, nothing is known: the row's own limit holds
+    limit[~known] = torch.inf  # nothing is known about classes without a row: the row's own limit holds
     pair_limit = torch.minimum(limit[rows][:, None], limit[columns[places]])
     return (distance < pair_limit) & similarities.isfinite()
 
 
 def _chance_ratio(distance: Tensor) -> float:
-    """Return the share of the distance to the fifth nearest within which hardly a sample has one by chance."""
+    """Return the share of the distance to the fifth nearest within which hardly any sample has a neighbor by chance."""
     k = min(USUAL, distance.shape[1])
     known = distance[:, k - 1] > 0
     if k < 3 or not known.any():
@@ -226,7 +226,7 @@ def _chance_ratio(distance: Tensor) -> float:
 
 
 def input_features(data: Batches) -> Tensor | None:
-    """Return numbers to compare the inputs of samples by, (n, f) float32, None if they are of no known kind."""
+    """Return numbers by which to compare inputs, (n, f) float32; None for unknown kinds of inputs."""
     parts = list[Tensor]()
     for batch in data:
         numbers = _numbers(batch.inputs)
@@ -246,14 +246,14 @@ def pair_similarity(
     *,
     mean: Tensor | None = None,
 ) -> Tensor:
-    """Return the cosine of features, less their mean, of pairs (p,).
+    """Return the cosine of centered features for pairs, (p,).
 
     Args:
-        features: (n, f) of the rows.
+        features: (n, f) features of the rows.
         first: (p,) rows.
         second: (p,) columns.
-        others: (m, f) of the columns; None if these are the rows.
-        mean: (f,) what to subtract; that of the columns if None.
+        others: (m, f) features of the columns; None if these are the rows.
+        mean: (f,) mean to subtract; None uses that of the columns.
 
     """
     columns = features if others is None else others
@@ -270,11 +270,11 @@ class _NearestInputs(NamedTuple):
     similarities: Tensor  # (n, k)
     rows: Tensor  # (n, f) features
     columns: Tensor  # (m, f)
-    words: Tensor | None  # (n, k) of texts: the share of words that differ
+    words: Tensor | None  # (n, k) for texts: the share of words that differ
 
 
 def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
-    """Return the k columns with the most similar inputs; None where inputs are of no known kind."""
+    """Return the k columns with the most similar inputs; None for unknown kinds of inputs."""
     mine = input_features(gram.data)
     theirs = mine if gram.square else input_features(gram.columns)
     if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
@@ -310,8 +310,8 @@ def differing_words(rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
     """Return the share of the words of the longer text that the other one does not have, (n, k).
 
     Args:
-        rows: (n, f) counts of words.
-        columns: (m, f) likewise.
+        rows: (n, f) word counts.
+        columns: (m, f) word counts.
         places: (n, k) columns for each row.
 
     """
@@ -324,21 +324,21 @@ def differing_words(rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
 
 
 def holds_words(inputs: Any) -> bool:
-    """Whether the inputs of a batch are texts: numbers of words."""
+    """Whether the inputs of a batch are texts: token ids."""
     values, _ = _values(inputs)
     is_whole = isinstance(values, Tensor) and not (values.is_floating_point() or values.is_complex())
     return is_whole and values.dim() == 2 and values.dtype not in (torch.uint8, torch.bool)
 
 
 def _values(inputs: Any) -> tuple[Any, Any]:
-    """Return the tensor that inputs are compared by, and the mask of a text."""
+    """Return the tensor by which inputs are compared, and the mask of a text."""
     if isinstance(inputs, Mapping):
         return inputs.get("input_ids", next(iter(inputs.values()))), inputs.get("attention_mask")
     return (inputs[0] if isinstance(inputs, tuple | list) else inputs), None
 
 
 def _numbers(inputs: Any) -> Tensor | None:
-    """Return the inputs of a batch as rows of numbers: pixels, words, or what a table has."""
+    """Return the inputs of a batch as rows of numbers: pixels, word counts, or table columns."""
     given, mask = _values(inputs)
     if not isinstance(given, Tensor) or given.is_complex() or given.dim() < 2:
         return None
@@ -360,7 +360,7 @@ def _word_counts(ids: Tensor, mask: Any) -> Tensor:
 
 
 def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor]:
-    """Return the classes of rows and columns; one class where there are none, with rows apart."""
+    """Return the classes of rows and columns; a single class if there are none."""
     n, m = gram.shape
     theirs = gram.columns.labels() if labels is None else torch.as_tensor(labels)
     known = None if theirs is None or len(theirs) != m else of_classes(theirs, 2)
@@ -381,13 +381,13 @@ def _split_numbers(split: Any, gram: GramMatrix) -> Tensor:
     if not gram.square or len(names) != gram.shape[0]:
         raise ValueError(
             f"split must name the split of each sample of one data set, found {len(names)} for {gram.shape[0]} rows "
-            f"and {gram.shape[1]} columns. Two data sets: GramMatrix(model, test, columns=training)."
+            f"and {gram.shape[1]} columns. For two data sets, pass GramMatrix(model, test, columns=training)."
         )
     known = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return torch.tensor([known[name] for name in names])
 
 
-def _listed(chosen: Tensor, similarities: Tensor, places: Tensor) -> Tensor:
+def _pair_rows(chosen: Tensor, similarities: Tensor, places: Tensor) -> Tensor:
     """Return the chosen pairs as rows (row, column, similarity), in float64."""
     i, j = chosen.nonzero().unbind(1)
     return torch.stack([i.double(), places[i, j].double(), similarities[i, j].double()], 1)

@@ -1,4 +1,4 @@
-"""Over- or underfit: does the network tell samples apart as far as their labels need, and no further? (sec. 4.4)"""
+"""Over- or underfit: does the network separate samples as far as their labels need, and no further? (sec. 4.4)"""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -23,10 +23,10 @@ from likewise.statistics.targets import (
 )
 
 Verdict = Literal["underfit", "fit", "overfit"]
-UNDERFIT, OVERFIT = 0.05, 0.15  # more learned than supported
-UNDERFIT_VALUES = 0.01  # of values, whose noise is not to be learned
-ALONE = 2  # soft neighbors, the sample included: below, the network can set each output alone
-LEARNED = 0.95  # of the labels: nothing is left to learn
+UNDERFIT, OVERFIT = 0.05, 0.15  # limits of the share learned minus the share supported
+UNDERFIT_VALUES = 0.01  # the same for values, whose noise should not be learned
+ALONE = 2  # soft neighbors, the sample included, below which the network can set each output alone
+LEARNED = 0.95  # share of the labels from which nothing is left to learn
 
 
 class FitQuality(NamedTuple):
@@ -36,9 +36,9 @@ class FitQuality(NamedTuple):
         neighbors: (n,) N_S: near 1 if the network can set this sample's output alone.
         label_variance: (n,) variance of the labels around x, summed over classes or components.
         verdict: "underfit", "fit" or "overfit".
-        total_variance: That of all labels, to compare with.
-        learned: Share of the labels that the network predicts, for values R²; NaN if it tells others.
-        supported: The same by neighbors' labels, each sample left out.
+        total_variance: Variance of all labels, for comparison.
+        learned: Share of the labels that the network predicts, for values R²; NaN if it predicts something else.
+        supported: The same for predictions by the neighbors' labels, each sample left out.
 
     Example:
         >>> import torch, likewise as lw
@@ -58,9 +58,9 @@ class FitQuality(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How much is learned that no neighbor supports, an estimate of the gap to new data.
+        """The share learned that no neighbor supports, an estimate of the gap to new data.
 
-        Negative where neighbors tell more than the network: it is not trained out.
+        Negative if neighbors predict better than the network: it could be trained further.
         """
         return self.learned - self.supported
 
@@ -79,27 +79,27 @@ def fit_quality(
     overfit_above: float = OVERFIT,
     sketch: int | None = None,
 ) -> FitQuality:
-    """Return what is learned and what is supported, the paper's neighbors and label variance, a verdict.
+    """Judge whether a network over- or underfits its training data.
 
-    "overfit": the network reproduces labels that its neighbors' labels do not support, more than
-    `overfit_above` of them, or half of the samples have fewer than `alone` neighbors, themselves
-    included (the paper's rule), so that any label can be memorized. "underfit": neighbors'
-    labels tell nearly as much as the network, the difference is below `underfit_below` (None: .05, of
-    values .01, since a good network leaves their noise alone), and less than .95 of the labels are
-    learned: it has not made use of what it can tell apart. Wrong labels count as labels; the data
-    should be those trained on. Neighbors are weighted by max(centered similarity, 0)^8, which visits all pairs.
-    The variance of labels is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two
-    passes: nearly that of all labels in most networks. Where labels are nothing that the network
-    tells, or the readout looks at them, `learned` is NaN and the paper's rule is left.
-    docs/uses.md: how often the verdict was right.
+    "overfit": more than `overfit_above` of the labels are reproduced by the network but not supported by neighbors; or
+    half of the samples have fewer than `alone` neighbors, themselves included (the paper's rule), so that any label can
+    be memorized. "underfit": neighbors' labels predict nearly as well as the network, with a difference below
+    `underfit_below` (None: .05; for values .01, because a good network does not learn their noise), and less than .95
+    of the labels are learned: the network does not use all that it distinguishes. docs/uses.md measures how often the
+    verdict is right.
+
+    Wrong labels count as labels; pass the data trained on. Neighbors are weighted by max(centered similarity, 0)^8,
+    which visits all pairs. The label variance is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two
+    passes; in most networks it is close to that of all labels. If the network does not predict the labels, or the
+    readout looks at them, `learned` is NaN and only the paper's rule applies.
 
     Args:
-        gram: Plain (not centered), of the data trained on, without columns.
-        labels: (n,) class numbers, or (n,) or (n, q) values; those that travel with the data if None.
-        alone: Fewer neighbors than that, in the median, are an overfit.
-        underfit_below: Difference of learned and supported below which it is an underfit; by kind of labels if None.
-        overfit_above: Difference above which it is an overfit.
-        sketch: Estimate neighbors from random projections of so many numbers a sample.
+        gram: Plain (not centered), built on the training data, without columns.
+        labels: (n,) class numbers, or (n,) or (n, q) values; None uses the labels of the data.
+        alone: Median number of neighbors below which the network overfits.
+        underfit_below: Difference of learned and supported below which it underfits; None: by the kind of labels.
+        overfit_above: Difference above which it overfits.
+        sketch: Estimate neighbors from random projections with this many numbers per sample.
 
     Returns:
         FitQuality with the `verdict` and what it rests on.
@@ -119,7 +119,7 @@ def fit_quality(
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
     if not gram.square:
-        raise ValueError("A fit is of one data set: make the GramMatrix without columns.")
+        raise ValueError("fit_quality needs one data set: build the GramMatrix without columns.")
     variance, overall = _label_variance(gram, found)
     neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
     learned, supported, classes = _support(gram, found, sketch)
@@ -153,7 +153,7 @@ def decide_verdict(
     underfit_below: float = UNDERFIT,
     overfit_above: float = OVERFIT,
 ) -> Verdict:
-    """Return what it means that so much is learned, so much of it supported, with so many neighbors (N_S)."""
+    """Return the verdict for these shares learned and supported, and this many neighbors (N_S)."""
     gap = learned - supported
     if gap > overfit_above or 0 < neighbors < alone:
         return "overfit"
@@ -161,7 +161,7 @@ def decide_verdict(
 
 
 def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
-    """Return that around each sample by k^I, and that of all labels."""
+    """Return the label variance around each sample, weighted by k^I, and that of all labels."""
     y = label_values(labels, gram.d).cpu()
     y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
     inner = gram.with_kernel(INNER_PRODUCT)
@@ -173,7 +173,7 @@ def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
 
 
 def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float, bool]:
-    """Return how much of the labels outputs tell, how much the other samples' labels; are they classes?"""
+    """Return the share of labels that outputs predict, the share that neighbors' labels do, and if they are classes."""
     if not gram.of_network or readout_looks_at_label(gram):
         return math.nan, math.nan, True  # no network, or one whose neighbors know the label
     outputs = model_outputs(gram)
@@ -188,7 +188,7 @@ def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[floa
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:
-        return math.nan, supported, False  # labels are no outputs
+        return math.nan, supported, False  # the outputs do not predict the labels
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported, False
 
 

@@ -30,35 +30,33 @@ from likewise.votes import EXPONENT, class_votes, contradiction
 from likewise.watch import Watch
 from likewise.wording import counted
 
-DISAGREEMENT = 0.5  # of the two estimates of precision: beyond, none is given
+DISAGREEMENT = 0.5  # between the two estimates of precision, beyond which none is given
 SAME_ORDER = (
-    0.3  # rank correlation of margins and suspicion within classes: of one order it is .8 and more, else 0
+    0.3  # rank correlation of margins and suspicion within classes: .8 and more in the same order, else 0
 )
-ROUNDS = 4  # of reheating, where none were asked for
-VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # of ranks: of votes and recorded margins, and of margins while hot
-MEMORIZED_EXPONENT = (
-    4  # how fast votes lose their weight as they contest fewer labels than reheated copies do
-)
+ROUNDS = 4  # of reheating, by default
+VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # weights of ranks: votes and recorded margins; margins while hot
+MEMORIZED_EXPONENT = 4  # how fast votes lose weight as they contest fewer labels than other judges do
 
 
 class LabelSuspicion(NamedTuple):
-    """What the network and the neighbors of each sample say of its label.
+    """How far the network and the neighbors of each sample contradict its label.
 
     Attributes:
-        suspicion: (n,) in [0, 1]: 0 if all speak for the label, 1 if all speak for one other.
-        suggested: (n,) the class they speak for.
-        support: (n,) share of their opinion that is for that class; of reheated copies, or of networks that have not
-            seen the sample, where these judge.
-        contested: (n,) the neighbors' class is another one, and there are neighbors to ask.
+        suspicion: (n,) in [0, 1]: 0 if all support the label, 1 if all support one other class.
+        suggested: (n,) the class that they support.
+        support: (n,) how strongly they support it, in [0, 1]; by reheated copies, or by networks that have not seen the
+            sample, if these judge.
+        contested: (n,) the neighbors vote for another class, and there are enough of them.
         isolated: (n,) too few votes to judge by.
-        chance_wrong: (n,) estimated from the votes; NaN unless `distinct`.
-        flagged: (n,) contested and more likely wrong than right; surer than that if not `distinct`. With a record,
-            reheated copies or a cross-validation as many as these, the most suspicious ones.
-        errors: How many labels are wrong; the ends are two ways of counting, 95 % intervals included.
-        precision: Share of the flagged that are wrong, low if few labels are; NaN where unknown.
-        distinct: Wrong labels stand out as a group; if not, `errors` is a guess, `precision` unknown.
-        reason: Why one network cannot tell how many are wrong; errors and precision are NaN then.
-        reheated: What `suspicion` also rests on; says itself where it was skipped.
+        chance_wrong: (n,) probability that the label is wrong, estimated from the votes; NaN unless `distinct`.
+        flagged: (n,) contested and more likely wrong than right; with a higher bar if not `distinct`. With a training
+            record, reheated copies or a cross-validation: the most suspicious labels, as many as these.
+        errors: How many labels are wrong; the ends come from two ways of counting, with 95 % intervals.
+        precision: Share of the flagged labels that are wrong, low if few labels are; NaN if unknown.
+        distinct: Wrong labels stand out as a group; if not, `errors` is a guess and `precision` unknown.
+        reason: Why one network cannot tell how many are wrong; `errors` and `precision` are then NaN.
+        reheated: The reheated copies that `suspicion` also rests on; says why if reheating was skipped.
 
     Example:
         >>> import torch, likewise as lw
@@ -92,7 +90,9 @@ class LabelSuspicion(NamedTuple):
         if self.reason:
             flags = f"{counted(len(self.suspicion), 'label')}, {int(self.flagged.sum())} flagged"
             todo = advice(reheated=self.reheated is not None and not self.reheated.skipped)
-            return f"LabelSuspicion({flags}; cannot tell from one network how many are wrong. {self.reason} {todo})"
+            return (
+                f"LabelSuspicion({flags}; one network cannot tell how many are wrong. {self.reason} {todo})"
+            )
         low, likely, high = (round(v) for v in self.errors)
         errors = f"about {likely} wrong ({low} to {high})" if self.distinct else f"at most about {high} wrong"
         sure = f", {self.precision.likely:.0%} of the flagged" if self.precision.likely > 0 else ""
@@ -114,51 +114,50 @@ def label_suspicion(
 ) -> LabelSuspicion:
     """How much the network and the neighbors' votes contradict each label; visits all pairs.
 
-    Every other sample votes for its own label with max(centered similarity, 0)^exponent. The opinion on a sample is
-    the mean of the shares of votes and of the network's own probabilities, where its outputs are those of the
-    classes: votes still know of labels that the network has memorized, the network is the better judge before.
-    With b the opinion and y the label, suspicion is (1 − b(y) + max b(other)) / 2 + 0.1 log(1.01 / (b(y) + 0.01)),
-    scaled to [0, 1]: the margin, and how surprising the label is, which tells more where a network confuses classes. No
-    cross-validation. Isolated is who gets fewer votes than `isolated_below` of the median; with no vote at all there is
-    no suspicion.
+    Every other sample votes for its own label with max(centered similarity, 0)^exponent. The belief b in each class is
+    the mean of its share of the votes and the network's own probability, if the network's outputs are classes. Votes
+    still detect labels that the network has memorized; before that, the network is the better judge. With y the label,
+    suspicion is (1 − b(y) + max b(other)) / 2 + 0.1 log(1.01 / (b(y) + 0.01)), scaled to [0, 1]: the margin, plus how
+    surprising the label is, which helps if the network confuses classes. A sample is isolated if it gets fewer votes
+    than `isolated_below` times the median. Without any vote, suspicion is 0.
 
-    With the record of the training run (`watch`) suspicion is the mean of two ranks instead, that of the suspicion
-    above and that of −`watch.early_margins`: each from 0 (least suspicious) to 1 (most), ties share their mean rank. It
-    then tells an order, not how strong a contradiction is. Where there is no vote, or no margin, the other rank counts
-    alone. Everything else in the result is by votes, as without a record.
+    With the record of the training run (`watch`), suspicion is the mean of two ranks instead: that of the suspicion
+    above and that of −`watch.early_margins`, each from 0 (least suspicious) to 1 (most); ties share their mean rank.
+    It then gives an order, not the strength of a contradiction. A sample without votes, or without a margin, gets the
+    other rank alone. Everything else in the result is by votes, as without a record.
 
-    A network that has memorized its labels can be reheated (`likewise.reheat`): suspicion is then the weighted mean of
-    ranks, 2 of the suspicion above, 2 of that by the reheated copies, 1 of −margin while they were hot, and 2 of
-    −margin in the record of the training run if there is one. Everything else in the result is then by the copies,
-    which have not memorized the labels. Each copy costs votes of its own.
+    A network that has memorized its labels can be reheated (`likewise.reheat`). Suspicion is then a weighted mean of
+    ranks: 2 for the suspicion above, 2 for that by the reheated copies, 1 for −margin while they were hot, and 2 for
+    −margin in the record of the training run, if there is one. Everything else in the result is by the copies, which
+    have not memorized the labels. Each copy visits all pairs once more.
 
-    With networks that have not seen the samples (`likewise.crossval`) their suspicion is one more rank of weight 2, and
-    everything else in the result is by their probabilities, taken as votes: they have memorized nothing.
+    With networks that have not seen the samples (`likewise.crossval`), their suspicion is one more rank of weight 2.
+    Everything else in the result is by their probabilities, used as votes: they have memorized nothing.
 
     A network that reproduces 95 % of its labels may have memorized its votes, too. The weight of the suspicion above is
-    2 ratio⁴ there, ratio being the number of labels that its votes contest, divided by the number that is contested by
-    the copies' votes, by networks that have not seen the sample or by a negative margin in the record, whichever is
-    the largest; 2 where votes contest more.
+    then 2 ratio⁴. The ratio is the number of labels that its votes contest, divided by the largest number that the
+    copies' votes, networks that have not seen the sample, or negative margins in the record contest; at most 1.
 
-    Where the network has memorized its labels, or tells classes apart badly, and no group of labels stands out,
-    neighbors are no judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then
-    still the best guess. Where no group stands out, there is no `chance_wrong` either.
+    If the network has memorized its labels, or separates classes badly, and no group of labels stands out, neighbors
+    cannot judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then still the best
+    guess. Without a group that stands out, `chance_wrong` is NaN too.
 
-    Where classes overlap, right labels lose their votes too, but narrowly, about as often as they win narrowly. If
-    these explain most of the labels that lose, no group stands out.
+    If classes overlap, right labels lose their votes too, but narrowly, about as often as they win narrowly. If such
+    narrow losses explain most of the labels that lose, no group stands out.
 
     Args:
-        gram: A square matrix; votes are by centered similarities whether it is centered or not. Its readout should
-            not look at the label (all_outputs, log_probabilities): what is in doubt is no ground for similarity.
-            Or what `likewise.crossval` returned, to judge by that alone.
-        labels: (n,) class numbers; those that travel with the data if None.
+        gram: A square matrix; votes use centered similarities whether or not it is centered. Its readout should not
+            look at the label (all_outputs, log_probabilities): similarity must not depend on what is in doubt. Or the
+            result of `likewise.crossval`, to judge by that alone.
+        labels: (n,) class numbers; None uses the labels of the data.
         exponent: How local votes are.
         isolated_below: Share of the median number of votes below which a sample is isolated.
-        sketch: Estimate from random projections of so many numbers a sample.
-        watch: Record of the training run, of the same samples in the same order with the same labels.
-        reheat: "auto" reheats four copies of the network if it is memorized; or what `likewise.reheat` returned for
-            the same samples and labels, for augmentation, losses or rounds of your own. None or False: nothing.
-        crossval: What `likewise.crossval` returned for the same samples and labels.
+        sketch: Estimate from random projections with this many numbers per sample.
+        watch: Record of the training run, with the same samples and labels in the same order.
+        reheat: "auto" reheats four copies of the network if it has memorized the labels; or the result of
+            `likewise.reheat` for the same samples and labels, if you need your own augmentation, loss or rounds. None
+            or False: no reheating.
+        crossval: The result of `likewise.crossval` for the same samples and labels.
 
     Returns:
         LabelSuspicion; rank by `suspicion`, look at `flagged` first.
@@ -181,7 +180,8 @@ def label_suspicion(
     if isinstance(gram, CrossValidated):
         if labels is not None or crossval is not None or reheat:
             raise ValueError(
-                "A cross-validation has labels of its own, and no network to reheat: give it alone."
+                "A cross-validation has its own labels and no network to reheat: pass it without labels, crossval or "
+                "reheat."
             )
         margins = None if watch is None else margins_of(watch, gram.labels)
         return suspicion_from_votes(
@@ -189,7 +189,7 @@ def label_suspicion(
         )
     refuse_unbounded(gram)
     if not gram.square:
-        raise ValueError("Labels vote within one data set: make the GramMatrix without columns.")
+        raise ValueError("Samples vote within one data set: build the GramMatrix without columns.")
     given = class_numbers(gram, labels)
     margins = None if watch is None else margins_of(watch, given)
     validated = None if crossval is None else validated_for(crossval, given)
@@ -201,7 +201,7 @@ def label_suspicion(
     if outputs is not None:
         _warn_of_weak_votes(gram, outputs, chances, given)
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": gram.dtype}
-    hot = None if reheat is None or reheat is False else _reheated(gram, given, votes, reheat)
+    hot = None if reheat is None or reheat is False else _resolve_reheat(gram, given, votes, reheat)
     after = None
     if hot is not None and not hot.skipped:
         after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
@@ -213,28 +213,28 @@ def label_suspicion(
 
 
 def advice(*, reheated: bool = False, validated: bool = False) -> str:
-    """Return what to do where nobody can tell how many labels are wrong, without what was done already."""
+    """Return what to do if one network cannot tell how many labels are wrong, without what was done already."""
     ways = ["judge by a checkpoint of early training", "record margins while training (likewise.Watch)"]
     ways += [] if validated else ["cross-validate (likewise.crossval, likewise crossval)"]
     if not reheated:
         ways.append("reheat the network if it reproduces 95 % of the labels (likewise.reheat)")
     listed = f"{', '.join(ways[:-1])}{',' if len(ways) > 2 else ''} or {ways[-1]}"
-    return f"{listed[0].upper()}{listed[1:]}. Or look at 30 labels that likewise.spot_check draws."
+    return f"{listed[0].upper()}{listed[1:]}. Or check 30 labels drawn by likewise.spot_check."
 
 
 class OpinionAfter(NamedTuple):
-    """What reheated copies of a network say of labels, means over the copies."""
+    """What reheated copies of a network predict, as means over the copies."""
 
     ranks: Tensor  # (n,) of their suspicion
     votes: Tensor  # (n, classes) shares
-    chances: Tensor | None  # (n, classes) probabilities, None if their outputs are not those of the classes
+    chances: Tensor | None  # (n, classes) probabilities, None if their outputs are not classes
     margins: Tensor  # (n,) while they were hot
 
 
 def opinion_after(
     gram: GramMatrix, hot: Reheated, *, exponent: float = EXPONENT, sketch: int | None = None
 ) -> OpinionAfter:
-    """Return what reheated copies say, each by votes of its own; visits all pairs for each."""
+    """Return votes and probabilities of reheated copies; visits all pairs for each copy."""
     ranks, shares, chances = list[Tensor](), list[Tensor](), list[Tensor]()
     for one in hot.rounds:
         net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
@@ -259,10 +259,10 @@ def combined_suspicion(
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
-    """Return what a network, its reheated copies and networks that have not seen the samples say of labels.
+    """Combine a network, its reheated copies and networks that have not seen the samples into one result.
 
-    Suspicion is by all of them; the rest by the best judge that there is: networks that have not seen the labels,
-    else copies that have forgotten them, else the network.
+    All of them contribute to suspicion. Everything else is by the best judge available: networks that have not seen
+    the labels, then copies that have forgotten them, then the network.
     """
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
     more = [] if after is None else [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
@@ -276,7 +276,7 @@ def combined_suspicion(
         found = suspicion_from_votes(after.votes, given, after.chances, judge=judge, **options)
         if (
             not found.distinct
-        ):  # heat made them forget right labels too: flag what the network contests as well
+        ):  # the copies forgot right labels too: flag only what the network contests as well
             found = found._replace(flagged=found.flagged & both.contested)
     else:
         return both
@@ -309,7 +309,7 @@ def _weight_of_votes(
 
 
 def _most_suspicious(suspicion: Tensor, among: Tensor, count: int) -> Tensor:
-    """Return the `count` most suspicious labels among some, (n,)."""
+    """Return a mask of the `count` most suspicious labels within `among`, (n,)."""
     scores = torch.where(among, suspicion.double(), -torch.inf)
     chosen = torch.zeros_like(among)
     chosen[scores.argsort(descending=True, stable=True)[: min(count, int(among.sum()))]] = True
@@ -317,20 +317,20 @@ def _most_suspicious(suspicion: Tensor, among: Tensor, count: int) -> Tensor:
 
 
 def order_warning(votes: Tensor, given: Tensor, chances: Tensor | None, margins: Tensor) -> str | None:
-    """Return what is odd about a record that knows nothing of what the network says: it may be in another order."""
+    """Return a warning if a training record does not match the network: it may be in another order; else None."""
     suspicion = suspicion_from_votes(votes, given, chances).suspicion.double()
     correlation = _correlation_within(given, suspicion, -margins.double())
     if math.isnan(correlation) or correlation > SAME_ORDER:
         return None
     return (
-        "Within classes, margins in the record of training and suspicion by this network have a rank correlation of "
-        f"{correlation:.2f}, where .8 is usual: the record seems to be of another run, or of the samples in another "
-        "order. Ids given to Watch.update must be positions in this data set (likewise.WithIndex)."
+        "Within classes, training margins in the record and suspicion by this network have a rank correlation of "
+        f"{correlation:.2f}; .8 is usual. The record seems to belong to another run, or to have the samples in another "
+        "order. Ids passed to Watch.update must be positions in this data set (likewise.WithIndex)."
     )
 
 
 def _correlation_within(classes: Tensor, one: Tensor, other: Tensor, least: int = 10) -> float:
-    """Return the rank correlation within classes of at least so many samples; NaN where these are fewer than 100."""
+    """Return the rank correlation within classes of at least `least` samples; NaN for fewer than 100 samples."""
     products, count = 0.0, 0
     for number in classes.unique():
         here = (classes == number) & ~one.isnan() & ~other.isnan()
@@ -343,50 +343,50 @@ def _correlation_within(classes: Tensor, one: Tensor, other: Tensor, least: int 
 
 
 def validated_for(crossval: Any, given: Tensor) -> CrossValidated:
-    """Return a cross-validation, which must be one of samples with these labels."""
+    """Return a cross-validation; raise unless it has these labels."""
     found = check_type("crossval", crossval, CrossValidated, "what likewise.crossval returned")
     if not torch.equal(found.labels, given):
         raise ValueError(
-            f"The cross-validation is of {len(found.labels):,} labels, and these {len(given):,} are others: it must be "
-            "of the same samples in the same order."
+            f"The {len(found.labels):,} labels of the cross-validation differ from these {len(given):,}: it must have "
+            "the same samples in the same order."
         )
     return found
 
 
-def _reheated(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
-    """Return the reheated network that was given, or reheat one."""
+def _resolve_reheat(gram: GramMatrix, given: Tensor, votes: Tensor, reheat: Any) -> Reheated:
+    """Return the given reheated copies, or reheat the network."""
     if not gram.of_network:
-        raise ValueError("Only a network can be reheated: make the GramMatrix of one, or leave reheat out.")
+        raise ValueError("Only a network can be reheated: build the GramMatrix of one, or leave out reheat.")
     if isinstance(reheat, Reheated):
         if not torch.equal(reheat.labels, given):
             raise ValueError(
-                f"The network was reheated with {len(reheat.labels):,} labels, and these {len(given):,} are others: "
+                f"The network was reheated with {len(reheat.labels):,} labels, which differ from these {len(given):,}: "
                 "reheat it with the same samples in the same order."
             )
         return reheat
     if reheat != "auto" and reheat is not True:
-        raise TypeError(f'reheat must be "auto", False or what likewise.reheat returned, found {reheat!r}.')
+        raise TypeError(f'reheat must be "auto", False or a result of likewise.reheat, found {reheat!r}.')
     return reheat_network(gram.net, gram.data, labels=given, votes=votes, rounds=ROUNDS)
 
 
 def margins_of(watch: Any, given: Tensor) -> Tensor:
-    """Return the margins of a record, which must be one of samples with these labels."""
+    """Return the margins of a training record; raise unless it has these labels."""
     advice = "likewise.Watch.load(path) reads one from a file"
     return check_type("watch", watch, Watch, "a likewise.Watch", advice).margins_for(given)
 
 
 def _warn_of_weak_votes(gram: GramMatrix, outputs: Tensor, chances: Tensor | None, given: Tensor) -> None:
-    """Say what makes votes or the network's opinion worth less than one may think."""
+    """Warn if votes or the network's predictions are worth less than they seem."""
     odd = accuracy_warning(chances, given)
     if chances is None and outputs.shape[1] > 1:
         odd = (
-            f"Labels go up to {int(given.max())} and there are {outputs.shape[1]} outputs: these are not "
-            "the classes the network tells, and only neighbors are asked."
+            f"Labels go up to {int(given.max())}, but the network has {outputs.shape[1]} outputs: these are not its "
+            "classes, so only the neighbors judge the labels."
         )
     if readout_looks_at_label(gram):
         odd = (
-            "The readout looks at the label, so that samples are alike for what is in doubt: use "
-            "likewise.all_outputs or log_probabilities to judge labels."
+            "The readout looks at the label, so similarity depends on what is in doubt: use likewise.all_outputs or "
+            "log_probabilities to judge labels."
         )
     if odd is not None:
         warnings.warn(odd, stacklevel=3)
@@ -404,10 +404,10 @@ def suspicion_from_votes(
     dtype: torch.dtype = torch.float32,
     judge: str = "The network",
 ) -> LabelSuspicion:
-    """Return what votes (n, classes) and the network's chances, (n, classes or more), say of labels.
+    """Judge labels by votes (n, classes) and the network's probabilities, (n, classes or more).
 
-    Margins of training, (n,), NaN where unknown, and more scores with their weights turn suspicion into a mean of
-    ranks, in which that by votes and chances has `weight`: see `label_suspicion`. `judge` is whose votes and chances
+    Training margins, (n,), NaN if unknown, and `more` scores with their weights turn suspicion into a mean of ranks, in
+    which votes and probabilities have `weight`: see `label_suspicion`. `judge` names whose votes and probabilities
     these are, for `reason`.
     """
     votes = votes.double()
@@ -432,7 +432,7 @@ def suspicion_from_votes(
     learned = None if chances is None else float((chances.argmax(1) == given).double().mean())
     found = estimate_noise(shares, given, learned, judge)
     flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
-    ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN where none is flagged
+    ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN if none is flagged
     least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that
     if recorded or more:
         flagged = _most_suspicious(suspicion, (suggested != given) & ~isolated, int(flagged.sum()))
@@ -456,14 +456,14 @@ def suspicion_from_votes(
 
 
 def _mean_rank(scores: Sequence[tuple[float, Tensor]]) -> Tensor:
-    """Return the weighted mean of the ranks of scores that are known, NaN standing for unknown; 0 where none is."""
+    """Return the weighted mean of the ranks of known scores (NaN is unknown); 0 if none is known."""
     ranks = torch.stack([_relative_ranks(score.double().cpu()) for _, score in scores])
     weights = torch.tensor([weight for weight, _ in scores], dtype=torch.float64)[:, None] * ~ranks.isnan()
     return (ranks.nan_to_num(0) * weights).sum(0) / weights.sum(0).clamp(min=1e-300)
 
 
 def _relative_ranks(values: Tensor) -> Tensor:
-    """Return the rank of each value, from 0 for the least to 1 for the largest; ties share a rank, NaN has none."""
+    """Return the rank of each value, from 0 for the smallest to 1 for the largest; ties share a rank, NaN has none."""
     known = ~values.isnan()
     _, place, counts = values[known].unique(return_inverse=True, return_counts=True)
     middle = counts.cumsum(0) - (counts + 1) / 2  # mean place of those that are equal, from 0
@@ -498,14 +498,14 @@ def label_evidence(
     *,
     sketch: int | None = None,
 ) -> Neighbors:
-    """The k samples that support each suggested label most: most similar, with that label; visits all pairs.
+    """The k most similar samples that have the suggested label of each sample; visits all pairs.
 
     Args:
-        gram: The matrix that `found` came from.
-        found: What `label_suspicion` returned.
-        labels: As given there.
-        k: How many; where a class has fewer samples, the rest have similarity -inf.
-        sketch: Estimate from random projections of so many numbers a sample.
+        gram: The matrix that `found` was computed from.
+        found: The result of `label_suspicion`.
+        labels: The labels passed to it.
+        k: Number of samples; if a class has fewer, the rest have similarity -inf.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         Neighbors by centered similarity, (n, k).
@@ -529,6 +529,9 @@ def label_evidence(
     given, count = class_numbers(gram, labels), min(check_integer("k", k, 1), gram.shape[1] - 1)
     suggested = found.suggested.cpu()
     if len(suggested) != gram.shape[0]:
-        raise ValueError(f"Suspicions of {len(suggested)} samples, and {gram.shape[0]} in the GramMatrix.")
+        raise ValueError(
+            f"`found` is about {len(suggested)} samples, but the GramMatrix has {gram.shape[0]}: pass the matrix that "
+            "it was computed from."
+        )
     (best,) = pair_source(gram, sketch).visit(EvidenceReducer(suggested, given, count))
     return Neighbors(*best)

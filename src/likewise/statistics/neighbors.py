@@ -1,4 +1,4 @@
-"""The most similar samples of each, and how similar whole classes are."""
+"""The nearest neighbors of each sample, and the mean similarity of classes."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -34,7 +34,7 @@ class Neighbors(NamedTuple):
 
 @dataclass(frozen=True)
 class NearestReducer(BlockReducer):
-    """The k largest similarities of each row and their columns, a sample itself left out; of equal ones the first."""
+    """The k largest similarities of each row and their columns, without the sample itself; ties go to the first."""
 
     k: int
     results: ClassVar[int] = 2
@@ -48,12 +48,12 @@ class NearestReducer(BlockReducer):
 def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neighbors:
     """The k most similar samples of each row, best first; visits all pairs.
 
-    Of a data set with itself, a sample is not its own neighbor.
+    Within one data set, a sample is not its own neighbor.
 
     Args:
-        gram: Plain or centered: neighbors are those of its similarity.
-        k: How many; fewer are returned if the data set has no more.
-        sketch: Estimate from random projections of so many numbers a sample instead of exact gradients.
+        gram: Plain or centered; neighbors are ranked by its similarity.
+        k: Number of neighbors; fewer if the data set has no more.
+        sketch: Estimate from random projections with this many numbers per sample instead of exact gradients.
 
     Returns:
         Neighbors with `indices` and `similarities`, (n, k) each.
@@ -75,8 +75,8 @@ class ClassSimilarity(NamedTuple):
     """How similar the samples of one class are to those of another, on average.
 
     Attributes:
-        mean: (classes, classes), pairs of different samples; NaN where a class has no pair.
-        counts: (classes,) samples of each.
+        mean: (classes, classes) over pairs of different samples; NaN if there is no pair.
+        counts: (classes,) samples per class.
 
     Example:
         >>> import torch, likewise as lw
@@ -91,7 +91,7 @@ class ClassSimilarity(NamedTuple):
 
 
 class SelfSimilarityReducer(SumReducer):
-    """Each sample's similarity to itself, where pairs are visited anyway."""
+    """Each sample's similarity to itself, for when pairs are visited anyway."""
 
     def terms(self, block: Strip) -> tuple[Tensor, ...]:
         """Return the diagonal, (b,)."""
@@ -101,12 +101,12 @@ class SelfSimilarityReducer(SumReducer):
 def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
     """Mean similarity of pairs of different samples, within and between classes; two passes over the data.
 
-    A class that the network keeps together has a large diagonal entry; two that it confuses have
-    one as large off the diagonal.
+    A class that the network treats alike has a large diagonal entry. Two classes that it confuses have a large entry
+    off the diagonal.
 
     Args:
         gram: A square matrix, plain or centered.
-        labels: (n,) class numbers; those that travel with the data if None.
+        labels: (n,) class numbers; None uses the labels of the data.
 
     Returns:
         ClassSimilarity with `mean`, (classes, classes), and `counts`.
@@ -120,7 +120,7 @@ def class_similarity(gram: GramMatrix, labels: Any = None) -> ClassSimilarity:
     """
     refuse_other(gram)
     if not gram.square:
-        raise ValueError("Classes are compared within one data set: make the GramMatrix without columns.")
+        raise ValueError("class_similarity needs one data set: build the GramMatrix without columns.")
     classes = class_numbers(gram, labels)
     members = torch.nn.functional.one_hot(classes).double()
     sums, diagonal = gram.exact_row_sums(members).cpu(), gram.exact_diagonal().cpu()

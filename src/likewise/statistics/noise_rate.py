@@ -1,27 +1,26 @@
-"""How many labels are wrong, and how likely is each? From votes of the similar, with no true label at hand.
+"""Estimate how many labels are wrong, and how likely each one is, from the votes of similar samples.
 
-Estimates that err in different directions are put together.
+No true label is known. Three estimates that err in different directions are combined.
 
-Counted: votes are turned into chances q(c) that class c is the label at hand, by how often it is where c
-gets such a share of the votes (isotonic). A matrix T(c, y), how often class c is labeled y, is read off the
-votes: from samples whose votes reach the usual share of some class, and as two ends, from the quarter of each
-class's samples with the clearest votes and from all. With T, q is taken apart into chances of the true
-class, and Bayes' rule says how likely the label is wrong. Where a network has
-memorized wrong labels, some of them win the vote, and this finds too few.
+Counted: an isotonic regression turns votes into probabilities q(c) that class c is the given label. A matrix T(c, y),
+how often class c is labeled y, is estimated from the votes: from samples whose votes reach the usual share of some
+class; and for the two ends of the interval, from the quarter of each class's samples with the clearest votes and from
+all samples. T decomposes q into probabilities of the true class, and Bayes' rule gives the probability that the label
+is wrong. If the network has memorized wrong labels, some of them win the vote, and this finds too few.
 
-Grouped: the logarithm of the best other class's share over the label's own is drawn from two normal
-distributions, labels that are right and labels that are wrong, which finds too many. If two explain the
-data hardly better than one, or the labels of one group do not lose their votes, or those of most samples
-do, no group of labels stands out: then the smaller of both chances is taken, and the lower ends are 0. The same holds
-where many more labels lose their votes than the group has, or the groups are not well apart: classes overlap.
+Grouped: the logarithm of the best other class's share over the label's own is modeled as a mixture of two normal
+distributions, for right and for wrong labels. This finds too many. No group of labels stands out if two distributions
+explain the data hardly better than one, if the labels of one group do not lose their votes, if most samples lose
+theirs, if many more labels lose their votes than the group has, or if the groups are not well separated (classes
+overlap). Then the smaller of both probabilities is used, and the lower ends are 0.
 
-Mirrored: where classes overlap, right labels lose their votes too, but narrowly, and how many do is told by those that
-win as narrowly. A label that wins by r, the logarithm of its share over the best other's, could as well have lost by r,
-the less likely the larger r is; how much less is read off close votes. What loses beyond that is wrong, which finds too
-few. If overlap explains most of the group, no group stands out; else the chance is the mean of grouped and mirrored.
+Mirrored: if classes overlap, right labels lose their votes too, but narrowly; the number of narrow wins shows how many.
+A label that wins by r, the logarithm of its share over the best other's, could just as well have lost by r, less likely
+for larger r; close votes show how much less. Labels that lose beyond that are wrong. This finds too few. If overlap
+explains most of the group, no group stands out; otherwise the probability is the mean of grouped and mirrored.
 
-Neighbors are no judge where no group stands out and the network has memorized its labels (wrong ones then win the
-vote) or supports few of them (right ones lose it): then nothing can be told from one network, and `reason` says so.
+Neighbors cannot judge if no group stands out and the network either has memorized its labels (wrong ones then win the
+vote) or supports few of them (right ones then lose it). One network then cannot tell, and `reason` says why.
 """
 
 import math
@@ -35,21 +34,19 @@ from torch import Tensor
 from likewise.model_state import preserve_generators
 
 BINS = 401  # of vote shares, so that many classes cost little
-STEPS = 10  # of taking q apart
-FEWEST = 100  # samples to look for groups in
-DISTINCT = 0.1  # gain of the Bayesian information criterion per sample at which there are two groups
-OVERLAP = 0.12  # of the labels: so many more may lose the vote than are in the group of wrong ones
-EXPLAINED = (
-    0.5  # of the group lose narrowly, as right labels of overlapping classes do: beyond, it is no group
-)
+STEPS = 10  # iterations to decompose q
+FEWEST = 100  # samples needed to look for groups
+DISTINCT = 0.1  # gain of the Bayesian information criterion per sample from which there are two groups
+OVERLAP = 0.12  # share of labels that may lose the vote beyond those in the group of wrong ones
+EXPLAINED = 0.5  # share of a group that may lose narrowly, as right labels of overlapping classes do
 CLEAR = 1.5  # a label that loses by more is not pooled with those that lose narrowly, however few lose
-CLOSE = 1.0  # votes within a factor of e: how often these are lost tells how often right labels lose
-USUAL, USUAL_DEVIATION = 1.0, 0.2  # of k where there are few of them: 0.6 to 1.7 on networks with many
+CLOSE = 1.0  # votes within a factor of e: how often these are lost shows how often right labels lose
+USUAL, USUAL_DEVIATION = 1.0, 0.2  # prior of k if close votes are few: 0.6 to 1.7 on networks with many
 SEPARATION = 2.2  # of the groups' means, in standard deviations: below, hard samples are in both
-MEMORIZED = 0.9  # of the labels are reproduced: wrong ones may be among them
-WEAK = 0.6  # of the labels are supported by neighbors: below, these are no judge
-MOST_CLASSES = 2000  # beyond, only the order of suspicion is given
-MOST_TAKEN_APART = 200  # classes: beyond, labels are taken to be nearly right
+MEMORIZED = 0.9  # share of reproduced labels from which wrong ones may be among them
+WEAK = 0.6  # share of labels supported by neighbors below which neighbors cannot judge
+MOST_CLASSES = 2000  # with more, only the order of suspicion is given
+MOST_TAKEN_APART = 200  # with more classes, labels are assumed to be nearly right
 
 
 class Interval(NamedTuple):
@@ -61,25 +58,25 @@ class Interval(NamedTuple):
 
 
 class NoiseEstimate(NamedTuple):
-    """What votes say of wrong labels."""
+    """Estimates of wrong labels from votes."""
 
-    chance: Tensor  # (n,) that the label is wrong
+    chance: Tensor  # (n,) probability that the label is wrong
     errors: Interval  # how many labels are wrong
     distinct: bool  # whether wrong labels stand out as a group
-    both: tuple[Tensor, Tensor]  # the chances mirrored and grouped; if not distinct, counted and grouped
-    reason: str  # why nothing can be told from one network; empty where something can
+    both: tuple[Tensor, Tensor]  # probabilities mirrored and grouped; if not distinct, counted and grouped
+    reason: str  # why one network cannot tell; empty if it can
 
 
 @preserve_generators()  # importing scikit-learn and fitting draw from Python's and NumPy's
 def estimate_noise(
     shares: Tensor, given: Tensor, learned: float | None = None, judge: str = "The network"
 ) -> NoiseEstimate:
-    """Return chances and number of wrong labels.
+    """Estimate the number of wrong labels, and the probability of each to be wrong.
 
     Args:
         shares: (n, c) each class's share of the votes, in float64.
         given: (n,) the labels.
-        learned: Share of the labels that the network reproduces, None if it tells no classes.
+        learned: Share of the labels that the network reproduces; None if its outputs are not classes.
         judge: What `reason` calls the network.
 
     """
@@ -115,7 +112,7 @@ def estimate_noise(
 
 
 def _count_ends(shares: Tensor, given: Tensor) -> tuple[float, float]:
-    """Return how many labels are wrong by the clearest quarter of the votes and by all of them, with 95 % intervals."""
+    """Return the ends of the number of wrong labels, by the clearest quarter of the votes and by all of them."""
     winners = torch.bincount(shares.argmax(1), minlength=shares.shape[1]).double()
     rates = (_rates(_count_winners(shares, given, share)) for share in (0.75, 0.0))
     low, high = sorted(float((winners * (1 - rate.diagonal())).sum()) for rate in rates)
@@ -123,41 +120,41 @@ def _count_ends(shares: Tensor, given: Tensor) -> tuple[float, float]:
 
 
 def _why_unknown(won: float, learned: float | None, judge: str) -> str:
-    """Return why neighbors are no judge of labels that do not stand out as a group; empty if they may be."""
+    """Return why neighbors cannot judge labels if no group stands out; empty if they may."""
     if learned is None:
         return ""
     if learned >= MEMORIZED:
         return (
             f"{judge} reproduces {learned:.0%} of the labels, the votes of similar samples {won:.0%}, and no group "
-            "of labels stands out: wrong ones may be memorized, and look right then."
+            "of labels stands out: wrong labels may be memorized, and then look right."
         )
     if won < WEAK:
         return (
-            f"The votes of similar samples are for only {won:.0%} of the labels: {judge[0].lower()}{judge[1:]} does "
-            "not separate the classes well enough to know wrong labels from hard samples."
+            f"The votes of similar samples support only {won:.0%} of the labels: {judge[0].lower()}{judge[1:]} does "
+            "not separate the classes well enough to tell wrong labels from hard samples."
         )
     return ""
 
 
 def calibrate_shares(shares: Tensor, given: Tensor) -> Tensor:
-    """Return the chance of each class to be the label at hand, (n, c), growing with its share of votes."""
+    """Return the probability of each class to be the given label, (n, c), increasing with its share of votes."""
     with warnings.catch_warnings():  # importing it changes their filters
         from sklearn.isotonic import IsotonicRegression
 
-    at, labels = shares.double().cpu().numpy(), given.cpu().numpy()
-    edges = np.unique(np.quantile(at, np.linspace(0, 1, BINS)))
-    of = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, len(edges) - 1)
-    total = np.bincount(of.ravel(), minlength=len(edges)).astype(float)
-    hits = np.bincount(of[np.arange(len(labels)), labels], minlength=len(edges))
+    values, labels = shares.double().cpu().numpy(), given.cpu().numpy()
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, BINS)))
+    bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 1)
+    total = np.bincount(bins.ravel(), minlength=len(edges)).astype(float)
+    hits = np.bincount(bins[np.arange(len(labels)), labels], minlength=len(edges))
     seen = total > 0
     rate = (hits[seen] + 0.5 / len(edges)) / (total[seen] + 1)
-    grown = IsotonicRegression(out_of_bounds="clip").fit(edges[seen], rate, sample_weight=total[seen])
-    found = torch.tensor(grown.predict(edges)[of]).clamp(min=1e-6)
+    curve = IsotonicRegression(out_of_bounds="clip").fit(edges[seen], rate, sample_weight=total[seen])
+    found = torch.tensor(curve.predict(edges)[bins]).clamp(min=1e-6)
     return found / found.sum(1, keepdim=True)
 
 
 def wrong_chance(q: Tensor, transition: Tensor, given: Tensor) -> Tensor:
-    """Return the chance that each label is wrong, (n,), where class c is labeled y at rate T(c, y)."""
+    """Return the probability that each label is wrong, (n,), if class c is labeled y at rate T(c, y)."""
     true = q
     if q.shape[1] <= MOST_TAKEN_APART:
         for _ in range(STEPS):  # Richardson-Lucy: q = true @ T with all chances positive
@@ -169,13 +166,13 @@ def wrong_chance(q: Tensor, transition: Tensor, given: Tensor) -> Tensor:
 
 
 def narrow_loss_chance(against: Tensor) -> Tensor:
-    """Return the chance that a label is right and lost its vote narrowly, since classes overlap; (n,), 0 where it won.
+    """Return the probability that a label is right but lost its vote narrowly, because classes overlap; (n,), 0 if won.
 
-    Log-ratios of votes are taken to be off by a normal error, so that right labels lose by r at Φ(-k r) / Φ(k r) times
-    the rate at which they win by r. Of the labels that lose by about r, so many of those that win by it are right.
+    Log-ratios of votes are assumed to have a normal error, so that right labels lose by r at Φ(-k r) / Φ(k r) times the
+    rate at which they win by r. That gives the number of right labels among those that lose by about r.
 
     Args:
-        against: (n,) logarithm of the best other class's share over the label's own; above 0 the vote is lost.
+        against: (n,) logarithm of the best other class's share over the label's own; the vote is lost above 0.
 
     """
     with warnings.catch_warnings():
@@ -200,7 +197,7 @@ def narrow_loss_chance(against: Tensor) -> Tensor:
 
 
 def _sharpness(against: Tensor) -> float:
-    """Return the most likely k, if close votes are lost by r at a chance of Φ(-k r), near 1 if few are close."""
+    """Return the most likely k, if close votes are lost by r with probability Φ(-k r); near 1 if few are close."""
     close = against[against.abs() <= CLOSE]
     low, high = 0.0, 10.0
     for _ in range(40):
@@ -223,7 +220,7 @@ def _votes_against(shares: Tensor, given: Tensor) -> Tensor:
 
 
 def _fit_two_groups(values: Tensor) -> tuple[Tensor, bool]:
-    """Return the chance of each label to be of the group with more votes against it, and if there are two."""
+    """Return each label's probability of being in the group with more votes against it, and whether there are two."""
     with warnings.catch_warnings():
         from sklearn.mixture import GaussianMixture
 
@@ -246,7 +243,7 @@ def _fit_two_groups(values: Tensor) -> tuple[Tensor, bool]:
 
 
 def _count_confident(shares: Tensor, given: Tensor) -> Tensor:
-    """Return how many samples of class c are labeled y, (c, c): those that reach c's usual share count."""
+    """Return how many samples of class c are labeled y, (c, c), counting those that reach c's usual share."""
     classes = shares.shape[1]
     members = torch.nn.functional.one_hot(given, classes).double()
     sizes = members.sum(0)
@@ -274,13 +271,13 @@ def _count_pairs(true: Tensor, given: Tensor, classes: int) -> Tensor:
 
 
 def _rates(joint: Tensor) -> Tensor:
-    """Return each row as shares; a class that no sample seems to be of is always labeled right."""
+    """Return each row as shares; a class that no sample seems to belong to is always labeled right."""
     sizes = joint.sum(1, keepdim=True)
     return torch.where(sizes > 0, joint / sizes.clamp(min=1), torch.eye(len(joint)).to(joint))
 
 
 def _smooth_rates(joint: Tensor) -> Tensor:
-    """Return rates of labels, drawn towards errors that are equally likely for all classes."""
+    """Return label rates, shrunk towards errors that are equally likely for all classes."""
     classes = len(joint)
     total = float(joint.sum())
     wrong = 1 - float(joint.diagonal().sum()) / total if total else 0.0

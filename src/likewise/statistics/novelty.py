@@ -1,14 +1,15 @@
-"""How novel an input is: the share of the training data that is less unusual than it.
+"""Novelty of an input: the share of the training data that is less unusual.
 
-Three ingredients: similarity to the nearest training samples by the gradients of all parameters, the same by the inputs
-of the last layer (features), and the length of these. Cosines drop the length, and inputs of another kind often have a
-longer or a shorter one. Each ingredient is compared with that of training samples, each left out in turn:
+There are three ingredients: similarity to the nearest training samples by the gradients of all parameters, the same by
+the inputs of the last layer (features), and the length of the features. Cosines ignore the length, and inputs of
+another kind often have longer or shorter features. Each ingredient is compared with that of training samples, each left
+out in turn:
 
     surprise = −log (share of the training samples that are at least as unusual)
 
-beyond the most unusual 30 % by an exponential tail. That of the length, on the more surprising of two sides, counts
-from 1 on: of the usual lengths none is more usual. The surprises are added up, and their sum is compared with that of
-training samples again. What was chosen on which cases: docs/uses.md.
+with an exponential tail beyond the most unusual 30 %. The surprise of the length is that of the more surprising side,
+and counts only above 1, because no usual length is more usual than another. The sum of the surprises is again compared
+with that of training samples. docs/uses.md says which cases these choices were made on.
 """
 
 import math
@@ -29,10 +30,10 @@ from likewise.statistics.targets import refuse_unbounded
 
 NEIGHBORS = 10  # over which closeness is averaged
 REFERENCE = 1024  # training samples, each left out in turn, that inputs are compared with
-TAIL = 0.3  # share of the reference whose excess gives the scale of what lies beyond
-CLOSEST = 1e-4  # novelties below are the same: rounding
-USUAL = 1.0  # surprise of a length up to which it says nothing: of the usual lengths, none is more usual
-STEP = 1e-3  # smallest scale of a tail, of logarithms: a difference of a thousandth is none
+TAIL = 0.3  # share of the reference whose excess sets the scale of the tail
+CLOSEST = 1e-4  # smaller novelties are equal up to rounding
+USUAL = 1.0  # surprise up to which a length does not count
+STEP = 1e-3  # smallest scale of a tail, in logarithms
 FEATURES = "features"
 
 
@@ -68,26 +69,27 @@ def novelty(
 ) -> Tensor:
     """The share of the training data that is less unusual than each input: .992 is more unusual than 99.2 % of it.
 
-    From three ingredients, each compared with training samples that are left out in turn: how similar the nearest
-    training samples are by the gradients of all parameters, how similar by the inputs of the last layer (features), and
-    how long these are, in both directions (see `likewise.statistics.novelty`). Beyond the most novel training sample,
-    that is from 1 − 1/2048 on, values only rank. Test data are more novel than the training data that a network has
-    memorized: compare with held-out inputs to choose a threshold.
+    Combines three ingredients, each compared with training samples that are left out in turn: similarity to the nearest
+    training samples by the gradients of all parameters, similarity by the inputs of the last layer (features), and the
+    length of the features, in both directions (see `likewise.statistics.novelty`). Beyond the most novel training
+    sample, that is, above 1 − 1/2048, values only rank. Test data are more novel than training data that a network has
+    memorized: use held-out inputs to choose a threshold.
 
-    One visit of all pairs, one more of up to 1,024 training samples with all, and a forward pass of both. Where a model
-    has no last linear or convolutional layer, or reads texts, and of activations, the first ingredient is alone.
+    Visits all pairs once, and the pairs of up to 1,024 training samples with all once more; one forward pass over both.
+    Only the first ingredient is used for texts, for activations, and for models without a last linear or convolutional
+    layer.
 
     Args:
         gram: Rows are the inputs in question, columns the training set: lw.GramMatrix(net, new, columns=training).
-            Of a data set with itself, a sample is not its own neighbor. Plain or centered makes no difference.
-        k: How many neighbors are averaged.
-        parameters: "auto": the share above. Anything else is one number without a reference, 1 − the mean plain
+            Within one data set, a sample is not its own neighbor. Plain or centered makes no difference.
+        k: Number of neighbors to average over.
+        parameters: "auto": the share above. Anything else returns one number without a reference: 1 − the mean plain
             similarity to the k nearest, by the gradients of the matrix (None: the paper's kernel), of some parameters
-            (what `Network` takes, such as "last 3 layers"), or by "features", the inputs of the last layer.
-        sketch: Estimate similarities of gradients from random projections of so many numbers a sample.
+            (as for `Network`, such as "last 3 layers"), or by "features", the inputs of the last layer.
+        sketch: Estimate similarities of gradients from random projections with this many numbers per sample.
 
     Returns:
-        (n,) from 0 to 1 for "auto"; else at most 2, 0 where the network cannot tell the input from k training samples.
+        (n,) from 0 to 1 for "auto". Otherwise at most 2, and 0 if the input equals k training samples to the network.
 
     Raises:
         ValueError: There are too few training samples to compare with.
@@ -105,7 +107,7 @@ def novelty(
     least = 2 if parameters == "auto" or gram.square else 1
     if gram.shape[1] < least:
         raise ValueError(
-            f"There is no other sample to be like: give more than one, found {gram.shape[1]}."
+            f"There is no other sample to compare with: pass more than one, found {gram.shape[1]}."
             + ("" if gram.square or parameters is None else " parameters=None needs one only.")
         )
     if parameters == "auto":
@@ -120,7 +122,7 @@ def novelty(
 
 
 class Ingredients(NamedTuple):
-    """What novelty is made of; the fields after the first are None where there are no features."""
+    """The ingredients of novelty; the fields after the first are None without features."""
 
     gradient_novelty: Tensor  # (n,) 1 − mean similarity to the nearest, by gradients
     feature_novelty: Tensor | None = None  # (n,) the same by inputs of the last layer
@@ -131,8 +133,8 @@ def novel_share(found: Ingredients, reference: Ingredients) -> Tensor:
     """Return the share of the reference that is less unusual, (n,) in float64.
 
     Args:
-        found: Of inputs.
-        reference: Of training samples, each left out in turn.
+        found: Ingredients of inputs.
+        reference: Ingredients of training samples, each left out in turn.
 
     """
     scores = total_surprise(reference, reference)
@@ -140,7 +142,7 @@ def novel_share(found: Ingredients, reference: Ingredients) -> Tensor:
 
 
 def counted_share(found: Ingredients, reference: Ingredients) -> Tensor:
-    """Return the share of the reference that is less unusual, counted, (n,) in float64: 1 beyond all of it."""
+    """Return the share of the reference that is less unusual by counting, (n,) in float64; 1 beyond all of it."""
     scores = total_surprise(reference, reference).sort().values
     return torch.searchsorted(scores, total_surprise(found, reference)).double() / len(scores)
 
@@ -151,7 +153,7 @@ def total_surprise(found: Ingredients, reference: Ingredients) -> Tensor:
     if found.feature_novelty is None or found.feature_length is None:
         return total
     if reference.feature_novelty is None or reference.feature_length is None:
-        raise ValueError("Inputs have features, and the training samples they are compared with have none.")
+        raise ValueError("The inputs have features, but the training samples to compare them with have none.")
     total = total + surprise(_log_novelty(found.feature_novelty), _log_novelty(reference.feature_novelty))
     lengths, known = (
         part.feature_length.double().clamp(min=1e-30).log()  # type: ignore[union-attr]
@@ -168,8 +170,8 @@ def _log_novelty(values: Tensor) -> Tensor:
 def surprise(values: Tensor, reference: Tensor) -> Tensor:
     """Return −log of the share of the reference that is at least as large as each value, (n,) in float64, on the CPU.
 
-    Of equal values half count. Beyond the largest 30 % of the reference the logarithm falls linearly, by 1 for each
-    mean excess of these 30 %.
+    Equal values count half. Beyond the largest 30 % of the reference, the logarithm falls linearly, by 1 for each mean
+    excess of these 30 %.
     """
     values, reference = values.double().cpu(), reference.double().cpu()
     threshold, scale = _tail(reference)
@@ -188,8 +190,8 @@ def _tail(reference: Tensor) -> tuple[float, float]:
 def shares_below(values: Tensor, reference: Tensor, *, scale: float) -> Tensor:
     """Return the share of the reference below each value, (n,) in float64, on the CPU, strictly between 0 and 1.
 
-    Of equal values half count; between values of the reference the share is interpolated, so that it keeps the order.
-    Beyond the m values of the reference, 1/2m falls off as 1 / (1 + distance / scale).
+    Equal values count half. Between values of the reference, the share is interpolated, which keeps the order. Beyond
+    the m values of the reference, the remaining 1/2m falls off as 1 / (1 + distance / scale).
     """
     known, counts = reference.double().cpu().unique(return_counts=True)
     asked, m = values.double().cpu(), len(reference)
@@ -213,9 +215,9 @@ def closest_cosines(
     Args:
         rows: (n, q) of unit length.
         columns: Parts (m, q) of the columns in order, of unit length.
-        k: How many; there are at least so many columns, but for a row itself.
+        k: Number of columns to average over; there must be at least this many besides the row itself.
         own: (n,) the column that each row is, which is left out; None if rows are other samples.
-        height: Rows that are compared at a time.
+        height: Rows to compare at a time.
 
     """
     best: dict[int, Largest | None] = dict.fromkeys(range(0, len(rows), height))
@@ -239,7 +241,7 @@ def closest_others(vectors: Tensor, k: int) -> Tensor:
 
     Args:
         vectors: (n, q) of unit length.
-        k: How many; there are at least so many others.
+        k: Number of others to average over; there must be at least this many.
 
     """
 
@@ -260,7 +262,7 @@ def closest_others(vectors: Tensor, k: int) -> Tensor:
 
 
 def reference_places(m: int) -> Tensor:
-    """Return the places of the training samples that inputs are compared with, spread over all, (r,)."""
+    """Return the positions of the training samples to compare with, evenly spaced over all, (r,)."""
     return torch.linspace(0, m - 1, min(m, REFERENCE), dtype=torch.float64).long().unique()
 
 
@@ -274,8 +276,8 @@ def _features(gram: GramMatrix) -> _Features:
     found = _find_features(gram)
     if found is None:
         raise ValueError(
-            'parameters="features" are the inputs of the last linear or convolutional layer, and this model calls none '
-            "of them, or not once for all samples: leave it out."
+            'parameters="features" compares the inputs of the last linear or convolutional layer, but this model has '
+            "none, or does not call it once for all samples: leave parameters out."
         )
     return found
 

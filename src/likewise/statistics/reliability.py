@@ -1,6 +1,6 @@
-"""Can a prediction be trusted? How close its input is to the training data, and whether similar samples agree.
+"""Reliability of predictions: how close an input is to the training data, and whether similar samples agree.
 
-`calibrate` turns these ingredients into how often such predictions are right.
+`calibrate` turns these ingredients into probabilities that predictions are right.
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ EXPONENT = 8  # of the weights of neighbors: more local than votes on labels
 
 
 class Reliability(NamedTuple):
-    """What speaks for each prediction. Larger is better, but for the shift.
+    """Evidence for each prediction. Larger is better, except for the shift.
 
     Attributes:
         closeness: (n,) mean similarity to the ten most similar training samples: 1 − novelty(gram, parameters=None).
-        agreement: (n,) in [0, 1]: of neighbors' labels with the prediction.
+        agreement: (n,) in [0, 1]: agreement of the neighbors' labels with the prediction.
         shift: (n,) how far the prediction is from its neighbors' predictions.
         prediction: (n,) class numbers, or (n, q) values.
-        confidence: (n,) the network's own probability of its prediction, None for values.
-        probabilities: (n, c) those of all classes, from which `calibrate` finds a temperature; None for values.
+        confidence: (n,) the network's own probability of its prediction; None for values.
+        probabilities: (n, c) of all classes, from which `calibrate` fits a temperature; None for values.
 
     Example:
         >>> import torch, likewise as lw
@@ -85,25 +85,24 @@ def reliability(
     parameters: str | Sequence[str] | None = None,
     sketch: int | None = None,
 ) -> Reliability:
-    """What speaks for the predictions of the rows, by the columns: the training set with its labels.
+    """Evidence for the predictions of the rows from the columns, the training set with its labels.
 
-    Neighbors are weighted by max(centered similarity, 0)^8. Classes: agreement is the neighbors' share of votes
-    for the predicted class, shift the total variation between the probabilities and their mean over neighbors.
-    Values: agreement is exp(−gap), the gap that between the prediction and the mean of the neighbors' labels, and
-    shift that to the mean of their predictions, both in units of the labels' spread. A data set with itself: each
-    sample is left out of its own neighbors. Visits all pairs. `calibrate` turns these into how often such
-    predictions are right.
+    Neighbors are weighted by max(centered similarity, 0)^8; a sample is not its own neighbor. For classes, agreement is
+    the neighbors' share of votes for the predicted class, and shift is the total variation between the probabilities
+    and their mean over neighbors. For values, agreement is exp(−gap), with the gap between the prediction and the mean
+    of the neighbors' labels, and shift is the gap to the mean of their predictions, both in units of the labels'
+    spread. Visits all pairs. `calibrate` turns these into probabilities that predictions are right.
 
     Args:
         gram: Rows are the predictions in question, columns the training set. Plain or centered makes no
             difference: closeness is plain, weights are centered.
-        labels: Labels of the columns; those that travel with them if None.
-        parameters: By whose gradients: those of the matrix if None, or what `Network` takes. The "last 3 layers" err
-            less in the worst case where data has shifted, all parameters less on tables (docs/uses.md).
-        sketch: Estimate from random projections of so many numbers a sample.
+        labels: Labels of the columns; None uses the labels of the data.
+        parameters: Parameters whose gradients are compared, as for `Network`; None uses those of the matrix. The "last
+            3 layers" err less in the worst case if data have shifted, all parameters less on tables (docs/uses.md).
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
-        Reliability, each field (n,), but for the probabilities, (n, c).
+        Reliability; each field is (n,), except for the probabilities, (n, c).
 
     Example:
         >>> import torch, likewise as lw
@@ -115,7 +114,9 @@ def reliability(
     """
     refuse_unbounded(gram)
     if not gram.of_network:
-        raise ValueError("A GramMatrix of a network's gradients is needed: activations make no predictions.")
+        raise ValueError(
+            "reliability needs a GramMatrix of a network's gradients: activations make no predictions."
+        )
     if readout_looks_at_label(gram):
         raise ValueError("The readout looks at the label, which new inputs lack: use likewise.all_outputs.")
     found = given_labels(gram, labels)
@@ -162,12 +163,12 @@ class PredictionTargets:
         values = labels.reshape(len(labels), -1).double().cpu()
         if values.shape[1] != outputs.shape[1]:
             raise ValueError(
-                f"Labels have {values.shape[1]} numbers a sample and outputs {outputs.shape[1]}: they cannot be "
+                f"Labels have {values.shape[1]} numbers per sample and outputs {outputs.shape[1]}: they cannot be "
                 "compared. Class numbers must be integers below the number of outputs."
             )
         if not (outputs.isfinite().all() and column_outputs.isfinite().all()):
             raise ValueError(
-                "Some outputs are infinite, and values are averaged: use a readout of finite ones."
+                "Some outputs are infinite, and values are averaged: use a readout with finite outputs."
             )
         return cls(outputs.double(), values, column_outputs.double(), False)
 

@@ -1,7 +1,7 @@
-"""Spot check: how many labels are wrong, and how many of the flagged, from a few decisions by a person.
+"""Spot check: estimate how many labels are wrong, in all and among the flagged, from a few human decisions.
 
-The ranking is cut into three strata: the flagged, the next in line, and the rest. Some samples are drawn from each at
-random; what a person decides about them says, without trust in any network, how many of each stratum are wrong.
+The ranking is cut into three strata: the flagged labels, the next most suspicious, and the rest. Samples are drawn at
+random from each. A person's decisions on them estimate how many of each stratum are wrong, independent of any network.
 
     strata      flagged: f samples; next: the min(n − f, max(f, ⌈n/20⌉)) most suspicious others; the rest
     order       the next sample is of the stratum that has samples left and the smallest (drawn + ½) / weight,
@@ -38,12 +38,12 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 class SpotCheckEstimate(NamedTuple):
-    """What decisions say of all labels, with 95 % intervals.
+    """Estimates from decisions, with 95 % intervals.
 
     Attributes:
         precision: Share of the flagged labels that are wrong; NaN until one of them is decided.
         errors: How many labels are wrong; NaN until one of every stratum is decided.
-        decided: How many decisions of each stratum were used: flagged, next, rest.
+        decided: How many decisions were used per stratum: flagged, next, rest.
 
     Example:
         >>> import torch, likewise as lw
@@ -59,7 +59,7 @@ class SpotCheckEstimate(NamedTuple):
 
     def __repr__(self) -> str:
         if math.isnan(self.errors.likely):
-            return f"SpotCheckEstimate({self.decided} decided: one of every stratum is needed)"
+            return f"SpotCheckEstimate({self.decided} decided: decide at least one of every stratum)"
         low, likely, high = (round(value) for value in self.errors)
         flagged = "" if math.isnan(self.precision.likely) else f", {_percent(self.precision)} of the flagged"
         return f"SpotCheckEstimate({sum(self.decided)} decided: {likely} wrong ({low} to {high}){flagged})"
@@ -67,10 +67,10 @@ class SpotCheckEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class SpotCheck:
-    """Which samples to look at, in which order, and what the decisions say.
+    """The samples to check, in order, and the estimate from decisions on them.
 
     Attributes:
-        samples: Their numbers, in the order in which to look at them; one may stop anywhere.
+        samples: Their numbers, in the order in which to check them; you may stop anywhere.
         strata: (n,) the stratum of every sample: 0 flagged, 1 next, 2 rest.
         sizes: How many samples each stratum has.
 
@@ -89,15 +89,15 @@ class SpotCheck:
     def estimate(
         self, wrong: Mapping[int, bool | None] | Sequence[bool | None] | Tensor
     ) -> SpotCheckEstimate:
-        """Return how many labels are wrong, and how many of the flagged.
+        """Estimate how many labels are wrong, in all and among the flagged.
 
-        A decision that was not made (None) is left out, as if the sample had not been drawn: where labels that one
-        cannot decide about are wrong more often than others, so are more labels than this says.
+        None (no decision) is left out, as if the sample had not been drawn. If undecidable labels are wrong more often
+        than others, the estimate is too low.
 
         Args:
-            wrong: For each of `samples`, in their order, whether its label is wrong; fewer than all of them are the
-                first ones. Or a mapping from numbers of samples; others than those drawn are refused, since they
-                were chosen for what they are.
+            wrong: For each of `samples`, in their order, whether its label is wrong; a shorter list covers the first
+                ones. Or a mapping from sample numbers; numbers that were not drawn are refused, because they were not
+                chosen at random.
 
         """
         known = self._decisions(wrong)
@@ -121,8 +121,7 @@ class SpotCheck:
         if others:
             raise ValueError(
                 f"{counted(len(others), 'decision')} {agreeing(len(others), 'is', 'are')} about samples that were "
-                f"not drawn ({others[:5]}): only those in "
-                "`samples` stand for the others."
+                f"not drawn ({others[:5]}): pass decisions about `samples` only."
             )
         odd = [value for value in wrong.values() if value is not None and value not in (0, 1)]
         if odd:
@@ -133,20 +132,20 @@ class SpotCheck:
 def spot_check(
     suspicion: LabelSuspicion | Any, flagged: Any = None, *, count: int = 30, seed: int = 0
 ) -> SpotCheck:
-    """Draw the samples whose labels to look at, so that a few decisions tell how many labels are wrong.
+    """Draw samples to check by eye, so that a few decisions estimate how many labels are wrong.
 
-    Of the flagged, of the next in line and of the rest some are drawn at random, not the most suspicious: the top of
-    a list says nothing about the labels below it. The interval for the number of errors is wide if many samples are
-    in the rest: 20 right labels of 20 still leave room for 14 % wrong ones. See the module for the formula.
+    Samples are drawn at random from the flagged labels, the next most suspicious ones and the rest; the top of a list
+    says nothing about the labels below it. The interval for the number of errors is wide if the rest is large: 20 right
+    labels out of 20 still allow for 14 % wrong ones. The module docstring has the formula.
 
     Args:
-        suspicion: What `likewise.label_suspicion` returned, or any scores (n,), larger for more suspicious.
-        flagged: (n,) bool, with scores of your own; None for none.
-        count: How many samples to look at; 20 to 50 are usual.
-        seed: Of the draw.
+        suspicion: The result of `likewise.label_suspicion`, or any scores (n,), larger for more suspicious.
+        flagged: (n,) bool, for your own scores; None for no flags.
+        count: How many samples to check; 20 to 50 are usual.
+        seed: Seed of the draw.
 
     Returns:
-        SpotCheck; look at `samples` in their order, then call `estimate`.
+        SpotCheck; check `samples` in their order, then call `estimate`.
 
     Example:
         >>> import torch, likewise as lw
@@ -159,18 +158,18 @@ def spot_check(
 
     """
     if isinstance(suspicion, LabelSuspicion) and flagged is not None:
-        raise ValueError("The flags of a LabelSuspicion are its own: leave `flagged` out, or give scores.")
+        raise ValueError("A LabelSuspicion has its own flags: leave out `flagged`, or pass scores instead.")
     given, flagged = (
         (suspicion.suspicion, suspicion.flagged)
         if isinstance(suspicion, LabelSuspicion)
         else (suspicion, flagged)
     )
-    scores = check_tensor("suspicion", _own(given)).cpu().double()
+    scores = check_tensor("suspicion", _copy_column(given)).cpu().double()
     if scores.dim() != 1 or not len(scores):
-        raise ValueError(f"suspicion must be one number a sample, found {describe(given)}.")
+        raise ValueError(f"suspicion must be one number per sample, found {describe(given)}.")
     flags = torch.zeros(len(scores), dtype=torch.bool)
     if flagged is not None:
-        flags = check_tensor("flagged", _own(flagged)).cpu()
+        flags = check_tensor("flagged", _copy_column(flagged)).cpu()
         if flags.shape != scores.shape or not ((flags == 0) | (flags == 1)).all():
             raise ValueError(
                 f"flagged must be true or false for each of {len(scores)} samples, found {describe(flagged)}."
@@ -188,7 +187,7 @@ def spot_check(
 
 
 def strata_order(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the stratum of each sample to draw, so that every beginning is shared out by the weights."""
+    """Return the stratum of each draw, so that every prefix is divided by the weights."""
     drawn, order = [0] * len(sizes), list[int]()
     for _ in range(min(count, sum(sizes))):
         left = [h for h, size in enumerate(sizes) if drawn[h] < size]
@@ -199,7 +198,7 @@ def strata_order(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def estimate_errors(sizes: Sequence[int], decided: Sequence[int], wrong: Sequence[int]) -> SpotCheckEstimate:
-    """Return the estimate from the size of each stratum, how many of it are decided, and how many of these wrong."""
+    """Estimate errors from the size of each stratum, the number decided, and the number of these that are wrong."""
     shares = [_share(*each) if each[1] else None for each in zip(sizes, decided, wrong, strict=True)]
     missing = any(size and share is None for size, share in zip(sizes, shares, strict=True))
     known = [(size, share) for size, share in zip(sizes, shares, strict=True) if share is not None]
@@ -213,8 +212,8 @@ def estimate_errors(sizes: Sequence[int], decided: Sequence[int], wrong: Sequenc
     return SpotCheckEstimate(shares[0] or UNKNOWN, errors, tuple(decided))
 
 
-def _own(values: Any) -> Any:
-    """Return a copy of a column of a table, which may be read-only: torch warns of those."""
+def _copy_column(values: Any) -> Any:
+    """Copy a table column, which may be read-only: torch warns about those."""
     return np.array(values) if hasattr(values, "__array__") and not isinstance(values, Tensor) else values
 
 

@@ -1,12 +1,12 @@
-"""Which targets look wrong, where they are not one class a sample: several labels each, values, masks, tokens.
+"""Suspicious targets other than one class per sample: several labels, values, masks, tokens.
 
-The same votes as for classes: every other sample votes with max(centered similarity, 0)^4 for what it is labeled.
+The votes are the same as for classes: every other sample votes with max(centered similarity, 0)^4 for its own target.
 
-    several labels   b(x, c) = mean of the votes' share for label c and of the network's probability of it;
-                     suspicion |y − b|: 0 where all speak for the 0 or 1 that is given, 1 where all speak against it
-    values           residual against the votes' mean, and against the network where that has not memorized its targets,
-                     over its usual size; z standard deviations, robustly
-    masks, tokens    cells of a mask, or tokens, are samples of their own: see `cell_suspicion`
+    several labels   b(x, c) = mean of the votes' share for label c and the network's probability of it;
+                     suspicion |y − b|: 0 if all support the given 0 or 1, 1 if all contradict it
+    values           residual from the votes' mean, and from the network if it has not memorized its targets,
+                     in robust standard deviations
+    masks, tokens    each cell of a mask, or each token, is a sample: see `cell_suspicion`
 """
 
 import math
@@ -31,16 +31,16 @@ from likewise.votes import EXPONENT
 
 FLAG_Z = 3.5  # robust standard deviations beyond which a value is flagged: two in ten thousand by chance
 MEMORIZED = 0.1  # of the votes' residual: a network whose own residuals are smaller has memorized its targets
-TEMPERATURE = 0.1  # of the mean over cells that is one number a sample: near the largest
+TEMPERATURE = 0.1  # of the mean over cells that is one number per sample: near the largest
 
 
 class MultilabelSuspicion(NamedTuple):
-    """What the network and the neighbors say of labels of which a sample may have several.
+    """How far the network and the neighbors contradict labels, if a sample may have several.
 
     Attributes:
-        suspicion: (n, classes) in [0, 1] of each 0 or 1 that is given.
+        suspicion: (n, classes) in [0, 1] for each given 0 or 1.
         samples: (n,) the largest of each sample.
-        suggested: (n, classes) bool, what they speak for.
+        suggested: (n, classes) bool, the labels that they support.
 
     Example:
         >>> import torch, likewise as lw
@@ -62,11 +62,11 @@ class MultilabelSuspicion(NamedTuple):
 
 
 class ValueSuspicion(NamedTuple):
-    """What the network and the neighbors say of targets that are numbers.
+    """How far the network and the neighbors contradict targets that are numbers.
 
     Attributes:
-        suspicion: (n,) in [0, 1]: the share of honest residuals that are smaller, if these are normal.
-        expected: (n, q) what the neighbors' targets say it should be.
+        suspicion: (n,) in [0, 1]: the share of residuals of right targets that are smaller, if these are normal.
+        expected: (n, q) the target expected from the neighbors' targets.
         score: (n,) residual in robust standard deviations, the largest of the q numbers.
         flagged: (n,) beyond 3.5 of them.
 
@@ -93,9 +93,9 @@ class CellSuspicion(NamedTuple):
     """Where the labels of masks or of sequences look wrong.
 
     Attributes:
-        cells: (n, h, w) or (n, t) suspicion of each cell, or token; NaN where it has no label.
-        samples: (n,) one number a sample, near its largest cell.
-        suggested: As `cells`, the class that speaks against the label; −1 where there is no label.
+        cells: (n, h, w) or (n, t) suspicion of each cell or token; NaN without a label.
+        samples: (n,) one number per sample, near its largest cell.
+        suggested: Shaped like `cells`: the class that contradicts the label; −1 without a label.
 
     Example:
         >>> import torch, likewise as lw
@@ -134,9 +134,9 @@ def multilabel_suspicion(
 
     Args:
         gram: A square matrix; similarities are centered.
-        labels: (n, classes) of 0 and 1; those that travel with the data if None.
+        labels: (n, classes) of 0 and 1; None uses the labels of the data.
         exponent: How local votes are.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         MultilabelSuspicion; rank by `suspicion`, (n, classes).
@@ -159,7 +159,7 @@ def multilabel_suspicion(
 def multilabel_from_votes(
     sums: Tensor, total: Tensor, given: Tensor, outputs: Tensor | None
 ) -> MultilabelSuspicion:
-    """Return what votes (n, classes), their sums (n,) and logits or probabilities say of 0s and 1s."""
+    """Judge 0s and 1s by votes (n, classes), their sums (n,) and logits or probabilities."""
     labels = given.double()
     usual = labels.mean(0).expand_as(labels)
     opinion = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], usual)
@@ -173,13 +173,13 @@ def multilabel_from_votes(
 def value_suspicion(
     gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: int | None = None
 ) -> ValueSuspicion:
-    """How far each target is from what the network and its neighbors' targets say; visits all pairs.
+    """How far each target is from the network's prediction and its neighbors' targets; visits all pairs.
 
     Args:
         gram: A square matrix; similarities are centered.
-        labels: (n,) or (n, q) numbers; those that travel with the data if None.
+        labels: (n,) or (n, q) numbers; None uses the labels of the data.
         exponent: How local votes are.
-        sketch: Estimate from random projections of so many numbers a sample.
+        sketch: Estimate from random projections with this many numbers per sample.
 
     Returns:
         ValueSuspicion; rank by `score`.
@@ -195,7 +195,9 @@ def value_suspicion(
     refuse_unbounded(gram)
     found = given_labels(gram, labels)
     if found is None or not gram.square:
-        raise ValueError("Values of one data set are needed: pass labels, or give the data as (X, y).")
+        raise ValueError(
+            "Values of one data set are needed: pass labels, or the data as (X, y), and no columns to the GramMatrix."
+        )
     values = found.reshape(len(found), -1).double().cpu()
     sums, total = _weighted_sums(gram, values, exponent, sketch)
     outputs = model_outputs(gram).double().cpu() if gram.of_network else None
@@ -204,12 +206,12 @@ def value_suspicion(
 
 
 def values_from_votes(sums: Tensor, total: Tensor, values: Tensor, outputs: Tensor | None) -> ValueSuspicion:
-    """Return what votes' sums (n, q) and weights (n,), and the network's outputs, say of values (n, q).
+    """Judge values (n, q) by sums (n, q) and weights (n,) of votes, and by the network's outputs.
 
-    Neighbors' means are drawn towards the mean of all, so residuals against them are taken after a straight line.
+    Means over neighbors are biased towards the mean of all, so residuals are taken from a line fitted to them.
     """
     means = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], values.mean(0))
-    expected = torch.stack([_straightened(m, v) for m, v in zip(means.T, values.T, strict=True)], 1)
+    expected = torch.stack([_rescale_to_values(m, v) for m, v in zip(means.T, values.T, strict=True)], 1)
     residual = values - expected
     scores = residual / _robust_scale(residual)
     if outputs is not None:
@@ -232,21 +234,21 @@ def cell_suspicion(
     parameters: Any = None,
     sketch: int | None = 1024,
 ) -> CellSuspicion:
-    """Where the labels of masks, or of the words of sequences, contradict the network and similar cells elsewhere.
+    """Where the labels of masks, or of tokens in sequences, contradict the network and similar cells elsewhere.
 
-    A cell of a mask is a square of `cell` pixels, of a sequence it is one token. Each is a sample of its own, whose
-    outputs are the means of the network's over the cell, and cells vote for the shares of classes that they have:
-    suspicion is the mean of the total variation between these and the votes', and of 1 − p(label) over its pixels.
-    Costs a gradient for each cell: choose large cells, some `parameters` (the last layers), or a part of the data.
+    A cell of a mask is a square of `cell` pixels; a cell of a sequence is one token. Each cell is a sample; its outputs
+    are the means of the network's outputs over the cell. Cells vote for their shares of classes. Suspicion is the mean
+    of the total variation between a cell's shares and the votes, and of 1 − p(label) averaged over its pixels.
+    Costs one gradient per cell: choose large cells, few `parameters` (the last layers), or a part of the data.
 
     Args:
         model: Returns (n, classes, h, w) for images, or (n, t, classes) for sequences.
         data: Inputs with labels (n, h, w) or (n, t), anything that `likewise.batches` accepts.
-        labels: The same apart.
-        cell: Pixels a side; sequences have cells of one token.
-        ignore: Labels that mean none.
-        parameters: Whose gradients are compared, as for Network.
-        sketch: Width of random projections; None compares gradients as they are.
+        labels: The labels, if they are not in the data.
+        cell: Pixels per side; sequences have cells of one token.
+        ignore: Labels that mean "no label".
+        parameters: Parameters whose gradients are compared, as for Network.
+        sketch: Width of random projections; None compares exact gradients.
 
     Returns:
         CellSuspicion.
@@ -265,15 +267,13 @@ def cell_suspicion(
     masks = samples.labels()
     if masks is None or masks.dim() not in (2, 3) or masks.is_floating_point():
         found = "none" if masks is None else describe(masks)
-        raise ValueError(
-            f"Masks (n, h, w) or labels of words (n, t) are needed, whole numbers; found {found}."
-        )
-    masks = masks.cpu().long()  # of uint8 or bool, labels to ignore would be other numbers
+        raise ValueError(f"Masks (n, h, w) or token labels (n, t) of integers are needed, found {found}.")
+    masks = masks.cpu().long()  # in uint8 or bool, labels to ignore would be other numbers
     size = 1 if masks.dim() == 2 else cell
     labeled, shares = _cell_shares(masks, size, ignore)
     places = labeled.flatten(1).nonzero()
     if not len(places):
-        raise ValueError("No cell has a label that is not to be ignored.")
+        raise ValueError(f"No cell has a label: all labels are among those to ignore, {list(ignore)}.")
     given = shares.flatten(2).transpose(1, 2)[places[:, 0], places[:, 1]]  # (cells, classes)
     wrapped = Network(_CellModel(net.model, size, masks.dim() == 3), all_outputs, parameters=_inner(net))
     gram = GramMatrix(wrapped, batches(_Cells(samples, places), labels=False))
@@ -314,24 +314,24 @@ def _unlikely(
             probabilities = logits.double().softmax(1).cpu()
             here = masks[start : start + len(batch)]
             start += len(batch)
-            ignored = _ignored(here, ignore)
+            ignored = _ignored_mask(here, ignore)
             largest = int(torch.where(ignored, 0, here).max())
             if here.shape[1:] != probabilities.shape[2:] or largest >= probabilities.shape[1]:
                 raise ValueError(
-                    f"Labels of shape {tuple(here.shape[1:])} up to {largest}, and outputs of shape "
-                    f"{tuple(probabilities.shape[1:])}: one class for each pixel or word is needed."
+                    f"Labels have shape {tuple(here.shape[1:])} and go up to {largest}, but outputs have shape "
+                    f"{tuple(probabilities.shape[1:])}: expected one class for each pixel or token."
                 )
             mine = probabilities.gather(1, torch.where(ignored, 0, here)[:, None])[:, 0]
             missing.append(
-                _pooled(torch.where(ignored, 0.0, 1 - mine), cell)
-                / _pooled((~ignored).double(), cell).clamp(min=1e-12)
+                _cell_means(torch.where(ignored, 0.0, 1 - mine), cell)
+                / _cell_means((~ignored).double(), cell).clamp(min=1e-12)
             )
-            chances.append(_pooled(probabilities, cell))
+            chances.append(_cell_means(probabilities, cell))
     return torch.cat(missing), torch.cat(chances)
 
 
-def _pooled(values: Tensor, cell: int) -> Tensor:
-    """Return the mean of each cell of (n, h, w) or (n, c, h, w); words, which are cells, as they are."""
+def _cell_means(values: Tensor, cell: int) -> Tensor:
+    """Return the mean of each cell of (n, h, w) or (n, c, h, w); tokens, which are cells, unchanged."""
     if cell == 1:
         return values
     planes = values[:, None] if values.dim() == 3 else values
@@ -355,11 +355,11 @@ class _CellModel(nn.Module):
 
 
 def all_logits(outputs: Any) -> Tensor:
-    """Return the tensor of logits that a model returned, as such or as `.logits`."""
+    """Return the logits that a model returned, as a tensor or under `.logits`."""
     found = getattr(outputs, "logits", outputs)
     if not isinstance(found, Tensor) or found.dim() not in (3, 4):
         raise TypeError(
-            f"Outputs (n, classes, h, w) or (n, t, classes) are needed, found {describe(found)}: wrap the model in one "
+            f"Expected outputs (n, classes, h, w) or (n, t, classes), found {describe(found)}: wrap the model in one "
             "that returns them."
         )
     return found
@@ -389,16 +389,16 @@ def _inner(net: Network) -> list[str]:
     return [f"model.{name}" for name in net.names]
 
 
-def _ignored(masks: Tensor, ignore: Sequence[int]) -> Tensor:
+def _ignored_mask(masks: Tensor, ignore: Sequence[int]) -> Tensor:
     return torch.isin(masks, torch.tensor(list(ignore), dtype=masks.dtype)) | (masks < 0)
 
 
 def _cell_shares(masks: Tensor, cell: int, ignore: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return which cells have a label, and the share of each class among labeled pixels, (n, classes, ...) float64."""
-    ignored = _ignored(masks, ignore)
+    ignored = _ignored_mask(masks, ignore)
     classes = int(masks[~ignored].max()) + 1 if (~ignored).any() else 1
     members = torch.stack([((masks == c) & ~ignored).double() for c in range(classes)], 1)
-    counts = _pooled(members, cell)
+    counts = _cell_means(members, cell)
     total = counts.sum(1)
     return total > 0, counts / total.clamp(min=1e-12)[:, None]
 
@@ -409,13 +409,13 @@ def _weighted_sums(
     refuse_unbounded(gram)
     exponent = check_number("exponent", exponent, above=0)
     if not gram.square:
-        raise ValueError("Targets vote within one data set: make the GramMatrix without columns.")
+        raise ValueError("Samples vote within one data set: build the GramMatrix without columns.")
     ((sums, total),) = pair_source(gram, sketch).visit(WeightedSumReducer(values, exponent))
     return sums.cpu(), total.cpu()
 
 
 def is_label_matrix(labels: Tensor | None) -> bool:
-    """Whether labels are several 0s and 1s a sample, not one-hot classes."""
+    """Whether labels are several 0s and 1s per sample, not one-hot classes."""
     if labels is None or labels.dim() != 2 or labels.shape[1] < 2:
         return False
     binary = bool(((labels == 0) | (labels == 1)).all())
@@ -426,14 +426,14 @@ def _label_matrix(gram: GramMatrix, labels: Any) -> Tensor:
     found = given_labels(gram, labels)
     if found is None or found.dim() != 2 or not bool(((found == 0) | (found == 1)).all()):
         raise ValueError(
-            f"A matrix of 0 and 1, (n, classes), is needed, found {'none' if found is None else describe(found)}: one "
-            "class a sample is for likewise.label_suspicion, values for likewise.value_suspicion."
+            f"Expected a matrix of 0 and 1, (n, classes), found {'none' if found is None else describe(found)}. For "
+            "one class per sample, use likewise.label_suspicion; for values, likewise.value_suspicion."
         )
     return found.cpu()
 
 
-def _straightened(means: Tensor, values: Tensor) -> Tensor:
-    """Return means of neighbors on the scale of the values: the straight line through medians of thirds."""
+def _rescale_to_values(means: Tensor, values: Tensor) -> Tensor:
+    """Rescale means over neighbors to the values, by the line through medians of thirds."""
     order = means.argsort()
     low, high = order[: max(1, len(order) // 3)], order[-max(1, len(order) // 3) :]
     run = means[high].median() - means[low].median()
@@ -442,6 +442,6 @@ def _straightened(means: Tensor, values: Tensor) -> Tensor:
 
 
 def _robust_scale(residual: Tensor) -> Tensor:
-    """Return the standard deviation of each column, by the median of distances from the median."""
+    """Return a robust standard deviation of each column, by the median absolute deviation."""
     spread = 1.4826 * (residual - residual.median(0).values).abs().median(0).values
     return spread.clamp(min=1e-12 * residual.abs().amax().clamp(min=1e-300))

@@ -1,4 +1,4 @@
-"""What statistics need besides similarities: labels, predictions, and a matrix they can work on."""
+"""Checks and conversions for statistics: labels, predictions, and which matrices they accept."""
 
 from typing import Any, TypeVar
 
@@ -15,34 +15,34 @@ from likewise.readouts import all_outputs, are_chances
 from likewise.wording import agreeing, counted
 
 MOST_CLASSES = 100_000
-LABELS_TRIED = 8  # samples, from the first to the last, on which a readout is tried with other labels
+LABELS_TRIED = 8  # samples, evenly spaced, on which a readout is tried with other labels
 
 
 def refuse_other(gram: GramMatrix) -> None:
-    """Raise if this is no GramMatrix, and say how to make one."""
+    """Raise if this is not a GramMatrix, and say how to build one."""
     if not isinstance(gram, GramMatrix):
         raise TypeError(
-            f"A GramMatrix is needed, found {type(gram).__name__}: likewise.GramMatrix(model, data), or of "
-            "new inputs and training data likewise.GramMatrix(model, new, columns=training)."
+            f"Expected a GramMatrix, found {type(gram).__name__}: pass likewise.GramMatrix(model, data), or for new "
+            "inputs and training data likewise.GramMatrix(model, new, columns=training)."
         )
 
 
 def refuse_centered(gram: GramMatrix) -> None:
-    """Raise where a sum of gradients is divided by, which centering makes zero."""
+    """Raise if the matrix is centered: the statistic divides by a sum of gradients, which centering makes zero."""
     refuse_other(gram)
     if gram.centered:
         raise ValueError(
-            "Centered gradients sum to zero over the data, so nothing can be divided by their sum, and "
-            "they do not bound the outputs: make the GramMatrix with centered=False."
+            "Centered gradients sum to zero over the data, so this statistic cannot divide by their sum, and "
+            "they do not bound the outputs: build the GramMatrix with centered=False."
         )
 
 
 def refuse_unbounded(gram: GramMatrix) -> None:
-    """Raise where similarities have no largest value to compare with."""
+    """Raise if similarities have no largest value to compare with."""
     refuse_other(gram)
     if not gram.kernel.bounded:
         raise ValueError(
-            f"Similarities of at most 1 are needed, and those of {gram.kernel} have no limit: use "
+            f"This statistic needs similarities of at most 1, and those of {gram.kernel} have no limit: use "
             "gram.with_kernel(likewise.CORRELATION)."
         )
 
@@ -51,75 +51,74 @@ Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
 def to_device(result: Result, device: torch.device) -> Result:
-    """Return a NamedTuple with its tensors on a device: results are where the model is."""
+    """Move the tensors of a NamedTuple to a device: results are where the model is."""
     moved = (value.to(device) if isinstance(value, Tensor) else value for value in result)
     return type(result)(*moved)
 
 
 def given_labels(gram: GramMatrix, labels: Any) -> Tensor | None:
-    """Return the labels of the columns: those given, else those that travel with the data."""
+    """Return the labels of the columns: the given ones, or those of the data."""
     if labels is None:
         known = gram.columns.labels()
         return None if known is None else finite_labels(known)
     found = column("labels", labels)
     if found.dim() == 0 or len(found) != gram.columns.n:
         given = len(found) if found.dim() else 1
-        raise ValueError(f"{given} labels for {gram.columns.n} samples: one for each is needed.")
+        raise ValueError(f"{given} labels for {gram.columns.n} samples: expected one for each.")
     return finite_labels(found)
 
 
 def finite_labels(labels: Tensor) -> Tensor:
-    """Return labels that are real numbers, or name the samples whose are not."""
+    """Return labels if all are finite real numbers; otherwise raise, naming the samples."""
     if labels.is_complex():
         raise TypeError(f"labels must be real numbers, found {describe(labels)}: take labels.real.")
     wrong = (~labels.isfinite()).reshape(len(labels), -1).any(1).nonzero()[:, 0]
     if len(wrong):
         raise ValueError(
             f"{counted(len(wrong), 'label')} {agreeing(len(wrong), 'is', 'are')} NaN or infinite, the first of "
-            f"samples {wrong[:5].tolist()}: leave "
-            "these samples out."
+            f"samples {wrong[:5].tolist()}: leave these samples out."
         )
     _refuse_ignored(labels)
     return labels
 
 
 def _refuse_ignored(labels: Tensor) -> None:
-    """Raise if −100 stands among class numbers: PyTorch's losses ignore it, and it is no value to average."""
+    """Raise if class numbers contain −100: PyTorch's losses ignore it, and it must not be averaged."""
     found = labels.reshape(len(labels), -1)
     if found.is_floating_point() or found.shape[1] != 1:
         return
     ignored = (found[:, 0] == IGNORED).nonzero()[:, 0]
     if len(ignored) and int((found < 0).sum()) == len(ignored):
         raise ValueError(
-            f"{counted(len(ignored), 'label')} {agreeing(len(ignored), 'is', 'are')} {IGNORED}, by which losses ignore "
-            f"a sample, the first of samples {ignored[:5].tolist()}: leave these samples out."
+            f"{counted(len(ignored), 'label')} {agreeing(len(ignored), 'is', 'are')} {IGNORED}, which tells losses to "
+            f"ignore a sample, the first of samples {ignored[:5].tolist()}: leave these samples out."
         )
 
 
 def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
-    """Return the labels as class numbers, (m,), or say what is wrong with them."""
+    """Return the labels as class numbers, (m,); raise if they are not class numbers."""
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
     found = found.squeeze(-1) if found.dim() == 2 and found.shape[1] == 1 else found
     if found.is_floating_point() or found.is_complex() or found.dim() != 1 or int(found.min()) < 0:
         raise ValueError(
-            f"Class numbers from 0 are needed, one a sample; found labels of {found.dtype}, shape "
-            f"{tuple(found.shape)}, from {found.min()} to {found.max()}. Numbers that are classes: "
-            "labels.long(); one-hot: labels.argmax(1)."
+            f"Class numbers from 0 are needed, one per sample; found labels of {found.dtype}, shape "
+            f"{tuple(found.shape)}, from {found.min()} to {found.max()}. If floats are classes, pass "
+            "labels.long(); if one-hot, labels.argmax(1)."
         )
     if int(found.max()) >= MOST_CLASSES:
         raise ValueError(
-            f"A class number of {int(found.max())} means more than {MOST_CLASSES} classes: number those "
-            "there are, for example by torch.unique(labels, return_inverse=True)."
+            f"A class number of {int(found.max())} means more than {MOST_CLASSES} classes: renumber the classes, for "
+            "example with torch.unique(labels, return_inverse=True)."
         )
     return found.cpu().long()
 
 
 def of_classes(labels: Tensor, d: int) -> Tensor | None:
-    """Return labels as class numbers of a network with d outputs, (n,), None if they are values.
+    """Return labels as class numbers for a network with d outputs, (n,); None if they are values.
 
-    Integers, also written as floats; with one output only 0 and 1 are classes.
+    Classes are integers, also as floats. With one output, only 0 and 1 are classes.
     """
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.dim() != 1 or found.min() < 0:
@@ -130,7 +129,7 @@ def of_classes(labels: Tensor, d: int) -> Tensor | None:
 
 
 def readout_looks_at_label(gram: GramMatrix) -> bool:
-    """Whether samples are alike by what the network says of their labels: the readout's result depends on them."""
+    """Whether the readout's result depends on the labels."""
     return _reads_labels(gram.net, gram.data) or _reads_labels(gram.net, gram.columns)
 
 
@@ -141,9 +140,9 @@ def _reads_labels(net: Network, data: Batches) -> bool:
 
 
 def model_outputs(gram: GramMatrix) -> Tensor:
-    """Return what the model says of the rows, (n, d), whatever the readout compares.
+    """Return the model's outputs for the rows, (n, d), whatever the readout compares.
 
-    A model that returns what only the readout understands is read by it.
+    If only the readout understands what the model returns, it selects the outputs.
     """
     net = gram.net
     if net.readout is all_outputs:
@@ -158,9 +157,9 @@ def model_outputs(gram: GramMatrix) -> Tensor:
 
 
 def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
-    """Return the probability of each class, (n, c), if outputs (n, d) can be those of classes, else None.
+    """Return the probability of each class, (n, c), if outputs (n, d) can be classes; else None.
 
-    Logits, or probabilities as they are; one output is the logit or probability of class 1 of two.
+    Outputs are logits or probabilities; a single one is the logit or probability of class 1 of two.
     """
     d, values = outputs.shape[1], outputs.double()
     if d > 1 and (classes is None or int(classes.max()) < d):
@@ -172,7 +171,7 @@ def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
 
 
 def accuracy_warning(chances: Tensor | None, classes: Tensor) -> str | None:
-    """Return what is odd about predictions that are no better than chance, or cannot be compared."""
+    """Return a warning if predictions are no better than chance; else None."""
     if chances is None:
         return None
     right = float((chances.argmax(1) == classes).double().mean())
@@ -180,17 +179,17 @@ def accuracy_warning(chances: Tensor | None, classes: Tensor) -> str | None:
     if right > chance + 2 * (chance * (1 - chance) / len(classes)) ** 0.5 + 0.02:
         return None
     return (
-        f"Only {right:.1%} of the predictions are the labels, no more than by chance: is the network "
-        "trained, and are classes numbered as they were then? Neighbors vote by its gradients, "
-        "which then mean little."
+        f"Only {right:.1%} of the predictions match the labels, no more than by chance: is the network "
+        "trained, and are classes numbered as they were then? Otherwise, its gradients, and the votes of neighbors, "
+        "mean little."
     )
 
 
 def label_values(labels: Tensor, d: int) -> Tensor:
-    """Return labels as numbers to average, (m, q): classes one-hot, numbers as they are.
+    """Return labels as numbers to average, (m, q): classes one-hot, numbers unchanged.
 
-    Integers from 0 to below MOST_CLASSES, one a sample, are classes: at least d of them, so that a
-    part of the data in which the last class is missing is treated alike.
+    Integers from 0 to below MOST_CLASSES, one per sample, are classes. There are at least d columns, so that a part of
+    the data without the last class is treated the same.
     """
     flat = labels.reshape(len(labels), -1)
     whole = not labels.is_floating_point() and flat.shape[1] == 1

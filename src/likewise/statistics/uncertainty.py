@@ -16,17 +16,17 @@ from likewise.statistics.targets import refuse_centered
 
 
 def uncertainty(gram: GramMatrix) -> Tensor:
-    """Return ‖∇f(x)‖² / Σ k^I(x, x'), how far f(x) moves at unit disturbance, (n,); sec. 4.4.
+    """How far f(x) moves at unit disturbance of the data, ‖∇f(x)‖² / Σ k^I(x, x'), (n,); sec. 4.4.
 
-    Large: f(x) could have come out differently without disturbing the data. The paper's quick form,
-    in two passes: where similarities are negative they cancel, see `disturbance` for the exact one.
-    A sample without a gradient cannot move: 0.
+    Large: f(x) could have come out differently without disturbing the data. This is the paper's quick form, in two
+    passes. Negative similarities cancel in it; `disturbance` is the exact form. A sample with a zero gradient cannot
+    move and gets 0.
 
     Args:
         gram: Plain (not centered); its kernel is ignored.
 
     Returns:
-        (n,) non-negative where similarities are; larger means less constrained by the rest of the data.
+        (n,) non-negative if similarities are; larger means less constrained by the rest of the data.
 
     Example:
         >>> import torch, likewise as lw
@@ -46,17 +46,17 @@ def uncertainty_from_sums(inner: RowSums) -> Tensor:
 
 
 def disturbance(gram: GramMatrix) -> Tensor:
-    """Return Σ ‖K(x', x) K(x, x)⁻¹‖_F / √d, (n,): how much a unit move of f(x) moves the data.
+    """How much a unit move of f(x) moves the data, Σ ‖K(x', x) K(x, x)⁻¹‖_F / √d, (n,).
 
-    The exact L¹ of sec. 4.4, for d = 1 Σ |k^I(x, x')| / ‖∇f(x)‖²; for d > 1 the root mean square
-    over directions of the move. Of a sample alone it is 1, of N samples alike N. Visits all pairs.
-    A sample without a gradient cannot be moved at any price: infinity.
+    The exact L¹ of sec. 4.4: for d = 1, Σ |k^I(x, x')| / ‖∇f(x)‖²; for d > 1, the root mean square over directions of
+    the move. 1 for a sample that is alone, N for N samples that are alike. Visits all pairs. A sample with a zero
+    gradient cannot be moved and gets infinity.
 
     Args:
         gram: Plain (not centered); its kernel is ignored.
 
     Returns:
-        (n,) at least 1 for a sample of the data set; infinite where the gradient is zero.
+        (n,) at least 1 for a sample of the data set; infinite if the gradient is zero.
 
     Example:
         >>> import torch, likewise as lw
@@ -72,11 +72,11 @@ def disturbance(gram: GramMatrix) -> Tensor:
 
 
 def predicted_move(net: Network, at: Any, move: Tensor, of: Any) -> Tensor:
-    """Return the first-order move of f(of), (m, d), when f(at) is moved by `move`; Theorem 3.
+    """Predict how f(of) moves to first order, (m, d), when f(at) is moved by `move`; Theorem 3.
 
-    K(of, at) K(at, at)⁻¹ move, by the smallest change of parameters that does it. `at` may hold
-    several samples, moved together by `move`, (n, d) or one (d,) for all; directions in which no
-    parameter moves them are left out.
+    K(of, at) K(at, at)⁻¹ move: the effect of the smallest parameter change that makes the move. `at` may hold several
+    samples that move together, by (n, d) or by the same (d,) for all. Directions in which no parameter moves them are
+    left out.
 
     Args:
         net: A network or a model.

@@ -79,7 +79,7 @@ function mostNeighboring(data) {
       counts.set(key, (counts.get(key) ?? 0) + 1);
     }
   }
-  return rankPairs(counts, neighbors, "neighbors are of");
+  return rankPairs(counts, neighbors, "neighbors belong to");
 }
 
 function mixedParts(state) {

@@ -55,7 +55,7 @@ function drawerParts(state, close) {
     passageLegend(data, sample),
     element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample)),
     element("h3", {}, "All numbers"),
-    element("p", { class: "quiet" }, "The mark stands between the lowest (left) and the highest (right) of all samples, by rank."),
+    element("p", { class: "quiet" }, "The mark shows the rank among all samples, from the lowest (left) to the highest (right)."),
     element("table", { class: "facts" }, element("colgroup", {}, ...["name", "value", "place"].map((part) => element("col", { class: `${part}-column` }))), element("tbody", {}, ...facts)),
     element("h3", {}, "How similar are the others?"),
     histogramOf(state),
@@ -85,7 +85,7 @@ function trustIn(data, sample) {
   const far = shift.values[sample] > (classes ? 0.5 : 1);
   reasons.push([`Similar samples are predicted ${far ? "differently" : "alike"} (`, term(data, "shift"), ` ${rounded(shift.values[sample])}).`]);
   const split = classes && agreement && agreement.values[sample] < 0.5;
-  if (agreement) reasons.push([term(data, "agreement", "Neighbor agreement"), classes ? ` ${percent(agreement.values[sample])}: the share of similar samples, weighted by similarity, labeled ${shown(data, "prediction", sample)}.` : ` ${rounded(agreement.values[sample])} of 1: how near the labels of similar samples are to it.`]);
+  if (agreement) reasons.push([term(data, "agreement", "Neighbor agreement"), classes ? ` ${percent(agreement.values[sample])}: the share of similar samples, weighted by similarity, labeled ${shown(data, "prediction", sample)}.` : ` ${rounded(agreement.values[sample])} of 1: how close the labels of similar samples are to it.`]);
   const alone = status && status.texts[status.values[sample]] === "isolated";
   if (alone) reasons.push(["It has too few similar samples to judge by."]);
   const place = standing(data, "novelty", sample);
@@ -96,7 +96,7 @@ function trustIn(data, sample) {
   const weak = classes && agreement && agreement.values[sample] < 0.8;
   const level = far ? "no" : split || alone || odd || other || weak ? "care" : "yes";
   const said = shown(data, "prediction", sample);
-  const verdict = { yes: `Prediction ${said}: no sign against it.`, care: `Prediction ${said}: with care.`, no: `Prediction ${said}: do not rely on it.` }[level];
+  const verdict = { yes: `Prediction ${said}: no sign against it.`, care: `Prediction ${said}: use with care.`, no: `Prediction ${said}: do not rely on it.` }[level];
   return { level, verdict, reasons };
 }
 
@@ -113,7 +113,7 @@ function enlargeable(data, sample) {
 function enlarge(data, sample) {
   const box = document.getElementById("lightbox");
   box.querySelector(".seen").replaceChildren(picture(data, sample, true));
-  box.querySelector(".caption").textContent = `${nameOf(data, sample)} · ${captionOf(data, sample)} · as kept in ${data.pictureSource ? "the run" : "this file"}`;
+  box.querySelector(".caption").textContent = `${nameOf(data, sample)} · ${captionOf(data, sample)} · as stored in ${data.pictureSource ? "the run" : "this file"}`;
   box.showModal();
 }
 
@@ -148,7 +148,7 @@ function histogramOf(state) {
   const others = counts.reduce((a, b) => a + b, 0);
   return element("figure", { class: "histogram-figure" },
     drawing("svg", { viewBox: "0 0 400 120", class: "histogram", role: "img", "aria-label": `Histogram of the similarities of ${counted(others, "other sample")} to this one, on a logarithmic scale` }, ...lines, ...bars, mark("−1 opposite", 30, "start"), mark("0 unrelated", 215, "middle"), mark("1 the same", 400, "end"), mark("similarity to this sample", 215, "middle", 118)),
-    element("figcaption", { class: "quiet" }, `Upward: how many of the ${counted(others, "other sample")}, on a logarithmic scale. The sample itself is not counted.`));
+    element("figcaption", { class: "quiet" }, `Vertical axis: how many of the ${counted(others, "other sample")}, on a logarithmic scale. The sample itself is not counted.`));
 }
 
 function thresholdOf(state) {

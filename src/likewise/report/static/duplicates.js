@@ -16,8 +16,8 @@ function makeDuplicates(state) {
   const equal = (found ?? []).filter((pair) => pair.inputs >= INPUTS_EQUAL);
   if (found) level.append(element("option", { value: "found" }, data.classes ? "closer than usual in their class" : "closer than usual"));
   if (equal.length) level.append(element("option", { value: "inputs" }, `${inputsWord(data)} nearly equal: at least ${INPUTS_EQUAL}`));
-  level.append(...LEVELS.map((value) => element("option", { value }, `similar for the network: at least ${value}`)));
-  across.append(element("option", { value: "" }, "all of them"), ...acrossColumns(data).map((name) => element("option", { value: name }, `those of different ${titleOf(data, name)}`)));
+  level.append(...LEVELS.map((value) => element("option", { value }, `similarity to the network at least ${value}`)));
+  across.append(element("option", { value: "" }, "all pairs"), ...acrossColumns(data).map((name) => element("option", { value: name }, `pairs with different ${titleOf(data, name)}`)));
   let count = 0;
   let pairs = [];
   const more = document.getElementById("duplicates-more");
@@ -111,7 +111,7 @@ function pairCard(state, { i, j, similarity: s, inputs }) {
       element("strong", { title: "similarity to the network" }, s.toFixed(3)),
       inputs >= -1 ? element("span", { title: "similarity of the inputs" }, `${inputsWord(data)} ${inputs.toFixed(2)}`) : null,
       ...differs.map((name) => element("span", { class: "tag", title: titleOf(data, name) }, `${shown(data, name, i)} / ${shown(data, name, j)}`)),
-      element("span", { class: "both", hidden: true }, "Both dropped: none is kept."),
+      element("span", { class: "both", hidden: true }, "Both dropped: no copy is kept."),
     ),
     side(j),
   );

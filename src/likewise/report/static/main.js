@@ -113,7 +113,7 @@ function makeWorst(state) {
   if (legend) place.append(legend);
   place.append(
     ...order.map((sample) =>
-      element("article", { class: "worst-sample" }, tile(state, sample, `${titleOf(data, ranked)} ${rounded(values[sample])}`), element("div", {}, element("p", {}, "most similar, with the similarity:"), element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 5)))),
+      element("article", { class: "worst-sample" }, tile(state, sample, `${titleOf(data, ranked)} ${rounded(values[sample])}`), element("div", {}, element("p", {}, "most similar samples, with their similarity:"), element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, 5)))),
     ),
   );
 }
@@ -145,6 +145,6 @@ async function start() {
 }
 
 start().catch((error) => {
-  document.querySelector("main").prepend(element("p", { class: "note" }, `This report could not be drawn: ${error.message}. A browser of 2023 or later is needed.`));
+  document.querySelector("main").prepend(element("p", { class: "note" }, `This report could not be drawn: ${error.message}. It needs a browser from 2023 or later.`));
   throw error;
 });

@@ -1,8 +1,8 @@
-// The review: suspicious labels one by one, judged by keyboard, kept in the browser, downloaded as JSON.
+// The review: suspicious labels one by one. Decisions are made by keyboard, stored in the browser, downloaded as JSON.
 
 const SPOT_CHECKS = 30;
 const NEIGHBORS_SHOWN = 10;
-const MORE = 25; // labels that are not flagged, when all that are have been decided
+const MORE = 25; // labels without a flag to review next, once all flagged ones are decided
 
 function makeReview(state) {
   const { data } = state;
@@ -26,7 +26,7 @@ function makeReview(state) {
     decide(verdict, label, sample = review.queue[review.at]) {
       const { label: labels, suggested_label: suggested } = data.columns;
       if (sample == null) return;
-      if (verdict === "relabel" && label == null && suggested.values[sample] === labels.values[sample]) return review.say("It looks like its label: choose another class with c.");
+      if (verdict === "relabel" && label == null && suggested.values[sample] === labels.values[sample]) return review.say("It looks like its label; press c to choose another class.");
       review.past.push({ sample, before: review.decisions[sample], mode: review.mode });
       review.decisions[sample] = verdict === "relabel" ? { verdict, label: label ?? data.columns.suggested_label.values[sample] } : { verdict };
       review.say(`${nameOf(data, sample)}: ${saidOf(data, review.decisions[sample])}.`);
@@ -35,19 +35,19 @@ function makeReview(state) {
       const next = review.queue.findIndex((other, i) => i > review.at && !review.decisions[other]);
       review.show(next < 0 ? review.at + 1 : next);
     },
-    // The next by suspicion, when all of the queue is decided.
+    // Add the next labels by suspicion, once the whole queue is decided.
     goOn() {
       review.shown = [...review.shown, ...nextOf(review)];
       if (!state.selected) review.queues.worst = review.shown;
       showProgress(review);
       review.show(firstUndecided(review));
     },
-    // A copy to leave out; pressed again, it stays.
+    // Drop a copy; a second press keeps it.
     toggleDrop(sample) {
       if (review.decisions[sample]?.verdict !== "drop") return review.decide("drop", undefined, sample);
       review.past.push({ sample, before: review.decisions[sample], mode: review.mode });
       delete review.decisions[sample];
-      review.say(`${nameOf(data, sample)}: stays.`);
+      review.say(`${nameOf(data, sample)}: kept.`);
       review.keep();
       drawReview(review);
     },
@@ -85,7 +85,7 @@ function makeReview(state) {
   drawReview(review);
 }
 
-// The card that sends to the review says how far it is, and in the end offers the download.
+// The card that leads to the review shows its progress and, at the end, offers the download.
 function makeProgress(review) {
   const link = document.querySelector(".step [data-review=worst]");
   if (!link) return;
@@ -109,7 +109,7 @@ function showProgress(review) {
   const all = review.queues.worst;
   const decided = all.filter((sample) => review.decisions[sample]).length;
   const told = [`${decided.toLocaleString("en")} of ${all.length.toLocaleString("en")}`, `${all.length === 1 ? "label" : "labels"} decided`];
-  const words = !decided ? before : isFinished(review) ? [told[0], `${told[1]}: download`, "Download decisions"] : [...told, "Go on"];
+  const words = !decided ? before : isFinished(review) ? [told[0], `${told[1]}: download`, "Download decisions"] : [...told, "Continue"];
   [value.textContent, title.textContent, link.textContent] = words;
 }
 
@@ -134,7 +134,7 @@ function onKey(review, event) {
   else review.place.scrollIntoView({ block: "start" }); // a verdict is about what one sees
 }
 
-// Key and button alike: a doubtful suggestion is not taken unseen, the list of classes opens with it in front.
+// For key and button: a doubtful suggestion is not accepted directly; the list of classes opens with it on top.
 function takeSuggestion(review) {
   const { data } = review.state;
   const sample = review.queue[review.at];
@@ -142,7 +142,7 @@ function takeSuggestion(review) {
   document.getElementById("picker").openFor(undefined, data.columns.suggested_label.values[sample]);
 }
 
-// Keys work wherever the focus is, but for what is typed into fields, an open sample, and arrows that move something else.
+// Keys work wherever the focus is, except while typing into fields, with a sample open, and for arrows that move something else.
 function isForReview(event, place, undo) {
   if (((event.ctrlKey || event.metaKey) && !undo) || event.altKey || event.isComposing) return false;
   if (!document.getElementById("drawer").hidden || document.querySelector("dialog[open]")) return false;
@@ -155,7 +155,7 @@ function isOnScreen(place) {
   return bottom > 80 && top < innerHeight - 80;
 }
 
-// The labels that look wrong among some samples (null: all), worst first; where there are none, the top of the ranking.
+// The labels that look wrong among some samples (null: all), worst first; if there are none, the top of the ranking.
 function queueOf(data, among = null) {
   const { label_issue: flagged, label_suspicion: suspicion } = data.columns;
   const all = among ?? Array.from({ length: data.n }, (_, i) => i);
@@ -171,7 +171,7 @@ function nextOf({ state: { data, selected }, shown, decisions }) {
   return all.filter((i) => !queued.has(i) && !decisions[i]).sort((a, b) => values[b] - values[a]).slice(0, MORE);
 }
 
-// A browser may refuse storage to a file from disk: then decisions last as long as the page, and it says so.
+// A browser may refuse storage to a file from disk: decisions then last as long as the page, and a note says so.
 function makeStore(key, place) {
   try {
     localStorage.setItem(`${key}:test`, "1");
@@ -181,7 +181,7 @@ function makeStore(key, place) {
       write: (decisions) => localStorage.setItem(key, JSON.stringify(decisions)),
     };
   } catch {
-    place.before(element("p", { class: "note" }, "This browser keeps nothing for files: download before you close the page."));
+    place.before(element("p", { class: "note" }, "This browser stores nothing for local files: download your decisions before you close the page."));
     return { read: () => ({}), write: () => {} };
   }
 }
@@ -191,7 +191,7 @@ const saidOf = (data, { verdict, label }) => (verdict === "relabel" ? `relabel a
 function drawReview(review) {
   const { state, queue, at, place } = review;
   const sample = queue[at];
-  const nothing = () => [element("p", { id: "review-filter" }, state.selected ? "No sample is selected: nothing to review. " : "There is no label to review.", state.selected ? button("Show all again", state.showAll, { class: "link" }) : null)];
+  const nothing = () => [element("p", { id: "review-filter" }, state.selected ? "No sample is selected, so there is nothing to review. " : "There is no label to review.", state.selected ? button("Show all again", state.showAll, { class: "link" }) : null)];
   place.replaceChildren(...(sample == null ? nothing() : reviewParts(review, sample)));
   state.setFocus(sample == null || isBlind(review, sample) ? null : sample); // the ring's place on the map is an opinion, too
 }
@@ -214,38 +214,38 @@ function reviewParts(review, sample) {
     decided === queue.length ? element("p", { class: "estimate", id: "done" }, element("strong", {}, `All ${counted(queue.length, "label")} decided. `), "Download the decisions, then ", element("code", {}, data.command), " writes the corrected data.", ...moreOf(review)) : null,
     element("div", { class: "review-card", "data-sample": sample }, enlargeable(data, sample), element("div", { class: "evidence" }, ...evidence(state, sample, decisions[sample], isBlind(review, sample)))),
     actions(review, sample),
-    element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, but not while you type in a field or the panel of a sample is open; ", button("?", () => document.getElementById("keys").showModal(), { id: "show-keys", "aria-label": "Show all keys" }), " shows all. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move while nothing else has the focus."),
+    element("p", { class: "keys quiet" }, "The keys on the buttons work on the whole page, except while you type in a field or a sample is open; ", button("?", () => document.getElementById("keys").showModal(), { id: "show-keys", "aria-label": "Show all keys" }), " shows all. ", element("kbd", {}, "←"), " ", element("kbd", {}, "→"), " move if nothing else has the focus."),
     filmstrip(review),
   ].filter(Boolean);
 }
 
 function moreOf(review) {
   const next = review.mode === "worst" ? nextOf(review) : [];
-  return next.length ? [" If the last ones were wrong, the next by suspicion may be too. ", button(`Go on with ${counted(next.length, "more label")}`, review.goOn, { id: "go-on" })] : [];
+  return next.length ? [" If the last ones were wrong, the next ones may be too. ", button(`Continue with ${counted(next.length, "more label")}`, review.goOn, { id: "go-on" })] : [];
 }
 
 // What a selection or a filter leaves to review.
 function filterNote({ state, mode, queue }) {
   if (!state.selected) return null;
   const flagged = queue.length && state.data.columns.label_issue.values[queue[0]];
-  const text = mode === "spot" ? "Spot checks are drawn from all samples: what is selected does not change them."
+  const text = mode === "spot" ? "Spot checks are drawn from all samples, whatever is selected."
     : flagged ? `${counted(queue.length, "label that looks", "labels that look")} wrong among the ${counted(state.selected.length, "selected sample")}.`
-    : `No label among the ${counted(state.selected.length, "selected sample")} looks wrong: the most suspicious first.`;
+    : `No label among the ${counted(state.selected.length, "selected sample")} looks wrong; the most suspicious come first.`;
   return element("p", { class: "filter-note", id: "review-filter" }, text, " ", button("Show all again", state.showAll, { class: "link" }));
 }
 
 function estimateBox({ state, decisions }) {
   const { seen, lines } = describeEstimate(state.data, decisions);
-  return element("div", { class: "estimate", id: "estimate", "data-seen": seen }, element("p", {}, "Drawn at random from all of the ranking, right ones among them. ", term(state.data, "spot_check", "Why?")), ...lines.map((line) => element("p", { class: "line" }, line)));
+  return element("div", { class: "estimate", id: "estimate", "data-seen": seen }, element("p", {}, "Drawn at random from the whole ranking, so many of these labels are right. ", term(state.data, "spot_check", "Why?")), ...lines.map((line) => element("p", { class: "line" }, line)));
 }
 
-// A spot check is decided without the network's opinion, which would make its estimate lean to it.
+// A spot check hides the network's opinion, which would bias the estimate.
 const isBlind = ({ mode, decisions }, sample) => mode === "spot" && !decisions[sample];
 
-// What is not certain is never rounded to all or nothing.
+// Never rounded to 0 or 1, which would claim certainty.
 const probability = (share) => (share > 0.99 ? "> 99\u00a0%" : share < 0.01 ? "< 1\u00a0%" : percent(share));
 
-// In words and pictures: who is like it, and what they are labeled.
+// The evidence in words and pictures: similar samples and their labels.
 function evidence(state, sample, mine, blind) {
   const { data } = state;
   const { label, suggested_label: suggested, label_issue: flagged, chance_wrong: chance } = data.columns;
@@ -259,14 +259,14 @@ function evidence(state, sample, mine, blind) {
   ];
   return [
     element("h3", { class: "verdict-line" }, "Labeled ", element("strong", {}, shown(data, "label", sample)), ...(blind ? [] : differs ? [isDoubtful(data, sample) ? ", perhaps " : ", looks like ", element("strong", { class: "signal" }, told)] : [", and looks like it"])),
-    element("p", { class: "why" }, ...(blind ? ["Decide by what you see alone: what it looks like to the network, and its neighbors, are shown once you have decided."] : facts)),
+    element("p", { class: "why" }, ...(blind ? ["Decide only by what you see. The network's opinion and the neighbors appear once you have decided."] : facts)),
     blind ? null : element("div", { class: "gallery neighbors" }, ...neighborTiles(state, sample, NEIGHBORS_SHOWN)),
     blind ? null : neighborLegend(data, NEIGHBORS_SHOWN),
     mine ? element("p", { class: "mine" }, `You said: ${saidOf(data, mine)}`) : null,
   ].filter(Boolean);
 }
 
-// How many of the nearest neighbors carry the suggested label, and how many its own.
+// How many of the nearest neighbors have the suggested label, and how many its own.
 function countVotes(data, sample) {
   const { label } = data.columns;
   const others = neighborsOf(data, sample);
@@ -274,7 +274,7 @@ function countVotes(data, sample) {
   return { votes: labeled("suggested_label"), same: labeled("label"), all: others.length };
 }
 
-// Whether another label is suggested that the nearest neighbors hardly carry: by likewise.report.suggestions.
+// Whether another label is suggested with little support: see likewise.report.suggestions.
 const isDoubtful = (data, sample) => data.doubtful[sample] === 1;
 
 // How the nearest neighbors are labeled, for and against the suggested label.
@@ -316,7 +316,7 @@ function actions(review, sample) {
   );
 }
 
-// The same decisions for any sample that is open, also one that is not in the queue.
+// The same decisions for the open sample, even if it is not in the queue.
 function decisionRow(review, sample) {
   const { state: { data }, decisions } = review;
   const mine = decisions[sample];
@@ -354,7 +354,7 @@ function filmstrip(review) {
   );
 }
 
-// Any class, by typing a part of its name.
+// Choose any class by typing part of its name.
 function makePicker(review) {
   const box = document.getElementById("picker");
   const field = box.querySelector("input");
@@ -402,7 +402,7 @@ function makePicker(review) {
   };
 }
 
-// The file of decisions; a line that is read aloud says what comes next.
+// Download the decisions; a line that screen readers announce says what comes next.
 function download(state, decisions, told) {
   const listed = Object.entries(decisions).map(([sample, decision]) => ({ sample: Number(sample), ...decision }));
   save("decisions.json", "application/json", JSON.stringify({ run: state.data.run, decisions: listed }, null, 1));

@@ -89,7 +89,7 @@ function standouts(data, columns, measures) {
       if (slices.length < 2 || slices.length > 200) continue;
       for (const { title: slice, share, interval, hits, samples } of slices) {
         // Many slices are tried: the interval must stay clear of what all samples have by half.
-        if (hits.length >= 5 && interval[0] > 1.5 * all) found.push({ excess: hits.length - all * samples.length, column, measure, text: `${titleOf(data, column)} ${slice}: ${percent(share)} are ${title} (of all samples ${percent(all)})` });
+        if (hits.length >= 5 && interval[0] > 1.5 * all) found.push({ excess: hits.length - all * samples.length, column, measure, text: `${titleOf(data, column)} ${slice}: ${percent(share)} are ${title} (${percent(all)} of all samples)` });
       }
     }
   }
@@ -113,5 +113,5 @@ function sliceRows(state, column, measure) {
   );
   if (slices.length > MOST_GROUPS) rows.push(element("p", {}, `and ${slices.length - MOST_GROUPS} more`));
   const axis = element("div", { class: "slice-axis quiet" }, element("span"), element("span", { class: "ticks" }, ...[0, 0.5, 1].map((part) => element("span", {}, percent(part * most)))), element("span"));
-  return [element("p", { class: "quiet" }, `All samples: ${percent(all)}, the upright line. Thin bars: 95 % intervals.`), axis, ...rows];
+  return [element("p", { class: "quiet" }, `Vertical line: all samples, ${percent(all)}. Thin bars: 95 % intervals.`), axis, ...rows];
 }

@@ -55,12 +55,12 @@ function describeEstimate(data, decisions) {
   const { seen, decided, wrong } = countDraws(data.spotCheck, decisions);
   const { precision, errors } = estimateErrors(sizes, decided, wrong);
   const lines = [];
-  if (precision) lines.push(`Of the ${sizes[0].toLocaleString("en")} flagged labels ${percent(precision[1])} are wrong (95 % interval ${percent(precision[0])} to ${percent(precision[2])}).`);
+  if (precision) lines.push(`Of the ${sizes[0].toLocaleString("en")} flagged labels, ${percent(precision[1])} are wrong (95 % interval ${percent(precision[0])} to ${percent(precision[2])}).`);
   if (errors) {
     const [low, likely, high] = errors.map((value) => Math.round(value).toLocaleString("en"));
-    lines.push(`Of all ${data.n.toLocaleString("en")} labels about ${likely} are wrong (${low} to ${high}).`);
+    lines.push(`Of all ${data.n.toLocaleString("en")} labels, about ${likely} are wrong (${low} to ${high}).`);
   }
-  if (!lines.length) lines.push("Decide a few: the estimate appears as soon as a flagged one is decided.");
-  else if (!errors) lines.push("How many of all labels are wrong is known once one of every part of the ranking is decided.");
+  if (!lines.length) lines.push("Decide a few: the estimate appears once a flagged label is decided.");
+  else if (!errors) lines.push("The estimate for all labels appears once a label from every part of the ranking is decided.");
   return { seen, lines };
 }

@@ -114,7 +114,7 @@ const SELECTIONS = {
   shift(data, [limit]) {
     const column = data.columns.shift;
     if (!column || !Number.isFinite(Number(limit))) return null;
-    return { test: (i) => column.values[i] > Number(limit) && !looksWrong(data, i), what: "predictions to check, besides labels that look wrong" };
+    return { test: (i) => column.values[i] > Number(limit) && !looksWrong(data, i), what: "predictions to check, except labels that look wrong" };
   },
   class(data, [number]) {
     const group = groupColumn(data);

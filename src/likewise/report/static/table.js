@@ -123,7 +123,7 @@ function drawRows(table) {
   Object.assign(table, { first, last });
   const space = (count) => element("tr", { class: "space", "aria-hidden": "true" }, element("td", { colspan: columns.length, style: `height: ${count * ROW}px` }));
   const made = rows.slice(first, last).map((sample, at) => tableRow(table, sample, first + at));
-  if (!rows.length) made.push(element("tr", {}, element("td", { colspan: columns.length, class: "nothing" }, "No sample is left: change a filter, or show all again.")));
+  if (!rows.length) made.push(element("tr", {}, element("td", { colspan: columns.length, class: "nothing" }, "No sample matches: change a filter, or show all again.")));
   body.replaceChildren(...(first ? [space(first)] : []), ...made, ...(last < rows.length ? [space(rows.length - last)] : []));
 }
 

@@ -23,5 +23,5 @@ function makeTraining(state) {
   const forgotten = count((i) => forgetting.values[i] >= 2);
   const against = count((i) => margin.values[i] < 0);
   const show = (samples, what) => button(`${samples.length.toLocaleString("en")} ${what}`, () => { state.select(samples, what); goToSamples(); }, { class: "link" });
-  document.getElementById("training-what").replaceChildren("Up: ", term(data, "training_confidence"), "; top: easy to learn, bottom: hardly ever believed, often a wrong label. Right: ", term(data, "training_variability"), ", ambiguous. Orange: looks wrong. ", show(against, "labels that training mostly contradicted"), " · ", show(hard, "with a confidence below 0.25"), " · ", show(forgotten, "forgotten twice or more"));
+  document.getElementById("training-what").replaceChildren("Vertical: ", term(data, "training_confidence"), "; samples at the top are easy to learn, those at the bottom often have wrong labels. Horizontal: ", term(data, "training_variability"), "; samples on the right are ambiguous. Orange: looks wrong. ", show(against, "labels that training mostly contradicted"), " · ", show(hard, "with a confidence below 0.25"), " · ", show(forgotten, "forgotten twice or more"));
 }
