@@ -37,9 +37,7 @@ SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the 
 FULL_TOLERANCE = 1e-3  # of gradients of one batch in full float32
 FAR = 0.25  # in TF32, relative to the largest entry
 FEW = 4  # samples of a check where a batch is not checked as a whole
-VISIBLE = (
-    0.3  # of the tolerance: a sum of k samples shows a wrong one of them if 1/√k is larger by this factor
-)
+SHOWN = 0.3  # the tolerance is at most this part of 1/√k, the weight of one of k samples in their sum
 
 
 class PassCheck:
@@ -127,7 +125,7 @@ class PassCheck:
         is_power_of_two = self._passes & (self._passes + 1) == 0  # of the number of this pass
         if outputs is None or not is_power_of_two:
             return FEW
-        return max(FEW, int((VISIBLE / rounding_tolerance(self._net)) ** 2))
+        return max(FEW, int((SHOWN / rounding_tolerance(self._net)) ** 2))
 
     def _forget_if_stopped(self) -> None:
         """Drop what was selected when the evaluation ends: by then a pass is finished, or an exception has stopped it.
