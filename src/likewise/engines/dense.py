@@ -174,9 +174,9 @@ class DenseEngine(Engine):
         return matrix_power(gram_from_rows(rows), exponent, floor)
 
 
-def _combine_rows(rows: Tensor, sizes: list[int], place: int, u: Tensor) -> Parts:
-    """Return J(x)ᵀ u of the sample at a position, by parameter."""
-    return list((u.to(rows) @ rows[place]).split(sizes))
+def _combine_rows(rows: Tensor, sizes: list[int], places: Tensor, weights: Tensor) -> Parts:
+    """Return Σₓ J(x)ᵀ w(x) of samples at some places, by parameter, for weights of these, (k, d)."""
+    return list(torch.einsum("kd,kdp->p", weights.to(rows), rows[places.to(rows.device)]).split(sizes))
 
 
 @final

@@ -35,6 +35,7 @@ class FirstPair:
 
     plain: PlainPass  # without autocast
     recorded: RecordedPass | None  # until it is taken: its graph serves once
+    is_all: bool = False  # whether no other samples are compared
 
     @property
     def samples(self) -> Samples:
@@ -52,18 +53,19 @@ class FirstPair:
         return recorded or _record_by_trace(net, self.samples)
 
 
-def call_on_pair(net: Network, samples: Samples, alone: Tensor, *, reverse: bool, record: bool) -> FirstPair:
+def call_on_pair(net: Network, samples: Samples, alone: Tensor, *, is_all: bool, record: bool) -> FirstPair:
     """Return passes over the first two samples, once these were seen to be independent.
 
     Args:
         net: The network; call this inside `net.evaluation_mode`.
         samples: A few samples.
         alone: The outputs of the first of them alone, in full float32.
-        reverse: Take the two in reverse: a model that sorts samples inside forward may find the first ones in order.
+        is_all: Whether no other samples are compared. Else the two are taken in reverse: a model that sorts samples
+            inside forward may find the first ones in order.
         record: Record a pass, for the traced engine.
 
     """
-    place = 1 if reverse else 0  # of the first sample
+    place = 0 if is_all else 1  # of the first sample
     pair = repeat_samples(samples[:2], 2)[torch.tensor([place, 1 - place])]
     exact, known, recorded = net.exact(), {place: alone}, None
     with full_float32():
@@ -73,7 +75,7 @@ def call_on_pair(net: Network, samples: Samples, alone: Tensor, *, reverse: bool
     if recorded is not None:
         known[1 - place] = recorded.alone
     check_independent_samples(exact, pair, plain.outputs.detach(), known if net.autocast is None else None)
-    return FirstPair(plain, None if recorded is None else recorded.of_pair)
+    return FirstPair(plain, None if recorded is None else recorded.of_pair, is_all)
 
 
 class _Recorded(NamedTuple):

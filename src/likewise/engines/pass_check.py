@@ -1,4 +1,8 @@
-"""Checks some samples of every pass: their gradients against autograd, their outputs in another batch."""
+"""Checks samples of every pass: their gradients against autograd, their outputs in another batch.
+
+A model that sorts or groups samples inside forward may leave any one of them in its place. So one batch is checked as a
+whole, from a sum over its samples with random weights: a gradient in the place of another changes it.
+"""
 
 import time
 import weakref
@@ -32,30 +36,30 @@ WINDOW = 1024  # samples of a pass of which one is checked on the way
 SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the way
 FULL_TOLERANCE = 1e-3  # of gradients of one batch in full float32
 FAR = 0.25  # in TF32, relative to the largest entry
-OUTPUTS_CHECKED = 4  # samples whose outputs are compared at each check
+FEW = 4  # samples of a check where a batch is not checked as a whole
+SHOWN = 0.3  # the tolerance is at most this part of 1/√k, the weight of one of k samples in their sum
 
 
 class PassCheck:
-    """Compares random samples of every pass with autograd on two copies of them alone.
+    """Compares samples of a random batch of every pass with autograd in other batches.
 
-    One sample of each pass, and one more in every 1024 as long as these take less than 0.5 % of the
-    time; beside it the outputs of up to four samples, called in another batch. Which samples, a seeded
-    generator decides.
+    All samples of the batch in the first pass, and in every pass whose number is a power of two; else four of them.
+    Four more in every 1024 as long as these take less than 0.5 % of the time. Which ones, a seeded generator decides.
     """
 
-    def __init__(self, net: Network, n: int, seed: int = 0, verified: Samples | None = None) -> None:
-        """Check passes over about n samples.
+    def __init__(self, net: Network, seed: int = 0, verified: Samples | None = None) -> None:
+        """Check passes.
 
         Args:
             net: The network.
-            n: The number of samples of a pass, as far as it is known.
             seed: Of the samples that are checked.
-            verified: Samples whose gradients were compared just now: the first pass does not repeat it.
+            verified: A batch whose gradients were compared just now: the first pass does not repeat it.
 
         """
-        self._net, self._n, self._verified = net, n, verified
+        self._net, self._verified = net, verified
         self._generator = torch.Generator().manual_seed(seed)
-        self._cost = float("inf")  # seconds of the last check
+        self._cost = float("inf")  # seconds of the last check, of few samples
+        self._passes = 0  # that were checked
         self._begin()
 
     @property
@@ -67,54 +71,61 @@ class PassCheck:
         """Reset for a new pass."""
         self._pending: _Candidate | None = None
         self._seen, self._start, self._spent = 0, time.perf_counter(), 0.0
-        self._target = self._below(self._n)  # the sample to check at the end of the pass
-        self._extra = self._below(WINDOW)  # the next one to check on the way
+        self._extra = self._below(WINDOW)  # the next sample to check on the way
 
     def offer(
         self,
         samples: Samples,
         outputs: Tensor | None,
-        gradient: Callable[[int, Tensor], Parts],
+        gradient: Callable[[Tensor, Tensor], Parts],
         d: int,
         *,
         count: int | None = None,
-        again: Callable[[Samples, int, Tensor], Parts] | None = None,
+        again: Callable[[Samples, Tensor, Tensor], Parts] | None = None,
     ) -> None:
-        """Register a batch: one of its samples may be checked, now or at the end of the pass.
+        """Register a batch: samples of it may be checked, now or at the end of the pass.
 
         Args:
             samples: The batch as the model was called on it.
             outputs: (n, d), what the model returned for it, None if it was not called on the batch.
-            gradient: Returns J(x)ᵀ u of the sample at a place, by parameter, given u, (d,).
+            gradient: Returns Σₓ J(x)ᵀ w(x), by parameter, given k places in the batch and weights of these, (k, d).
             d: The number of outputs.
             count: How many of the samples belong to the pass, if not all; the others stand behind them.
-            again: Returns J(x)ᵀ u of the sample at a place of a batch, computed again.
+            again: Returns the same sum of a batch, computed again.
 
         """
         n = len(samples) if count is None else count
-        if self._verified is not None and holds_all(self._verified, samples[:n]):
+        if self._verified is not None and is_same_batch(self._verified, samples):
             return
 
-        def candidate(place: int) -> _Candidate:
+        def candidate(place: int, most: int) -> _Candidate:
             order = torch.randperm(n, generator=self._generator)
-            few = torch.cat([torch.tensor([place]), order[order != place][: OUTPUTS_CHECKED - 1]])
-            u = torch.randn(d, generator=self._generator)
-            compared = None if outputs is None else outputs[few.to(outputs.device)].clone()
-            return _Candidate(samples, place, u, gradient(place, u), few, compared, again)
+            places = torch.cat([torch.tensor([place]), order[order != place][: most - 1]])
+            compared = None if outputs is None else outputs[places.to(outputs.device)].clone()
+            # An engine that takes each sample alone moves none: the gradient of one is enough.
+            weights = torch.randn(1 if outputs is None else len(places), d, generator=self._generator)
+            ours = gradient(places[: len(weights)], weights)
+            return _Candidate(samples, places, weights, ours, compared, again)
 
-        if self._seen == 0:  # a pass may turn out to be shorter than the last one
+        if self._seen == 0:
             self._start = time.perf_counter()
             self._forget_if_stopped()
-            self._pending = candidate(self._below(n))
-        places = range(self._seen, self._seen + n)
-        if self._target in places and self._seen:
-            self._pending = candidate(self._target - self._seen)
-        if self._extra in places:
+        place = self._below(self._seen + n)
+        if place < n:  # so that every sample of a pass of any length is as likely
+            self._pending = candidate(place, self._most(outputs))
+        if self._seen <= self._extra < self._seen + n:
             if self._spent + self._cost <= SHARE * (time.perf_counter() - self._start):
-                self._check(candidate(self._extra - self._seen))
+                self._check(candidate(self._extra - self._seen, FEW))
                 self._spent += self._cost
             self._extra = (self._extra // WINDOW + 1) * WINDOW + self._below(WINDOW)
         self._seen += n
+
+    def _most(self, outputs: Tensor | None) -> int:
+        """Return how many samples of a batch are checked together."""
+        is_power_of_two = self._passes & (self._passes + 1) == 0  # of the number of this pass
+        if outputs is None or not is_power_of_two:
+            return FEW
+        return max(FEW, int((SHOWN / rounding_tolerance(self._net)) ** 2))
 
     def _forget_if_stopped(self) -> None:
         """Drop what was selected when the evaluation ends: by then a pass is finished, or an exception has stopped it.
@@ -131,33 +142,30 @@ class PassCheck:
         self._net.call_on_leaving(begin)
 
     def finish_checks(self) -> None:
-        """Check the selected sample; call it at the end of a pass."""
-        pending, self._n = self._pending, self._seen or self._n
-        self._verified = None
+        """Check the selected samples; call it at the end of a pass."""
+        pending, self._verified = self._pending, None
         self._begin()
         if pending is not None:
+            self._passes += 1
             self._check(pending)
 
     def _check(self, candidate: "_Candidate") -> None:
         start = time.perf_counter()
-        if not _agrees_in_another_batch(self._net, candidate):
+        if not _agrees_in_other_batches(self._net, candidate):
             tolerance = max(rounding_tolerance(self._net), inner_tolerance(self._net, candidate.sample))
             _check_outputs(self._net, candidate, tolerance)
             _check_gradient(self._net, candidate, tolerance)
-        self._cost = time.perf_counter() - start
+        self._cost = (time.perf_counter() - start) * min(1, FEW / len(candidate.places))
 
     def _below(self, bound: int) -> int:
         return int(torch.randint(max(1, bound), (), generator=self._generator))
 
 
-def holds_all(known: Samples, samples: Samples) -> bool:
-    """Whether all samples are among those known: in value, since another data set has samples of the same ids."""
-    places = {number: place for place, number in enumerate(known.ids.tolist())}
-    numbers = samples.ids.tolist()
-    if not places.keys() >= set(numbers):
+def is_same_batch(known: Samples, samples: Samples) -> bool:
+    """Whether two batches are equal, in order and in value: another data set has samples of the same ids."""
+    if known.ids.tolist() != samples.ids.tolist():
         return False
-    same = known[torch.tensor([places[number] for number in numbers])]
-    leaves, others = (tree_leaves((some.inputs, some.labels)) for some in (same, samples))
+    leaves, others = (tree_leaves((some.inputs, some.labels)) for some in (known, samples))
     return len(leaves) == len(others) and all(map(_are_equal, leaves, others))
 
 
@@ -169,43 +177,65 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 class _Candidate(NamedTuple):
     samples: Samples  # the batch as the model was called on it
-    place: int  # of the sample in the batch
-    u: Tensor  # (d,)
-    gradient: Parts  # J(x)ᵀ u
-    few: Tensor  # places of samples whose outputs are compared, in another order than the batch's
-    outputs: Tensor | None  # (few, d), in the batch
-    again: Callable[[Samples, int, Tensor], Parts] | None = None  # the gradient, computed again
+    places: Tensor  # (k,) of samples whose outputs are compared, in another order than the batch's
+    weights: Tensor  # (k, d), or (1, d) where only the gradient of the first is compared
+    gradient: Parts  # Σₓ J(x)ᵀ w(x) of these
+    outputs: Tensor | None  # (k, d), in the batch
+    again: Callable[[Samples, Tensor, Tensor], Parts] | None = None  # the sum, computed again
 
     @property
     def sample(self) -> Samples:
-        return self.samples[self.place : self.place + 1]
+        """The first of those that are compared."""
+        return self.samples[self.places[:1]]
+
+    @property
+    def groups(self) -> tuple[Tensor, ...]:
+        """Which of the k samples are called together: another batch also where all are compared."""
+        k = len(self.places)
+        return torch.arange(k).tensor_split(2 if 4 <= k == len(self.samples) else 1)
+
+    def weights_inside(self, places: Tensor, weights: Tensor) -> Tensor:
+        """Return weights (n, d) of the whole batch, given those at some places."""
+        inside = torch.zeros(len(self.samples), weights.shape[1])
+        inside[places] = weights
+        return inside
 
 
-def _agrees_in_another_batch(net: Network, candidate: _Candidate) -> bool:
-    """Whether outputs and gradient are those of a small batch of other samples: one forward and one backward."""
-    few = candidate.samples[candidate.few]
-    if candidate.outputs is None or len(few) < 2:
+def _agrees_in_other_batches(net: Network, candidate: _Candidate) -> bool:
+    """Whether outputs and gradients are those of smaller batches: one forward and one backward of each sample."""
+    if candidate.outputs is None or len(candidate.places) < 2:
         return False
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
-    with torch.enable_grad():
-        outputs = network_outputs(net, few, parameters)
-        theirs = gradient_parts((outputs[0] * candidate.u.to(outputs)).sum(), parameters)  # of the candidate
-    tolerance = rounding_tolerance(net)
-    apart = (candidate.outputs - outputs.detach()).abs().max()
-    if not apart <= tolerance * outputs.detach().abs().max():
-        return False
-    return first_mismatch(net, candidate.gradient, theirs, tolerance) is None
+    tolerance, total = rounding_tolerance(net), Parts()
+    for group in candidate.groups:
+        with torch.enable_grad():
+            outputs = network_outputs(net, candidate.samples[candidate.places[group]], parameters)
+            weighted = (outputs * candidate.weights[group].to(outputs)).sum()
+        outputs = outputs.detach()
+        apart = (candidate.outputs[group.to(outputs.device)] - outputs).abs().max()
+        if not apart <= tolerance * outputs.abs().max():
+            return False
+        theirs = gradient_parts(weighted, parameters)
+        total = [a + b for a, b in zip(total, theirs, strict=True)] if total else theirs
+    return first_mismatch(net, candidate.gradient, total, tolerance) is None
+
+
+def _outputs_in_groups(net: Network, candidate: _Candidate) -> Tensor:
+    """Return the outputs of the k samples in other batches, (k, d)."""
+    each = (candidate.samples[candidate.places[group]] for group in candidate.groups)
+    return torch.cat(
+        [network_outputs(net, repeat_samples(few, max(2, len(few))))[: len(few)] for few in each]
+    )
 
 
 def _check_outputs(net: Network, candidate: _Candidate, tolerance: float) -> None:
     """Raise if outputs are random, or depend on the batch."""
-    few = candidate.samples[candidate.few]
+    few = candidate.samples[candidate.places]
     if candidate.outputs is None:  # the engine takes each sample alone, so this is what it takes
         together = network_outputs(net, few)[:1]
         alone, few = network_outputs(net, repeat_samples(candidate.sample, 2))[:1], candidate.sample
     else:
-        together = candidate.outputs
-        alone = network_outputs(net, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
+        together, alone = candidate.outputs, _outputs_in_groups(net, candidate)
     apart = (together - alone).abs().amax(1)
     scale = alone.abs().max()
     if not (apart <= tolerance * scale).all() and not _agree_in_float64(net, candidate):
@@ -229,38 +259,36 @@ def _agree_in_float64(net: Network, candidate: _Candidate) -> bool:
     double_net = in_float64(net, candidate.sample)
     if double_net is None:
         return False
-    few = candidate.samples[candidate.few]
-    together = network_outputs(double_net, candidate.samples)[
-        candidate.few.to(next(double_net.model.parameters()).device)
-    ]
-    alone = network_outputs(double_net, few if len(few) > 1 else repeat_samples(few, 2))[: len(few)]
+    together = network_outputs(double_net, candidate.samples)
+    together = together[candidate.places.to(together.device)]
+    alone = _outputs_in_groups(double_net, candidate)
     return bool((together - alone).abs().max() <= FLOAT64_TOLERANCE * alone.abs().max())
 
 
 def _check_gradient(net: Network, candidate: _Candidate, tolerance: float) -> None:
-    """Raise if the gradient of a sample is not that of the sample alone."""
-    pair = repeat_samples(candidate.sample, 2)
-    weights = torch.stack([candidate.u, torch.zeros_like(candidate.u)])
-    ours, theirs = candidate.gradient, weighted_gradient(net, pair, weights)
+    """Raise if gradients of samples are not those of the samples alone."""
+    batch, weights = candidate.samples[candidate.places[: len(candidate.weights)]], candidate.weights
+    if len(batch) == 1:
+        batch, weights = repeat_samples(batch, 2), torch.cat([weights, torch.zeros_like(weights)])
+    ours, theirs = candidate.gradient, weighted_gradient(net, batch, weights)
     if not all_finite(ours) and not all_finite(theirs):
         return  # the pass itself names all samples whose gradient is not finite
     name = first_mismatch(net, ours, theirs, tolerance)
     if name is None:
         return
     if len(candidate.samples) > 1:  # a ReLU may fall on the other side in another batch: look at the same one
-        inside = torch.zeros(len(candidate.samples), len(candidate.u))
-        inside[candidate.place] = candidate.u
+        inside = candidate.weights_inside(candidate.places[: len(candidate.weights)], candidate.weights)
         same = weighted_gradient(net, candidate.samples, inside)
         if first_mismatch(net, ours, same, tolerance) is None:
             return
         if candidate.again is not None and _agrees_in_full_float32(net, candidate, inside):
             return
-    double_net = in_float64(net, pair)
+    double_net = in_float64(net, batch)
     if double_net is not None and matches_finite_difference(
-        double_net, pair, weights, name, [part.double() for part in ours], [part.double() for part in theirs]
+        double_net, batch, weights, name, [part.double() for part in ours], [part.double() for part in theirs]
     ):
         return
-    number = int(candidate.sample.ids[0])
+    number = int(candidate.samples.ids[_find_wrong(net, candidate, tolerance)])
     raise GradientMismatchError(
         f"The gradient of sample {number} in {name} is not that of the sample alone, so no number of this "
         f"pass can be used. {type(net.model).__name__} probably moves samples to other places inside "
@@ -268,6 +296,20 @@ def _check_gradient(net: Network, candidate: _Candidate, tolerance: float) -> No
         number,
         name,
     )
+
+
+def _find_wrong(net: Network, candidate: _Candidate, tolerance: float) -> int:
+    """Return the place of a sample whose gradient is wrong: in that half of the samples whose sum is, and so on."""
+    places, weights = candidate.places[: len(candidate.weights)], candidate.weights
+    while len(places) > 1 and candidate.again is not None:
+        half = slice(0, len(places) // 2)
+        ours = candidate.again(candidate.samples, places[half], weights[half])
+        inside = candidate.weights_inside(places[half], weights[half])
+        theirs = weighted_gradient(net, candidate.samples, inside)
+        if first_mismatch(net, ours, theirs, tolerance) is None:
+            half = slice(half.stop, None)
+        places, weights = places[half], weights[half]
+    return int(places[0])
 
 
 def _agrees_in_full_float32(net: Network, candidate: _Candidate, weights: Tensor) -> bool:
@@ -278,7 +320,7 @@ def _agrees_in_full_float32(net: Network, candidate: _Candidate, weights: Tensor
     if rounding_tolerance(net) <= FULL_TOLERANCE or candidate.again is None:
         return False
     with full_float32():
-        ours = candidate.again(candidate.samples, candidate.place, candidate.u)
+        ours = candidate.again(candidate.samples, candidate.places, candidate.weights)
         theirs = weighted_gradient(net, candidate.samples, weights)
     agree = first_mismatch(net, ours, theirs, FULL_TOLERANCE) is None
     return agree and first_mismatch(net, candidate.gradient, theirs, FAR) is None

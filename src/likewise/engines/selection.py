@@ -65,7 +65,6 @@ def select_engine(
     later: Samples | None,
     engine: EngineName,
     max_memory: int,
-    n: int = 1,
     pair: FirstPair | None = None,
     d: int | None = None,
 ) -> Engine:
@@ -77,7 +76,6 @@ def select_engine(
         later: A few samples of another batch, on which the model may take another branch, if there are any.
         engine: "auto" and "layers" trace the model, "autograd" is the dense reference.
         max_memory: Bytes for gradients, beside the model and its activations.
-        n: The number of samples of a pass, as far as it is known.
         pair: Of a large model, passes over two samples: it is checked on these alone instead of `samples`; PassCheck
             looks at others in every pass.
         d: The number of outputs, if it is known; else the network is called on a sample.
@@ -91,7 +89,7 @@ def select_engine(
         for trace_function in TRACE_FUNCTIONS:
             try:
                 select = _select_traced if pair is None else partial(_select_large, pair=pair)
-                found = select(net, samples, later, trace_function, max_memory, n, shape)
+                found = select(net, samples, later, trace_function, max_memory, shape)
                 if isinstance(found, TracedEngine):
                     return found
                 reason, remedy = found
@@ -107,7 +105,7 @@ def select_engine(
             f"numbers are exact. {remedy}",
             stacklevel=2,
         )
-    return DenseEngine(Jacobians(net), max_memory, check=PassCheck(net, n))
+    return DenseEngine(Jacobians(net), max_memory, check=PassCheck(net))
 
 
 def _select_traced(
@@ -116,7 +114,6 @@ def _select_traced(
     later: Samples | None,
     trace_function: TraceFunction,
     max_memory: int,
-    n: int,
     shape: Shape,
 ) -> TracedEngine | Fault:
     """Return the traced engine, or the fault of its gradients."""
@@ -130,7 +127,7 @@ def _select_traced(
     fault = find_fault(checked, samples, later, trace_function, trace=known)
     if fault is not None:
         return fault
-    return TracedEngine(net, trace, fit.size, fit.memory, PassCheck(net, n), None, fit.gradient_size)
+    return TracedEngine(net, trace, fit.size, fit.memory, PassCheck(net), None, fit.gradient_size)
 
 
 def _select_large(
@@ -139,14 +136,13 @@ def _select_large(
     later: Samples | None,
     trace_function: TraceFunction,
     max_memory: int,
-    n: int,
     shape: Shape,
     pair: FirstPair,
 ) -> TracedEngine | Fault:
     """Return the traced engine of a large model, or the fault of its gradients: of two samples, which are kept."""
     _refuse_large(shape, max_memory)
     if trace_function is trace_model:
-        trace, trial = _try_pair(net, pair, shape[0], max_memory if n <= 2 else 0)
+        trace, trial = _try_pair(net, pair, shape[0], max_memory if pair.is_all else 0)
     else:
         trace = trace_function(net, samples)
         trial = _try_gradients(with_combined_outputs(net, shape[0], 1), trace, samples)
@@ -157,13 +153,21 @@ def _select_large(
         checked, plain = net.exact(_combined_outputs(net, d, 1)), plain.mix(_mixing(d, 1))
     traced, known = (trace, gradients) if is_exact else (None, None)  # the check is without autocast
     fault = find_fault(
-        checked, samples, later, trace_function, trace=traced, brief=True, known=known, plain=plain
+        checked,
+        samples,
+        later,
+        trace_function,
+        trace=traced,
+        brief=True,
+        regrouped=not pair.is_all,
+        known=known,
+        plain=plain,
     )
     if fault is not None:
         return fault
-    check = PassCheck(net, n, verified=samples if is_exact else None)
+    check = PassCheck(net, verified=samples if is_exact else None)
     engine = TracedEngine(net, trace, fit.size, fit.memory, check, gradients, fit.gradient_size)
-    if is_exact and gradients.d == d and n <= 2:  # there are no others
+    if is_exact and gradients.d == d and pair.is_all:
         engine.keep(gradients)
     return engine
 

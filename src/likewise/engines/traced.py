@@ -38,7 +38,7 @@ from likewise.engines.dense import jacobians_one_by_one
 from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
-from likewise.engines.pass_check import PassCheck, holds_all
+from likewise.engines.pass_check import PassCheck, is_same_batch
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -138,13 +138,9 @@ class TracedEngine(Engine):
 
     def _take_kept(self, samples: Samples) -> GradientBatch | None:
         kept, self._kept = self._kept, None
-        if (
-            kept is None
-            or self._net.observer is not None
-            or kept.samples.ids.tolist() != samples.ids.tolist()
-        ):
+        if kept is None or self._net.observer is not None:
             return None
-        return kept if holds_all(kept.samples, samples) else None
+        return kept if is_same_batch(kept.samples, samples) else None
 
     def self_kernel(self, samples: Samples, exponent: float = 1) -> Power:
         """Return K(x, x)ᵉ and its ranks."""
@@ -497,26 +493,28 @@ class TracedEngine(Engine):
             self._check.offer(
                 chunk.called_on,
                 chunk.outputs,
-                self._gradient_in(chunk),
+                lambda places, weights: self._sum_at(chunk.gradients, places, weights),
                 chunk.d,
                 count=len(batch),
-                again=self._gradient_of,
+                again=self._sum_again,
             )
         return chunk if len(part) > 1 else chunk.first()
 
-    def _gradient_of(self, samples: Samples, place: int, u: Tensor) -> list[Tensor]:
-        """Return J(x)ᵀ u of the sample at a place of a batch, by parameter."""
-        one = self.gradients(samples).part(slice(place, place + 1))
-        return one.weighted_sum(self._net, u[None].to(self._device))
+    def _sum_again(self, samples: Samples, places: Tensor, weights: Tensor) -> list[Tensor]:
+        """Return Σₓ J(x)ᵀ w(x) of samples at some places of a batch, by parameter, computed again."""
+        return self._sum_at(self.gradients(samples), places, weights)
 
-    def _gradient_in(self, chunk: Chunk) -> Callable[[int, Tensor], list[Tensor]]:
-        """Return a function (position in the chunk, u) -> J(x)ᵀ u, by parameter."""
-
-        def gradient(place: int, u: Tensor) -> list[Tensor]:
-            one = chunk.gradients.part(slice(place, place + 1))
-            return one.weighted_sum(self._net, u[None].to(self._device))
-
-        return gradient
+    def _sum_at(self, gradients: GradientBatch, places: Tensor, weights: Tensor) -> list[Tensor]:
+        """Return Σₓ J(x)ᵀ w(x) of samples at some places, by parameter, for weights of these, (k, d)."""
+        if 2 * len(places) > len(gradients.samples):
+            inside = torch.zeros(len(gradients.samples), gradients.d)
+            inside[places] = weights
+            return gradients.copy().weighted_sum(self._net, inside.to(self._device))
+        total: list[Tensor] = []
+        for place, u in zip(places.tolist(), weights.to(self._device), strict=True):
+            term = gradients.part(slice(place, place + 1)).weighted_sum(self._net, u[None])
+            total = [a + b for a, b in zip(total, term, strict=True)] if total else term
+        return total
 
     def _compute_recordable(self, samples: Samples, names: tuple[str, ...] | None = None) -> GradientBatch:
         """Return the gradients of samples by the only trace, which branches on no value."""

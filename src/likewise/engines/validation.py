@@ -1,6 +1,7 @@
 """Validates the gradients of a traced model before the first number, on samples in several orders and invented ones."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +23,10 @@ from likewise.engines.factors import combine_outputs
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import (
+    PassRecorder,
     RegroupedError,
     RowTrace,
+    Step,
     Trace,
     TraceFunction,
     UntraceableError,
@@ -31,9 +34,11 @@ from likewise.engines.tracer import (
     trace_model,
 )
 from likewise.model import Network
+from likewise.model_state import fast_attention
 from likewise.precision import full_float32
 
 LARGE = 5e8  # floating-point operations of a forward pass of one sample
+SHORT_MIDDLE = torch.tensor([1.0, 0.0, 1.0])  # shares of the lengths of three samples
 REGROUPED = (
     "forward sorts, drops or groups samples or their positions, so that {} does not meet them in order"
 )
@@ -98,6 +103,7 @@ def find_fault(
     *,
     trace: Trace | None = None,
     brief: bool = False,
+    regrouped: bool = True,
     known: GradientBatch | None = None,
     plain: PlainPass | None = None,
 ) -> Fault | None:
@@ -113,7 +119,9 @@ def find_fault(
         later: A few samples of another batch.
         trace_function: Traces the model.
         trace: Of this network on these samples, if it was traced before.
-        brief: Look only at the samples in their order, and at those of a later batch.
+        brief: Of two samples, look only at them in their order, at one between two copies of the other, and at those
+            of a later batch.
+        regrouped: Look for samples that forward moves by their values; False if there is no batch but this one.
         known: The traced gradients of the samples, if they were computed before.
         plain: A pass of the network over the samples, if there was one before.
 
@@ -127,6 +135,8 @@ def find_fault(
         fault = find_fault_of_batch(net, trace, samples, explicit=True, known=known, plain=plain)
         if fault is None and not brief:
             fault = find_fault_of_batch(net, trace, reverse_samples(samples))
+        if fault is None and brief and regrouped:
+            fault = _find_fault_between_copies(net, trace, samples)
         if fault is None and later is not None:
             fault = _find_fault_later(net, repeat_samples(later, max(2, len(later))), trace, trace_function)
         return fault if fault or brief else _find_fault_in_synthetic(net, trace, samples)
@@ -136,6 +146,50 @@ def reverse_samples(samples: Samples) -> Samples:
     """Return at least two samples, in reverse."""
     samples = repeat_samples(samples, max(2, len(samples)))
     return samples[torch.arange(len(samples)).flip(0)]
+
+
+def _find_fault_between_copies(net: Network, trace: Trace, pair: Samples) -> Fault | None:
+    """Return the fault of a model that sorts or groups samples, from the second of a pair between copies of the first.
+
+    Sorted by any value in which the two differ, either way, three such samples do not keep their places, and an
+    operation meets the copies as different ones. The one in the middle is first truncated to one position, since two
+    samples may be of the same length. Costs one forward pass if all is well.
+    """
+    if isinstance(trace, RowTrace):  # which finds the sample of each row in every batch
+        return None
+    between = pair[torch.tensor([0, 1, 0])]
+    inputs = tree_map(partial(_truncate, shares=SHORT_MIDDLE), between.inputs)
+    for batch in (Samples(inputs, between.labels, between.ids), between):
+        recorder = PassRecorder(net, trace)
+        try:
+            with fast_attention(next(iter(recorder.parameters.values())).device):
+                outputs = recorder.record_pass(net, batch)
+        except RegroupedError as problem:
+            return regrouping_fault(problem)
+        except UntraceableError:  # another branch, which says nothing of the trace
+            continue
+        except Exception as error:  # what was invented may be nothing that the model accepts
+            if batch is between or is_out_of_memory(error):
+                raise
+            continue
+        if outputs.isfinite().all():
+            are_in_place = all(map(_meets_copies, recorder.steps))
+            del recorder, outputs
+            return None if are_in_place else find_fault_of_batch(net, trace, batch)
+    return None
+
+
+def _meets_copies(step: Step) -> bool:
+    """Whether the first and the last of three samples are the same to an operation."""
+    for place, dimension in step.layout.batched.items():
+        first, _, last = step.operation.leaves[place].detach().tensor_split(3, dimension)
+        is_exact = not (first.is_floating_point() or first.is_complex())
+        tolerance = (
+            0.0 if is_exact else torch.finfo(first.dtype).eps ** 0.75
+        )  # rounding may depend on the place
+        if not torch.equal(first, last) and not (first - last).abs().max() <= tolerance * first.abs().max():
+            return False
+    return True
 
 
 def _find_fault_later(
@@ -266,14 +320,18 @@ def _synthesize_samples(samples: Samples) -> Samples:
 
     def mixed(value: Tensor) -> Tensor:
         sources = torch.randint(0, n, value.shape, generator=generator).to(value.device)
-        value = value.gather(0, sources)
-        if value.dim() < 2:
-            return value
-        length = value.shape[1]
-        inside = torch.arange(length) < (lengths * length).ceil().clamp(min=1)[:, None]
-        return value * inside.to(value).view(n, length, *[1] * (value.dim() - 2))
+        return _truncate(value.gather(0, sources), lengths)
 
     return Samples(tree_map(mixed, samples.inputs), samples.labels, samples.ids)
+
+
+def _truncate(value: Tensor, shares: Tensor) -> Tensor:
+    """Return (n, length, ...) with zeros behind a share of the positions of each sample, at least one."""
+    if value.dim() < 2:
+        return value
+    n, length = value.shape[:2]
+    inside = torch.arange(length) < (shares * length).ceil().clamp(min=1)[:, None]
+    return value * inside.to(value).view(n, length, *[1] * (value.dim() - 2))
 
 
 def _draw_weights(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -111,7 +111,7 @@ class GramMatrix:
             max_memory = default_max_memory(self.device)
         bytes_allowed = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
         self.max_memory = min(bytes_allowed, 2**62)
-        self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory)
+        self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory, same)
         self._reference = self.columns  # the samples whose mean is taken off
         self._centerings = CenteringCache()
         self._feature_cache: FeatureCache | None = None
@@ -733,8 +733,11 @@ def refuse_infinite_outputs(outputs: Tensor, ids: Tensor, *, masked: bool) -> No
 class _Setup:
     """The engine of a network on a data set, made once for all matrices that share it."""
 
-    def __init__(self, net: Network, data: Batches, engine: EngineName | Engine, max_memory: int) -> None:
+    def __init__(
+        self, net: Network, data: Batches, engine: EngineName | Engine, max_memory: int, square: bool
+    ) -> None:
         self._net, self._data, self._asked, self._max_memory = net, data, engine, max_memory
+        self._square = square
         self.of_network = not isinstance(engine, Engine)
         self._engine: Engine | None = None
         self._row_shape: tuple[int, int] | None = None
@@ -744,7 +747,7 @@ class _Setup:
 
     def of(self, net: Network) -> "_Setup":
         """Return the same for other parameters of the model."""
-        return _Setup(net, self._data, self._asked, self._max_memory)
+        return _Setup(net, self._data, self._asked, self._max_memory, self._square)
 
     # Not cached_property: its lock and that of `evaluating` would be taken in either order, by two threads.
     @property
@@ -771,18 +774,19 @@ class _Setup:
             d, pair = outputs.shape[1], None
             if large:
                 is_traced = self._asked in ("auto", "layers")
-                pair = call_on_pair(self._net, first, outputs, reverse=self._data.n > 2, record=is_traced)
+                is_all = self._square and self._data.n <= 2
+                pair = call_on_pair(self._net, first, outputs, is_all=is_all, record=is_traced)
             else:
                 for samples in (first, later):
                     check_independent_samples(self._net.exact(), samples)
             if isinstance(self._asked, Engine):
                 return self._asked
-            share, asked = self._data.n // world_size(), self._asked
+            asked = self._asked
             self._row_shape = d, sum(self._net.numels.values())
 
             def select(limit: int) -> Engine:
                 others = None if large and self._data.n <= len(first) else later
-                return select_engine(self._net, first, others, asked, limit, share, pair, d)
+                return select_engine(self._net, first, others, asked, limit, pair, d)
 
             try:
                 return select(self._max_memory // 2)
