@@ -179,6 +179,38 @@ def test_code_differs_by_closure_defaults_constants_globals_and_what_it_calls(mo
     assert fingerprint_code(calling) != prints[-1]
 
 
+def test_globals_named_like_attributes_do_not_count(monkeypatch):
+    torch.manual_seed(0)
+    net = lw.Network(Scaled())
+    before = fingerprint_model(net)
+    for name in (
+        "layers",
+        "factor",
+        "flatten",
+    ):  # as a script that defines the model may call its own variables
+        monkeypatch.setitem(globals(), name, torch.ones(2))
+    assert fingerprint_model(net) == before
+
+
+class Shifted(nn.Linear):
+    def forward(self, x):
+        return self.shifted(shifted(super().forward(x), None))
+
+    def shifted(self, x):
+        return x + 1
+
+
+def test_a_method_counts_beside_a_global_of_its_name(monkeypatch):
+    net = lw.Network(Shifted(2, 2))
+    before = fingerprint_model(net)
+    with monkeypatch.context() as patched:
+        patched.setattr(Shifted, "shifted", lambda self, x: x - 1)
+        assert fingerprint_model(net) != before
+    assert fingerprint_model(net) == before
+    monkeypatch.setitem(globals(), "OFFSET", 2.0)
+    assert fingerprint_model(net) != before
+
+
 def test_fingerprints_of_code_do_not_depend_on_the_process():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_identity as t\n"

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from likewise.data import Batches, Samples, join_labels
 from likewise.model import Network, annotate_errors
-from likewise.module_attributes import PLAIN, forward_settings
+from likewise.module_attributes import PLAIN, forward_settings, instructions
 from likewise.readouts import check_readout
 
 SAMPLES = 8  # on which models are compared
@@ -34,6 +34,7 @@ LIBRARIES = tuple(
     for name, path in sysconfig.get_paths().items()
     if name in ("stdlib", "purelib", "platlib")
 )
+READS_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
@@ -356,10 +357,11 @@ class _Walk:
         elif id(code) not in self._seen:
             self._seen[id(code)] = code
             self._code(code, function.__doc__)
+            read = _global_names(code)
             for name in _names(code):
-                if name in function.__globals__:
+                if name in read and name in function.__globals__:
                     self._global(function.__globals__[name], code)
-                elif owner is not None:
+                if owner is not None:
                     self.method(owner, name)
         self._each([function.__defaults__, function.__kwdefaults__])
         for cell in function.__closure__ or ():
@@ -399,6 +401,13 @@ def _names(code: types.CodeType) -> list[str]:
     """Return the names that a function and those inside it refer to."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return list(dict.fromkeys([*code.co_names, *(name for part in inner for name in _names(part))]))
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the names that a function reads as globals: self.net is no use of a global called net."""
+    return {
+        instruction.argval for instruction in instructions(code) if instruction.opname in READS_OF_GLOBALS
+    }
 
 
 def _is_of_library(function: Any) -> bool:

@@ -114,14 +114,15 @@ def _instructions_of(kind: type, name: str) -> Iterator[dis.Instruction]:
         found = vars(base).get(name)
         function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
         if isinstance(function, types.FunctionType):
-            yield from _instructions(function.__code__)
+            yield from instructions(function.__code__)
 
 
-def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Yield the instructions of a function and of those inside it."""
     yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _instructions(constant)
+            yield from instructions(constant)
 
 
 def _first(values: Any) -> list[Any]:

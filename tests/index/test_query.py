@@ -213,6 +213,20 @@ def test_weak_agreement_and_confidence_are_caveats_and_only_without_them_there_i
     assert len(explain(0.6, 0.6, 97.0).caveats) == 3 and explain(0.6, 0.6, 97.0).trusted
     assert explain(agreement=0.4).reasons and not explain(agreement=0.4).caveats
     assert explain(0.6, None, prediction=[0.25, 1.5]).headline == "0.25, 1.5: no sign against it"
+    told = explain(percentile=100.0)
+    assert told.headline == "bee (95%), not trusted: its novelty is more than that of any indexed sample"
+
+
+@pytest.mark.parametrize(
+    ("percentile", "written"),
+    [(90.6, "90.6"), (96.96, "96.9"), (98.999, "98.9"), (99.99, "99.9"), (50.0, "50")],
+)
+def test_a_percentile_in_float32_is_rounded_down_to_tenths(percentile, written):
+    from likewise.index.explanation import Explanation
+
+    single = float(torch.tensor(percentile, dtype=torch.float32))
+    told = Explanation(1, "bee", 0.9, (), 0.9, 0.1, 0.5, single, 0.01).novelty_comparison
+    assert told == f"more than that of {written} % of the indexed samples"
 
 
 def test_a_printed_explanation_is_a_few_lines(build, new):

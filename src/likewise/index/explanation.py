@@ -108,7 +108,8 @@ class Explanation:
             return "with too few indexed samples to compare it with"
         if self.novelty_percentile == 100:
             return "more than that of any indexed sample"
-        return f"more than that of {math.floor(10 * self.novelty_percentile) / 10:g} % of the indexed samples"
+        tenths = math.floor(10 * self.novelty_percentile + 1e-3)  # 90.6 in float32 is a little less
+        return f"more than that of {tenths / 10:g} % of the indexed samples"
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -159,7 +160,8 @@ class Explanation:
         if self.prediction is None:
             return self.verdict
         sure = "" if self.confidence is None else f" ({self.confidence:.0%})"
-        return f"{self.prediction_name or _format_prediction(self.prediction)}{sure}: {self.verdict}"
+        doubt = "" if self.trusted else ", not trusted"
+        return f"{self.prediction_name or _format_prediction(self.prediction)}{sure}{doubt}: {self.verdict}"
 
     @property
     def evidence(self) -> str:
