@@ -521,6 +521,11 @@ def test_what_is_shown_of_a_wide_table_is_limited(folder):
     ("options", "message"),
     [
         ({"label": "nope"}, "no column 'nope': it has size, weight"),
+        ({"label": "wieght"}, r"no column 'wieght': it has size, weight.*\. Did you mean weight\?$"),
+        (
+            {"columns": ["size", "nope", "none"]},
+            "no column 'nope', nor 1 more of those asked for: it has size",
+        ),
         ({"columns": ["size", "nope"]}, "no column 'nope'"),
         ({"columns": ["size", "name"]}, "'name' of .* holds no numbers .*'ann'"),
         ({"columns": []}, "There are no numeric columns"),

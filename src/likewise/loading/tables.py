@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,9 +174,14 @@ def _refuse_missing(frame: "DataFrame", options: Options, name: str) -> None:
     label = [] if options.label is None else [options.label]
     inputs = [*label, *text_columns(options, frame.columns), *(options.columns or ())]
     there = set(frame.columns)
-    for column in [*inputs, *(options.show_columns or ())]:
-        if column not in there:
-            raise ValueError(f"{name} has no column {column!r}: it has {listed(frame.columns, 50)}.")
+    missing = [column for column in [*inputs, *(options.show_columns or ())] if column not in there]
+    if missing:
+        more = f", nor {len(missing) - 1} more of those asked for" if len(missing) > 1 else ""
+        close = get_close_matches(missing[0], map(str, frame.columns), n=3) if not more else []
+        advice = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(
+            f"{name} has no column {missing[0]!r}{more}: it has {listed(frame.columns, 50)}.{advice}"
+        )
     for column, count in Counter(inputs).items():
         if count > 1:
             raise ValueError(
