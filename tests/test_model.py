@@ -61,8 +61,8 @@ def test_binary_labels_of_one_output():
     ("readout", "labels", "text"),
     [
         (lw.label_against_rest, None, r"needs labels.*\(X, y\)"),
-        (lw.label_against_rest, torch.randn(6), "one class number a sample"),
-        (lw.label_against_rest, torch.full((6,), 9), r"none of the \d+ classes"),
+        (lw.label_against_rest, torch.randn(6), "one class number per sample"),
+        (lw.label_against_rest, torch.full((6,), 9), r"among the \d+ classes"),
         (lw.one_output(7), None, "5 outputs, numbered from 0"),
         (lambda outputs, labels: outputs.argmax(1), None, "floating"),
         (lambda outputs, labels: outputs.sum(), None, r"expected \(6, d\)"),

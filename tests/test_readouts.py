@@ -511,10 +511,10 @@ def test_training_terms_take_likelihoods():
     ("labels", "inputs", "text"),
     [
         (torch.zeros(2).long(), torch.zeros(2, 3).long(), r"labels=False"),
-        (None, torch.zeros(2, 3), "needs the tokens"),
+        (None, torch.zeros(2, 3), "needs tokens"),
         (None, {"decoder_input_ids": torch.zeros(2, 3).long()}, "needs labels"),
-        (None, (torch.zeros(2, 3).long(), torch.ones(2, 3).long()), "needs the tokens"),
-        (torch.full((2, 3), 9), torch.zeros(2, 3).long(), r"none of the 5 classes"),
+        (None, (torch.zeros(2, 3).long(), torch.ones(2, 3).long()), "needs tokens"),
+        (torch.full((2, 3), 9), torch.zeros(2, 3).long(), r"among the 5 classes"),
         (torch.zeros(2, 3).long(), {"attention_mask": torch.ones(2, 1, 3, 3)}, "attention mask must be"),
     ],
 )

@@ -929,7 +929,8 @@ def _check_classes(target: Tensor, classes: int) -> None:
         return
     if low < 0 or high >= classes:
         raise ValueError(
-            f"Labels must be classes of the model, 0 to {classes - 1}: found labels from {low} to {high}."
+            f"Labels must be among the {classes} classes of the model, 0 to {classes - 1}: found labels from {low} to "
+            f"{high}."
         )
 
 

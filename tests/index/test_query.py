@@ -306,7 +306,7 @@ def test_what_is_asked_wrongly_is_told_and_nothing_is_lost(build, net, data, new
         index.nearest(torch.randn(3, 2, 9, dtype=torch.float64))
     with pytest.raises(ValueError, match="found int64"):
         index.nearest(torch.ones(3, 2, 8, dtype=torch.int64))
-    with pytest.raises(TypeError, match="Data were expected"):
+    with pytest.raises(TypeError, match="Expected a data set"):
         index.nearest("new.png")
     with pytest.raises(ValueError, match="open the index with it"):
         lw.Index(index.path, model=net).nearest(new, exact=True)

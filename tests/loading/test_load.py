@@ -1131,9 +1131,10 @@ def test_words_that_name_nothing_are_said(folder):
         (
             "notes.txt",
             ValueError,
-            "no known kind: a folder of images, .csv, .tsv, .parquet, .jsonl, .npz, or an import",
+            "Unknown kind of data: notes.txt. Pass a folder of images, a .csv, .tsv, .parquet, .jsonl, .npz file, "
+            "or an import",
         ),
-        ("https://example.org/a.csv", ValueError, "is an address: download it"),
+        ("https://example.org/a.csv", ValueError, "is a URL: download it"),
         ("nowhere:x", ValueError, "no module nowhere"),
     ]:
         with pytest.raises(error, match=message):
