@@ -86,5 +86,7 @@ def test_the_first_index_is_opened_as_it_was_written():
 
 
 def test_the_first_index_is_not_compared_with_sketches_of_this_version(model):
-    with pytest.raises(ValueError, match=r"another version of likewise \(0\.1\.0, here .*build it again"):
+    with pytest.raises(
+        ValueError, match=r"another version of likewise \(0\.1\.0, here .*rebuild it with this one"
+    ):
         lw.Index(INDEX, model=model)
