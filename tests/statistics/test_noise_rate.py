@@ -116,6 +116,12 @@ def hidden_errors(own):
     return votes, labels, wrong
 
 
+def test_a_group_that_may_be_empty_does_not_stand_out_in_the_votes_of_a_network():
+    votes, labels, _ = hidden_errors(0.2)
+    found = estimate_noise(votes / votes.sum(1, keepdim=True), labels, learned=0.95)
+    assert not found.distinct and found.errors.low == 0 and "memorized" in found.reason
+
+
 def test_hidden_errors_are_found_in_a_group_of_their_own():
     votes, labels, wrong = hidden_errors(0.2)
     found = estimate_noise(votes / votes.sum(1, keepdim=True), labels)

@@ -17,7 +17,8 @@ overlap). Then the smaller of both probabilities is used, and the lower ends are
 Mirrored: if classes overlap, right labels lose their votes too, but narrowly; the number of narrow wins shows how many.
 A label that wins by r, the logarithm of its share over the best other's, could just as well have lost by r, less likely
 for larger r; close votes show how much less. Labels that lose beyond that are wrong. This finds too few. If overlap
-explains most of the group, no group stands out; otherwise the probability is the mean of grouped and mirrored.
+explains most of the group, no group stands out; otherwise the probability is the mean of grouped and mirrored. Nor does a group stand out in a
+network's votes if the number of errors may be 0.
 
 Neighbors cannot judge if no group stands out and the network either has memorized its labels (wrong ones then win the
 vote) or supports few of them (right ones then lose it). One network then cannot tell, and `reason` says why.
@@ -92,14 +93,16 @@ def estimate_noise(
     mirrored = torch.where(against > 0, 1 - narrow, 0)
     grouped, apart = _fit_two_groups(against)
     group = (grouped >= 0.5) & (against > 0)
-    distinct = apart and not (group.any() and float(narrow[group].mean()) > EXPLAINED)
-    chances = (mirrored, grouped) if distinct else (counted, grouped)
     low, high = _count_ends(shares, given)
+    beyond, lost = float(mirrored.sum()), float((against > 0).sum())
+    spread = 1.96 * (2 * lost - beyond) ** 0.5  # of all that lose, less those that do so narrowly
+    low = min(low, max(0.0, beyond - spread))
+    is_overlap = bool(group.any()) and float(narrow[group].mean()) > EXPLAINED
+    is_none_possible = low == 0 and learned is not None  # for votes alone, the group is all there is
+    distinct = apart and not is_overlap and not is_none_possible
+    chances = (mirrored, grouped) if distinct else (counted, grouped)
     high = max(high, float(grouped.sum())) if apart else high
     if distinct:
-        beyond, lost = float(mirrored.sum()), float((against > 0).sum())
-        spread = 1.96 * (2 * lost - beyond) ** 0.5  # of all that lose, less those that do so narrowly
-        low = min(low, max(0.0, beyond - spread))
         likely, chance = (beyond + float(grouped.sum())) / 2, (mirrored + grouped) / 2
     else:
         low, likely = 0.0, float(joint.sum() - joint.diagonal().sum())
