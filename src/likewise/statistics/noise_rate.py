@@ -17,8 +17,8 @@ overlap). Then the smaller of both probabilities is used, and the lower ends are
 Mirrored: if classes overlap, right labels lose their votes too, but narrowly; the number of narrow wins shows how many.
 A label that wins by r, the logarithm of its share over the best other's, could just as well have lost by r, less likely
 for larger r; close votes show how much less. Labels that lose beyond that are wrong. This finds too few. If overlap
-explains most of the group, no group stands out; otherwise the probability is the mean of grouped and mirrored. Nor does a group stand out in a
-network's votes if the number of errors may be 0.
+explains most of the group, no group stands out; otherwise the probability is the mean of grouped and mirrored. Nor does
+a group stand out in a network's votes if the number of errors may be 0.
 
 Neighbors cannot judge if no group stands out and the network either has memorized its labels (wrong ones then win the
 vote) or supports few of them (right ones then lose it). One network then cannot tell, and `reason` says why.
