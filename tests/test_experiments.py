@@ -391,7 +391,7 @@ def test_the_command_passes_on_what_it_does_not_know(tmp_path, capsys):
     assert "[]" in heard.out and "second" in heard.out  # one that fails does not stop the others
     assert "broken: no images" in heard.err
     assert exit_code(["reproduce", "part", "--folder", str(tmp_path)]) == 2
-    assert "there are: broken, one, two" in capsys.readouterr().err
+    assert "choose one of broken, one, two, or all" in capsys.readouterr().err
 
 
 def test_a_module_that_is_missing_stops_one_experiment_and_says_what_to_install(tmp_path, capsys):

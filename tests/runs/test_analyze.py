@@ -515,7 +515,7 @@ def test_settings_are_kept_and_say_what_is_wrong(tmp_path):
         (settings.text() + "colour = 1\n", "no setting 'colour'"),
         (settings.text().replace("neighbors = 5", "neighbors = 0"), "neighbors"),
         ("model = ", "not TOML"),
-        (Settings(model="(given in Python)", data="(given in Python)").text(), "started from Python"),
+        (Settings(model="(given in Python)", data="(given in Python)").text(), "started in Python"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -16,6 +16,7 @@ from likewise.cli.options import Form, Quiet
 from likewise.cli.output import Format, be_quiet, print_message, print_result
 from likewise.runs.analyze import analyze
 from likewise.runs.result import Analysis
+from likewise.wording import counted
 
 
 def demo(
@@ -36,9 +37,9 @@ def demo(
     print_result(
         form,
         facts,
-        f"{found.planted} labels are wrong on purpose, and the network memorized {found.learned} of them. likewise "
-        f"flags {found.flagged} labels: {found.hits} of them are planted errors. The {found.planted} most suspicious "
-        f"labels contain {found.top}.",
+        f"{counted(found.planted, 'label')} wrong on purpose, {found.learned} of them memorized by the network. "
+        f"likewise flags {counted(found.flagged, 'label')}: {found.hits} of them are planted errors. The {found.planted} "
+        f"most suspicious labels contain {found.top}.",
         f"report: {path}",
     )
     print_message(

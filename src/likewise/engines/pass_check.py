@@ -1,7 +1,7 @@
 """Checks samples of every pass: their gradients against autograd, their outputs in another batch.
 
-A model that sorts or groups samples inside forward may leave any one of them in its place. So one batch is checked as a
-whole, from a sum over its samples with random weights: a gradient in the place of another changes it.
+A model that sorts or groups samples inside forward may leave any one of them in its place. So up to 32 samples of one
+batch are checked together, from their sum with random weights: a gradient in the place of another changes it.
 """
 
 import time
@@ -36,15 +36,15 @@ WINDOW = 1024  # samples of a pass of which one is checked on the way
 SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the way
 FULL_TOLERANCE = 1e-3  # of gradients of one batch in full float32
 FAR = 0.25  # in TF32, relative to the largest entry
-FEW = 4  # samples of a check where a batch is not checked as a whole
+FEW, MANY = 4, 32  # samples that are checked together, in most passes and in some
 SHOWN = 0.3  # the tolerance is at most this part of 1/√k, the weight of one of k samples in their sum
 
 
 class PassCheck:
     """Compares samples of a random batch of every pass with autograd in other batches.
 
-    All samples of the batch in the first pass, and in every pass whose number is a power of two; else four of them.
-    Four more in every 1024 as long as these take less than 0.5 % of the time. Which ones, a seeded generator decides.
+    Up to 32 samples of the batch in the first pass, and in every pass whose number is a power of two; else four. Four
+    more in every 1024 as long as these take less than 0.5 % of the time. Which ones, a seeded generator decides.
     """
 
     def __init__(self, net: Network, seed: int = 0, verified: Samples | None = None) -> None:
@@ -125,7 +125,7 @@ class PassCheck:
         is_power_of_two = self._passes & (self._passes + 1) == 0  # of the number of this pass
         if outputs is None or not is_power_of_two:
             return FEW
-        return max(FEW, int((SHOWN / rounding_tolerance(self._net)) ** 2))
+        return max(FEW, min(MANY, int((SHOWN / rounding_tolerance(self._net)) ** 2)))
 
     def _forget_if_stopped(self) -> None:
         """Drop what was selected when the evaluation ends: by then a pass is finished, or an exception has stopped it.
