@@ -38,8 +38,8 @@ def demo(
         form,
         facts,
         f"{counted(found.planted, 'label')} wrong on purpose, {found.learned} of them memorized by the network. "
-        f"likewise flags {counted(found.flagged, 'label')}: {found.hits} of them are planted errors. The {found.planted} "
-        f"most suspicious labels contain {found.top}.",
+        f"likewise flags {counted(found.flagged, 'label')}: {found.hits} of them are planted errors. "
+        f"The {found.planted} most suspicious labels contain {found.top}.",
         f"report: {path}",
     )
     print_message(
