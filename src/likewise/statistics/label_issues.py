@@ -431,7 +431,7 @@ def suspicion_from_votes(
     suggested = torch.where(contested | ((best > mine) & (cast > 0)), other, given)
     learned = None if chances is None else float((chances.argmax(1) == given).double().mean())
     found = estimate_noise(shares, given, learned, judge)
-    flagged = contested & (found.chance >= (0.5 if found.distinct else 0.8))
+    flagged = contested & (found.chance >= (0.5 if found.separated else 0.8))
     ends = [float(c[flagged].mean()) for c in (found.chance, *found.both)]  # NaN if none is flagged
     least = found.errors.low / max(1, int(flagged.sum()))  # if no more labels are wrong than that
     if recorded or more:

@@ -63,8 +63,9 @@ class NoiseEstimate(NamedTuple):
 
     chance: Tensor  # (n,) probability that the label is wrong
     errors: Interval  # how many labels are wrong
-    distinct: bool  # whether wrong labels stand out as a group
-    both: tuple[Tensor, Tensor]  # probabilities mirrored and grouped; if not distinct, counted and grouped
+    separated: bool  # whether labels form two groups
+    distinct: bool  # whether wrong labels stand out as a group, which cannot be empty
+    both: tuple[Tensor, Tensor]  # probabilities mirrored and grouped; if not separated, counted and grouped
     reason: str  # why one network cannot tell; empty if it can
 
 
@@ -85,7 +86,7 @@ def estimate_noise(
     if shares.shape[1] > MOST_CLASSES:  # tables of classes × classes would not fit
         none = torch.zeros(len(given), dtype=torch.float64)
         errors = Interval(0.0, 0.0, float((shares.argmax(1) != given).sum()))
-        return NoiseEstimate(none, errors, False, (none, none), _why_unknown(won, learned, judge))
+        return NoiseEstimate(none, errors, False, False, (none, none), _why_unknown(won, learned, judge))
     joint = _count_confident(shares, given)
     counted = wrong_chance(calibrate_shares(shares, given), _smooth_rates(joint), given)
     against = _votes_against(shares, given)
@@ -99,10 +100,11 @@ def estimate_noise(
     low = min(low, max(0.0, beyond - spread))
     is_overlap = bool(group.any()) and float(narrow[group].mean()) > EXPLAINED
     is_none_possible = low == 0 and learned is not None  # for votes alone, the group is all there is
-    distinct = apart and not is_overlap and not is_none_possible
-    chances = (mirrored, grouped) if distinct else (counted, grouped)
+    separated = apart and not is_overlap
+    distinct = separated and not is_none_possible
+    chances = (mirrored, grouped) if separated else (counted, grouped)
     high = max(high, float(grouped.sum())) if apart else high
-    if distinct:
+    if separated:
         likely, chance = (beyond + float(grouped.sum())) / 2, (mirrored + grouped) / 2
     else:
         low, likely = 0.0, float(joint.sum() - joint.diagonal().sum())
@@ -110,7 +112,7 @@ def estimate_noise(
     high = min(high, float(len(given)))
     errors = Interval(low, min(max(likely, low), high), high)
     return NoiseEstimate(
-        chance, errors, distinct, chances, "" if distinct else _why_unknown(won, learned, judge)
+        chance, errors, separated, distinct, chances, "" if distinct else _why_unknown(won, learned, judge)
     )
 
 
