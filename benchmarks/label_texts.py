@@ -11,7 +11,7 @@ classes overlap; a perceptron. A hundred classes: 4,000 pairs of scikit-learn's 
 Networks stopped early, and after they have memorized their labels. Average precision of rankings of the labels:
 
     likewise             label_suspicion of the network; reheated (four rounds) where it is memorized; + record with
-                         margins of its training
+                         margins of its training; words: also by the words that texts share, the default for texts
     loss, deep k-NN      of the same network; k-NN by its last features, 20 neighbors
     relation graph       Kim et al., 2023: a graph of all samples by last features and predictions, cut in two
     AUM, cartography     margin and confidence over training, which need its logs
@@ -40,6 +40,7 @@ from torch.nn import functional as F
 
 import likewise as lw
 from likewise.statistics.label_issues import combined_suspicion, opinion_after
+from likewise.statistics.shared_words import class_resemblance
 from likewise.votes import class_votes
 
 DATA = ("docstrings", "digit pairs", *TABLES)
@@ -212,6 +213,7 @@ def judge(stage: str, setting: dict[str, Any], shared: dict[str, Any]) -> dict[s
     votes = clock("votes", lambda: class_votes(gram, labels.cpu(), sketch=SKETCH).cpu())
     chances, given = outputs.softmax(1).cpu(), labels.cpu()
     found = combined_suspicion(votes, given, chances)
+    shared_words = clock("words", lambda: class_resemblance(gram, given))
     validated, linear = shared["validated"], shared["linear"]
     mine = linear.gather(1, labels.cpu()[:, None])[:, 0]
     scores = {
@@ -231,6 +233,13 @@ def judge(stage: str, setting: dict[str, Any], shared: dict[str, Any]) -> dict[s
         "linear, CV": -mine,
     }
     facts = {"learned": float((outputs.argmax(1) == labels).float().mean())}
+    if shared_words is not None:
+        own = shared_words.gather(1, given[:, None])[:, 0]
+        scores["words alone"] = shared_words.scatter(1, given[:, None], -1).amax(1) - own
+        found = combined_suspicion(votes, given, chances, resemblance=shared_words)
+        both = combined_suspicion(votes, given, chances, watch.early_margins, resemblance=shared_words)
+        scores |= {"likewise, words": found.suspicion, "likewise + record, words": both.suspicion}
+        facts["words weight"] = found.words_weight
     if stage == "memorized":
         options = {"votes": votes, "rounds": 4, "seed": setting["seed"]}
         hot = clock("reheat", lambda: lw.reheat(gram.net, (x, labels), **options))
@@ -241,6 +250,14 @@ def judge(stage: str, setting: dict[str, Any], shared: dict[str, Any]) -> dict[s
             both = combined_suspicion(votes, given, chances, watch.early_margins, after)
             scores |= {"likewise, reheated": found.suspicion, "likewise, reheated + record": both.suspicion}
             scores["margins while hot"] = -hot.margins
+            if shared_words is not None:
+                found = combined_suspicion(votes, given, chances, None, after, None, shared_words)
+                both = combined_suspicion(
+                    votes, given, chances, watch.early_margins, after, None, shared_words
+                )
+                scores["likewise, reheated, words"] = found.suspicion
+                scores["likewise, reheated + record, words"] = both.suspicion
+                facts["words weight, reheated"] = found.words_weight
     numbers = {"errors": [float(wrong.sum()), *found.errors], "precision": list(found.precision)}
     numbers["flagged"] = [int(found.flagged.sum()), float(wrong[found.flagged.cpu()].double().mean())]
     return {"scores": ranked({k: v.cpu() for k, v in scores.items()}, wrong), **facts, **numbers}

@@ -263,6 +263,7 @@ def _analysis_arguments(
         "watch": settings.watch,
         "reheat": settings.reheat,
         "crossval": settings.crossval,
+        "words": not settings.no_words,
         "index": not settings.no_index,
         "settings": settings.naming_columns(read.columns),
         "max_memory": None if shared and settings.max_memory is None else memory_limit(settings),

@@ -77,6 +77,7 @@ def analyze(
     index: bool = True,
     reheat: bool = False,
     crossval: CrossValidated | str | Path | None = None,
+    words: bool = True,
     settings: "Settings | None" = None,
     max_memory: int | None = None,
     wait: float = math.inf,
@@ -123,6 +124,7 @@ def analyze(
             `likewise ask` and `likewise.Index`: about 2.3 KB a sample and a thumbnail.
         reheat: Judge labels also by reheated copies, if the network has memorized them (`likewise.reheat`).
         crossval: What `likewise.crossval` returned for these samples, or its folder: judges labels too.
+        words: Rank labels of texts also by the words that texts share (`likewise.label_suspicion`).
         settings: What a command was given.
         max_memory: Bytes for gradients and pairs, beside the model; None: half of what the device has free.
         wait: For how many seconds, if another process is writing into the folder.
@@ -162,6 +164,7 @@ def analyze(
         watch=watch,
         reheat=reheat,
         crossval=crossval,
+        words=words,
         max_memory=max_memory,
         wait=wait,
     )
@@ -272,6 +275,7 @@ def _run(job: "_Job", index: bool, settings: "Settings | None", parts: "list[Par
                 job.crossval,
                 adopted.pairs,
                 adopted.features,
+                job.words,
             )
             folder.finish()
 
@@ -306,6 +310,7 @@ class _Job(NamedTuple):
     watch: Watch | None
     reheat: bool
     crossval: CrossValidated | None
+    words: bool
     out: Path
     wait: float
 
@@ -333,6 +338,7 @@ def _begin(
     watch: Watch | str | Path | None = None,
     reheat: bool = False,
     crossval: CrossValidated | str | Path | None = None,
+    words: bool = True,
     max_memory: int | None = None,
     wait: float = math.inf,
 ) -> _Job:
@@ -354,6 +360,7 @@ def _begin(
             record,
             check_flag("reheat", reheat),
             _check_crossval(crossval),
+            check_flag("words", words),
             _check_out(out),
             _check_wait(wait),
         )
@@ -441,6 +448,7 @@ def _describe_inputs(job: _Job, data_print: Any) -> dict[str, Any]:
         "naming": _naming(job.shown),
         "behavior": identity.measure_behavior(net, data),
         "reheat": job.reheat,
+        "words": None if job.words else False,  # None: as in folders that know nothing of words
         "crossval": None
         if job.crossval is None
         else hashlib.sha256(job.crossval.probabilities.numpy().tobytes()).hexdigest(),

@@ -233,7 +233,9 @@ class Results:
         after: OpinionAfter | None = None,
         validated: CrossValidated | None = None,
         watch: Watch | None = None,
+        resemblance: Tensor | None = None,
     ) -> None:
+        self.resemblance = resemblance  # of texts with classes, by shared words
         self.found, self.targets = found, targets
         self.watch = watch  # the record of the training run
         self.validated = validated  # what networks that have not seen the samples say
@@ -248,7 +250,8 @@ class Results:
             return None
         chances = None if self.targets.labels is None else self.targets.chances
         votes = torch.tensor(self.found["votes"])
-        return combined_suspicion(votes, groups, chances, self.margins, self.after, self.validated)
+        others = self.margins, self.after, self.validated, self.resemblance
+        return combined_suspicion(votes, groups, chances, *others)
 
     @cached_property
     def odd_record(self) -> str | None:

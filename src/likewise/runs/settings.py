@@ -180,6 +180,9 @@ class Settings(BaseModel):
         default=None,
         description="The folder of likewise crossval; also judges labels by networks that have not seen them.",
     )
+    no_words: bool = Field(
+        default=False, description="Do not rank labels of texts also by the words that texts share."
+    )
     no_index: bool = Field(
         default=False, description="Do not keep the run's sketches as an index for likewise ask."
     )

@@ -75,6 +75,7 @@ from likewise.statistics.label_issues import (
     validated_for,
 )
 from likewise.statistics.novelty import NEIGHBORS, closest_others
+from likewise.statistics.shared_words import find_token_input, resemblance_of_texts
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 from likewise.wording import counted
@@ -103,13 +104,15 @@ def run_stages(
     crossval: CrossValidated | None = None,
     parts: int = 0,
     features: Features | None = None,
+    words: bool = True,
 ) -> None:
     """Compute what is not there yet, and write the tables.
 
     `outputs`: the model's, where they are known; `is_classifier`: whether they may be those of classes; `keep_index`:
     whether sketches stay as an index, with the `settings` of a command; `reheat`: whether labels are also judged by
     reheated copies of a memorized network; `crossval`: what networks that have not seen the samples say; `parts`: how
-    many parts of the pairs were adopted; `features`: what the last layer sees, where that is known.
+    many parts of the pairs were adopted; `features`: what the last layer sees, where that is known; `words`: whether
+    labels of texts are also judged by the words that texts share.
     """
     options, n = folder.state["options"], gram.shape[0]
     reader: _OutputReader | None = None
@@ -145,8 +148,9 @@ def run_stages(
         announce("drawing the map")
         found |= folder.stage(f"layout-{options['layout']}", lambda: _layout(found, options["layout"]))
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
+    resemblance = _resemblance(folder, gram, targets) if words else None
     announce("writing tables and pictures")
-    results = Results(found, targets, margins, after, validated, watch)
+    results = Results(found, targets, margins, after, validated, watch, resemblance)
 
     near = NeighborLists(found["indices"], found["similarities"], np.full(n, not options["sketch"]))
     passages = None
@@ -401,6 +405,20 @@ def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndar
     folder.state["reheated"] = bytes(found.pop("note").tolist()).decode("utf-8")
     announce(folder.state["reheated"])
     return OpinionAfter(**{"chances": None, **found}) if found else None  # type: ignore[arg-type]
+
+
+def _resemblance(folder: RunStore, gram: GramMatrix, targets: Targets) -> Tensor | None:
+    """Return how much each text resembles each class by its words; None if inputs are not texts or have no classes."""
+    classes = targets.classes
+    found = None if classes is None else find_token_input(gram)  # every rank: a sharded network needs all
+    if classes is None or found is None:
+        return None
+
+    def compute() -> dict[str, Tensor]:
+        with alone():
+            return {"resemblance": resemblance_of_texts(gram.data, found, classes)}
+
+    return torch.tensor(folder.stage("words", compute)["resemblance"])
 
 
 def _exact_neighbors(

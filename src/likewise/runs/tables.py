@@ -155,6 +155,8 @@ def _describe(results: Results, shown: Shown, n: int) -> dict[str, Any]:
             "distinct": suspicion.distinct,
             "reason": f"{suspicion.reason} {todo}" if suspicion.reason else "",
         }
+        if suspicion.words_weight > 0:
+            about["wrong_labels"]["words_weight"] = round(suspicion.words_weight, 3)
         check = spot_check(suspicion, count=DRAWN, seed=SEED)
         about["spot_check"] = {
             "samples": check.samples.tolist(),

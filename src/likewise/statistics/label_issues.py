@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from likewise.checks import check_integer, check_number, check_type
+from likewise.checks import check_flag, check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.model import Network
 from likewise.reheat import MEMORIZED, Reheated
@@ -17,6 +17,7 @@ from likewise.reheat import reheat as reheat_network
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.neighbors import Neighbors
 from likewise.statistics.noise_rate import Interval, estimate_noise
+from likewise.statistics.shared_words import class_resemblance
 from likewise.statistics.targets import (
     accuracy_warning,
     class_chances,
@@ -36,6 +37,10 @@ SAME_ORDER = (
 )
 ROUNDS = 4  # of reheating, by default
 VOTES_WEIGHT, MARGIN_WEIGHT = 2.0, 1.0  # weights of ranks: votes and recorded margins; margins while hot
+WORDS_WEIGHT = (
+    4.0  # of the words that texts share, beside 1 for the rest; chosen on benchmarks/label_words.py
+)
+WORDS_EXPONENT = 3  # how fast that weight falls where words predict fewer labels than the network's votes do
 MEMORIZED_EXPONENT = 4  # how fast votes lose weight as they contest fewer labels than other judges do
 
 
@@ -51,12 +56,15 @@ class LabelSuspicion(NamedTuple):
         isolated: (n,) too few votes to judge by.
         chance_wrong: (n,) probability that the label is wrong, estimated from the votes; NaN unless `distinct`.
         flagged: (n,) contested and more likely wrong than right; with a higher bar if not `distinct`. With a training
-            record, reheated copies or a cross-validation: the most suspicious labels, as many as these.
+            record, reheated copies or a cross-validation, or by words if `precision` is unknown: the most suspicious
+            labels, as many as these.
         errors: How many labels are wrong; the ends come from two ways of counting, with 95 % intervals.
         precision: Share of the flagged labels that are wrong, low if few labels are; NaN if unknown.
         distinct: Wrong labels stand out as a group; if not, `errors` is a guess and `precision` unknown.
         reason: Why one network cannot tell how many are wrong; `errors` and `precision` are then NaN.
         reheated: The reheated copies that `suspicion` also rests on; says why if reheating was skipped.
+        words_weight: Weight of the words that texts share in `suspicion`, beside 1 for everything else; 0 if inputs are
+            not texts.
 
     Example:
         >>> import torch, likewise as lw
@@ -85,6 +93,7 @@ class LabelSuspicion(NamedTuple):
     distinct: bool
     reason: str = ""
     reheated: Reheated | None = None
+    words_weight: float = 0.0
 
     def __repr__(self) -> str:
         if self.reason:
@@ -111,6 +120,7 @@ def label_suspicion(
     watch: Watch | None = None,
     reheat: Literal["auto"] | bool | Reheated | None = None,
     crossval: CrossValidated | None = None,
+    words: bool = True,
 ) -> LabelSuspicion:
     """How much the network and the neighbors' votes contradict each label; visits all pairs.
 
@@ -138,6 +148,16 @@ def label_suspicion(
     then 2 ratio⁴. The ratio is the number of labels that its votes contest, divided by the largest number that the
     copies' votes, networks that have not seen the sample, or negative margins in the record contest; at most 1.
 
+    If the inputs are texts (an nn.Embedding looks up an integer input as it is), suspicion is the mean of two ranks:
+    that of the suspicion by everything above, with weight 1, and that by the words of a text, with weight 4 r³. The
+    second is the cosine of a text's tokens with those of the other texts of the best other class, less that of its own
+    (`likewise.statistics.shared_words`): no network can memorize it. r is the share of labels that words predict,
+    divided by the share that votes predict (of the network, its copies, or networks that have not seen the samples),
+    both beyond always naming the largest class; at most 1. Everything else in the result is as without words. Only if
+    no precision is given, `flagged` names the most suspicious of the labels in doubt, as many as without words. A text
+    without tokens gets the other rank alone. This reads the data once, and needs no gradients. Tables whose columns
+    have names are not texts.
+
     If the network has memorized its labels, or separates classes badly, and no group of labels stands out, neighbors
     cannot judge: `errors` and `precision` are NaN, and `reason` says why. The order by suspicion is then still the best
     guess. Without a group that stands out, `chance_wrong` is NaN too.
@@ -158,6 +178,7 @@ def label_suspicion(
             `likewise.reheat` for the same samples and labels, if you need your own augmentation, loss or rounds. None
             or False: no reheating.
         crossval: The result of `likewise.crossval` for the same samples and labels.
+        words: Rank labels of texts also by the words that texts share; without effect on other inputs.
 
     Returns:
         LabelSuspicion; rank by `suspicion`, look at `flagged` first.
@@ -205,7 +226,8 @@ def label_suspicion(
     after = None
     if hot is not None and not hot.skipped:
         after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
-    found = combined_suspicion(votes, given, chances, margins, after, validated, **options)
+    resemblance = class_resemblance(gram, given) if check_flag("words", words) else None
+    found = combined_suspicion(votes, given, chances, margins, after, validated, resemblance, **options)
     tensors: dict[str, Any] = {
         name: value.to(gram.device) for name, value in found._asdict().items() if isinstance(value, Tensor)
     }
@@ -255,16 +277,65 @@ def combined_suspicion(
     margins: Tensor | None = None,
     after: OpinionAfter | None = None,
     validated: CrossValidated | None = None,
+    resemblance: Tensor | None = None,
     *,
     isolated_below: float = 0.05,
     dtype: torch.dtype = torch.float32,
 ) -> LabelSuspicion:
-    """Combine a network, its reheated copies and networks that have not seen the samples into one result.
+    """Combine a network, its reheated copies, networks that have not seen the samples and words into one result.
 
     All of them contribute to suspicion. Everything else is by the best judge available: networks that have not seen
-    the labels, then copies that have forgotten them, then the network.
+    the labels, then copies that have forgotten them, then the network. `resemblance` is of texts, (n, classes), see
+    `class_resemblance`.
     """
     options: dict[str, Any] = {"isolated_below": isolated_below, "dtype": dtype}
+    found = _combine_networks(votes, given, chances, margins, after, validated, **options)
+    if resemblance is None:
+        return found
+    shares = votes if after is None else after.votes
+    weight = _weight_of_words(resemblance, shares if validated is None else validated.probabilities, given)
+    if weight == 0 or resemblance.shape[1] == 1:  # words say nothing, or there is one class
+        return found
+    mine = resemblance.gather(1, given[:, None])[:, 0]
+    others = resemblance.scatter(1, given[:, None], -torch.inf).max(1).values
+    by_words = torch.where(_has_words(resemblance), others - mine, torch.nan)
+    suspicion = _mean_rank([(1.0, found.suspicion), (weight, by_words)])
+    flagged = found.flagged
+    if math.isnan(found.precision.likely):  # else it is the precision of these flags
+        doubted = (found.suggested != given) & ~found.isolated
+        flagged = _most_suspicious(suspicion, doubted, int(flagged.sum()))
+    return found._replace(suspicion=suspicion.to(dtype), flagged=flagged, words_weight=weight)
+
+
+def _weight_of_words(resemblance: Tensor, votes: Tensor, given: Tensor) -> float:
+    """Return the weight of shared words beside 1 for everything else: small if votes predict more labels."""
+    known = _has_words(resemblance)
+    given = given[known]
+    if len(given) == 0:
+        return 0.0
+    usual = float(given.bincount().max()) / len(given)  # by always naming the largest class
+    words, network = (
+        float((scores[known].argmax(1) == given).double().mean()) - usual for scores in (resemblance, votes)
+    )
+    if words <= 0:
+        return 0.0
+    return WORDS_WEIGHT * (min(1.0, words / network) if network > 0 else 1.0) ** WORDS_EXPONENT
+
+
+def _has_words(resemblance: Tensor) -> Tensor:
+    """Return which texts have tokens that differ from the mean of all texts, (n,)."""
+    return (resemblance != 0).any(1)
+
+
+def _combine_networks(
+    votes: Tensor,
+    given: Tensor,
+    chances: Tensor | None,
+    margins: Tensor | None,
+    after: OpinionAfter | None,
+    validated: CrossValidated | None,
+    **options: Any,
+) -> LabelSuspicion:
     more = [] if after is None else [(MARGIN_WEIGHT, -after.margins), (VOTES_WEIGHT, after.ranks)]
     more += [] if validated is None else [(VOTES_WEIGHT, validated.suspicion)]
     weight = _weight_of_votes(votes, given, chances, margins, after, validated)
