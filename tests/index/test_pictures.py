@@ -10,6 +10,16 @@ from likewise.index.pictures import PictureMaker
 from likewise.marked_text import MarkedText
 
 
+def test_columns_of_a_table_are_read_by_position_whatever_their_index(tmp_path):
+    texts = pd.Series(["first", "second", "third"], index=[2, 0, 1])
+    net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+    index = lw.build_index(net, x, tmp_path / "index", show=texts)
+    assert index.sample(0).picture.content == b"first"
+    lw.analyze(net, x, out=tmp_path / "run", sketch=64, show=texts, names=texts)
+    sample = lw.Index(tmp_path / "run" / "index").sample(0)
+    assert (sample.name, sample.picture.content) == ("first", b"first")
+
+
 def test_tables_can_be_shown():
     """A DataFrame has a shape and no type of its own: to look for the range of images ended in an AttributeError."""
     tables = [pd.DataFrame(torch.rand(8, 8).numpy()) for _ in range(3)]

@@ -200,6 +200,26 @@ def test_a_prediction_that_is_not_the_known_label_is_not_trusted(build, data, ne
         assert told.as_dict()["label_name"] == label
 
 
+@pytest.mark.parametrize("form", ["one-hot", "one-hot floats", "floats", "column", "column of floats"])
+def test_classes_are_named_and_compared_whatever_the_form_of_the_labels(build, data, new, form):
+    def in_form(y):
+        one_hot = torch.nn.functional.one_hot(y, 3)
+        forms = {"one-hot": one_hot, "one-hot floats": one_hot.double(), "floats": y.double()}
+        return (forms | {"column": y[:, None], "column of floats": y[:, None].double()})[form]
+
+    x, y = data
+    asked = torch.tensor([0, 1, 2, 0, 1])
+    plain = build(classes=["a", "b", "c"]).explain((new, asked))
+    index = build("other", data=(x, in_form(y)), classes=["a", "b", "c"])
+    assert [str(one) for one in index.explain((new, in_form(asked)))] == [str(one) for one in plain]
+    assert index.sample(4).label == int(y[4]) and index.sample(4).label_name == "abc"[int(y[4])]
+
+
+def test_a_label_that_is_no_class_is_no_label_of_that_input_alone(build, new):
+    told = build().explain((new, torch.tensor([0, -100, 2, 0, 1])))
+    assert [one.label for one in told] == [0, None, 2, 0, 1]
+
+
 def test_weak_agreement_and_confidence_are_caveats_and_only_without_them_there_is_no_sign():
     from likewise.index.explanation import Explanation
 

@@ -52,6 +52,11 @@ def test_targets_choose_in_turn(index, net, data, new):
     assert sorted(lw.select(index, new, count=40, by="each").tolist()) == list(range(40))
 
 
+def test_of_equal_rows_targets_choose_the_first(build, net, data):
+    index = build(data=tuple(torch.cat([part] * 4) for part in data))
+    assert lw.select(index, data[0][:3], count=6, by="each").tolist() == [0, 1, 2, 40, 41, 42]
+
+
 def test_duplicates_of_what_is_chosen_are_left_out(build, net, data):
     x = torch.cat([data[0][:6], data[0][:6] + 1e-9, data[0][6:12]])
     index = lw.Index(build(data=x, width=1024).path, model=net)

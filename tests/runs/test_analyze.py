@@ -426,6 +426,31 @@ def test_local_density_and_novelty_agree(tmp_path):
     assert table["local_density"].corr(table["novelty"], method="spearman") < -0.5
 
 
+@pytest.mark.parametrize("form", ["list", "tuple", "dicts", "tensor", "array", "objects", "images"])
+def test_a_run_that_showed_something_else_is_refused(tmp_path, form):
+    from PIL import Image
+
+    def show(value):
+        listed = [f"{value} {i}" for i in range(40)]
+        pixels = torch.full((40, 4, 4), value)
+        return {
+            "list": listed,
+            "tuple": tuple(listed),
+            "dicts": [{"text": text} for text in listed],
+            "tensor": pixels,
+            "array": pixels.numpy(),
+            "objects": np.array(listed, dtype=object),
+            "images": [Image.new("L", (4, 4), value) for _ in range(40)],
+        }[form]
+
+    model, x, y = example()
+    out = tmp_path / "run"
+    lw.analyze(model, (x, y), out=out, show=show(1))
+    lw.analyze(model, (x, y), out=out, show=show(1))
+    with pytest.raises(ValueError, match="another naming"):
+        lw.analyze(model, (x, y), out=out, show=show(2))
+
+
 def test_another_model_data_set_or_option_is_refused(tmp_path):
     model, x, y = example()
     out = tmp_path / "run"

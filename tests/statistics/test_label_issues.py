@@ -62,6 +62,17 @@ def test_evidence_is_the_most_alike_of_the_suggested_class(digits):
         lw.label_evidence(gram, found._replace(suggested=found.suggested[:2]))
 
 
+def test_of_equal_evidence_the_first_comes_first():
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4).repeat(4, 1), (torch.arange(12) % 3).repeat(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an untrained network
+        gram = lw.GramMatrix(nn.Linear(4, 3), (x, y))
+        found = lw.label_suspicion(gram)
+    kept = found._replace(suggested=y)
+    assert lw.label_evidence(gram, kept, k=3).indices[:2].tolist() == [[12, 24, 36], [13, 25, 37]]
+
+
 def test_neighbors_share_the_true_class(digits):
     gram, truth, wrong = digits
     indices = lw.nearest(gram, 1).indices[:, 0]

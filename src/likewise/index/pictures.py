@@ -31,7 +31,8 @@ class PictureMaker:
     def __init__(
         self, data: Batches, show: Show | None, names: Sequence[str] | None, excerpt_length: int = EXCERPT
     ) -> None:
-        self._data, self._show, self._names, self._length = data, show, names, excerpt_length
+        self._data, self._show, self._names = data, _in_order(show), _in_order(names)
+        self._length = excerpt_length
         first = data.samples(range(1)).inputs
         self._known: dict[int, Any] = {}  # samples that were read to find the range, until they are drawn
         self._visible = show is not None or (isinstance(first, Tensor) and first.is_floating_point())
@@ -140,6 +141,11 @@ class StoredPictures:
         if shard.start not in self._mapped:
             self._mapped[shard.start] = self._folder.read_pictures(shard)
         return decode_picture(self._mapped[shard.start], row - shard.start)
+
+
+def _in_order(given: Any) -> Any:
+    """Return a column of a table as a list: a Series would be read by its index, not by position."""
+    return list(given) if hasattr(given, "iloc") else given
 
 
 def _arrays(samples: Samples) -> np.ndarray:

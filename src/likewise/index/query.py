@@ -68,6 +68,7 @@ from likewise.statistics.reliability import (
     PredictionTargets,
     Reliability,
 )
+from likewise.statistics.targets import of_classes
 from likewise.wording import counted
 
 CANDIDATES = 256  # that are re-ranked
@@ -224,6 +225,15 @@ class Index:
     def outputs(self) -> Tensor | None:
         """The model's outputs for the rows, (m, c); None if they were too many to store."""
         return self._gather("outputs")
+
+    @cached_property
+    def _class_numbers(self) -> Tensor | None:
+        """The labels as class numbers, (m,), also if they are one-hot or floats; None if they are values."""
+        if self.labels is None:
+            return None
+        return of_classes(
+            self.labels, self.labels[0].numel() if self.outputs is None else self.outputs.shape[1]
+        )
 
     def sketches(self, rows: Sequence[int] | Tensor | None = None) -> Tensor:
         """Return whitened sketches, (n, width) in float64, whose inner products are plain similarities.
@@ -483,12 +493,13 @@ class Index:
             return [self._explanation(i, neighbors, novelty, None, None, exact) for i in range(new.n)]
         found, changes = self._reliability_with_changes(new, pairs)
         told = [self._explanation(i, neighbors, novelty, found, changes[i], exact) for i in range(new.n)]
-        labels = None if found.confidence is None else new.labels()
-        if labels is None or labels.dim() != 1 or labels.is_floating_point():
+        labels = None if found.probabilities is None else new.labels()
+        if found.probabilities is None or labels is None:
             return told
+        classes = [of_classes(label[None], found.probabilities.shape[1]) for label in labels]
         return [
-            replace(one, label=label, label_name=self.class_name(label))
-            for one, label in zip(told, labels.tolist(), strict=True)
+            one if own is None else replace(one, label=int(own), label_name=self.class_name(int(own)))
+            for one, own in zip(told, classes, strict=True)
         ]
 
     def _reliability_with_changes(
@@ -579,7 +590,8 @@ class Index:
         place = int(self._places([row])[0])
         shard = next(s for s in self._folder.shards if s.start <= row < s.stop)
         seen, name = decode_picture(self._folder.read_pictures(shard), row - shard.start)
-        label = None if self.labels is None else self.labels[place].tolist()
+        known = self.labels if self._class_numbers is None else self._class_numbers
+        label = None if known is None else known[place].tolist()
         return Sample(int(row), name, label, self.class_name(label), seen)
 
     def class_name(self, label: Any) -> str:
@@ -654,7 +666,7 @@ class Index:
     def _reload(self) -> None:
         """Read the manifest again, after another process, or this one, has written it."""
         self._folder = IndexFolder.open(self.path, verify=False)
-        for name in ("_columns", "labels", "outputs"):
+        for name in ("_columns", "labels", "outputs", "_class_numbers"):
             self.__dict__.pop(name, None)
         self._mean = self._lists = None
         if len(self._data) != len(self.manifest["data"]):

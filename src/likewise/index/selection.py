@@ -16,6 +16,7 @@ from likewise.files import write_text
 from likewise.gram import Reducer, Strip
 from likewise.index.query import Index
 from likewise.index.states import choose_in_turn, count_of_share
+from likewise.largest import merge_largest
 from likewise.wording import agreeing, counted
 
 CANDIDATES = 4  # a diverse selection chooses among this many times the wanted rows
@@ -294,7 +295,7 @@ def _choose_in_turn(several: "_Checkpoints", targets: Any, wanted: int) -> Tenso
 
 
 class _Nearest(Reducer):
-    """The nearest columns of each row."""
+    """The nearest columns of each row; of equal ones the first."""
 
     results = 1
 
@@ -304,7 +305,7 @@ class _Nearest(Reducer):
 
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         self.unlike += _unlike(strip.similarity, sum(map(len, self.places)))
-        self.places.append(strip.similarity.topk(self._k, dim=1).indices.cpu())
+        self.places.append(merge_largest(None, strip.similarity, 0, self._k).indices.cpu())
         return (torch.zeros(len(self.places[-1])),)
 
 

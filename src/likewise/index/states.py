@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 
 from likewise.checks import check_choice, check_integer, check_number, describe
 from likewise.data import batches
+from likewise.largest import merge_largest
 from likewise.model import Network, to_network
 
 
@@ -96,7 +97,7 @@ def select_by_states(
     else:
         wanted = check_integer("count", count, 1, n, f"texts, of which the pool has {n:,}")
     if by == "each":
-        return choose_in_turn(similarity.topk(wanted, dim=1).indices, wanted)
+        return choose_in_turn(merge_largest(None, similarity, 0, wanted).indices, wanted)
     scores = similarity.amax(0) if by == "max" else similarity.mean(0)
     return scores.argsort(descending=True, stable=True)[:wanted]
 

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from likewise.runs.settings import Settings
 
 Show = Callable[[int], Any] | Sequence[Any]
+FEW_SHOWN = 16  # entries that are compared of a sequence that may read files
 
 
 def analyze(
@@ -555,14 +557,25 @@ def _naming(shown: Shown) -> str:
     parts = [
         None if given is None else [str(name) for name in given] for given in (shown.classes, shown.names)
     ]
-    show = identity.fingerprint_code(shown.show) if callable(shown.show) else _texts(shown.show)
+    show = identity.fingerprint_code(shown.show if callable(shown.show) else _contents(shown.show))
     return hashlib.sha256(repr((parts, own, show)).encode("utf-8", "replace")).hexdigest()
 
 
-def _texts(show: Any) -> list[str]:
-    """Return what is to be seen of samples, as far as it is text or numbers."""
-    return (
-        [str(value) for value in show if isinstance(value, str | int | float)]
-        if isinstance(show, list)
-        else []
-    )
+def _contents(show: Any) -> Any:
+    """Return what is to be seen of samples, images by their pixels; of a sequence that may read files, a few."""
+    if show is None or isinstance(show, Tensor):
+        return show
+    if getattr(show, "ndim", 0) > 0:  # an array, or a column of a table
+        show = np.asarray(show)
+        if not show.dtype.hasobject:
+            return show
+    places: Sequence[int] = range(len(show))
+    if not isinstance(show, list | tuple | np.ndarray):
+        places = np.linspace(0, len(show) - 1, min(len(show), FEW_SHOWN)).astype(int).tolist()
+    return [_content(show[place]) for place in places]
+
+
+def _content(value: Any) -> Any:
+    """Return an image of PIL as its size and pixels, anything else unchanged."""
+    is_image = hasattr(value, "tobytes") and hasattr(value, "mode")
+    return (value.mode, value.size, value.tobytes()) if is_image else value

@@ -27,6 +27,7 @@ from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, normal
 from likewise.checks import check_flag, check_integer, check_number
 from likewise.data import Batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.largest import merge_largest
 from likewise.statistics.targets import of_classes, refuse_unbounded
 from likewise.wording import counted
 
@@ -106,7 +107,7 @@ class PartnersReducer(Reducer):
     def __call__(self, strip: Strip) -> tuple[Tensor, ...]:
         """Return indices and similarities, (b, k) each, and the similarities to the partners, (b, q)."""
         similarity = strip.without_self(strip.centered, -torch.inf)
-        best = similarity.topk(self.k, dim=1)
+        best = merge_largest(None, similarity, 0, self.k)
         mine = self.partners[strip.rows.start : strip.rows.stop].to(similarity.device)
         return best.indices, best.values, similarity.gather(1, mine)
 
@@ -288,7 +289,7 @@ def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
         if gram.square:
             here = torch.arange(len(similarity))
             similarity[here, here + start] = -torch.inf
-        best = similarity.topk(k, dim=1)
+        best = merge_largest(None, similarity, 0, k)
         places.append(best.indices)
         values.append(best.values)
     where = torch.cat(places)

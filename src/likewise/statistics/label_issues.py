@@ -11,6 +11,7 @@ from torch import Tensor
 
 from likewise.checks import check_flag, check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.largest import merge_largest
 from likewise.model import Network
 from likewise.reheat import MEMORIZED, Reheated
 from likewise.reheat import reheat as reheat_network
@@ -557,8 +558,9 @@ class EvidenceReducer(Reducer):
         """Return indices and similarities, (b, k) each; -inf where a class has fewer samples."""
         wanted = self.suggested[strip.rows.start : strip.rows.stop, None] == self.labels
         similarity = strip.without_self(strip.centered, -torch.inf)
-        best = similarity.masked_fill_(~wanted.to(similarity.device), -torch.inf).topk(self.k, dim=1)
-        return best.indices, best.values
+        return merge_largest(
+            None, similarity.masked_fill_(~wanted.to(similarity.device), -torch.inf), 0, self.k
+        )
 
 
 def label_evidence(
