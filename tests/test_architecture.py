@@ -36,7 +36,7 @@ LEVELS = {
     "distributed": 1,
     "manifest": 1,
     "watch": 1,  # knows only how files are written
-    "data": 2,  # batches over sources: dataset selects one of tensors and items, which know tables and labels
+    "data": 2,  # batches over sources of samples
     "model": 2,  # knows the readouts
     "report": 2,  # knows only its folder
     "components": 2,  # scripts and styles that the live page and notebooks share

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from likewise.checks import check_integer, check_names
 from likewise.data.dataset import open_source
-from likewise.data.source import Source
+from likewise.data.sources import Source
 from likewise.fingerprint import Fingerprint
 from likewise.padding import IGNORED
 from likewise.wording import counted

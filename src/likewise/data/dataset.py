@@ -16,19 +16,18 @@ from torch.utils.data import (
 )
 
 from likewise.checks import describe, to_tensor
-from likewise.data.items import ItemSource
-from likewise.data.labels import refuse_text_labels, separate_labels
-from likewise.data.source import Source
-from likewise.data.tables import (
+from likewise.data.columns import (
     ColumnNames,
     column,
     column_names,
     has_columns,
     is_table,
+    refuse_text_labels,
+    separate_labels,
     split_label,
     table_values,
 )
-from likewise.data.tensors import TensorSource
+from likewise.data.sources import ItemSource, Source, TensorSource
 from likewise.padding import PaddingCollate, pad_columns
 
 
