@@ -12,10 +12,9 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
-    "model_state": -1,
     "module_attributes": -1,
     "padding": -1,  # of texts
-    "precision": -1,
+    "torch_state": -1,
     "wording": -1,
     "linalg": 0,
     "largest": 0,
@@ -24,7 +23,6 @@ LEVELS = {
     "liveness": 0,
     "readouts": 0,
     "sharding": 0,
-    "cuda_graphs": 0,
     "progress": 0,
     "version": 0,
     "figures": 0,

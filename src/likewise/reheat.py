@@ -40,8 +40,8 @@ from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.identity import fingerprint_code
 from likewise.model import Network, call_arguments, to_network
-from likewise.model_state import exclusive, preserve_generators
 from likewise.readouts import all_outputs, are_chances
+from likewise.torch_state import exclusive, preserve_generators
 from likewise.votes import class_votes
 from likewise.watch import Watch
 

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset, default_collate
 from likewise.checks import describe, refuse_unreadable
 from likewise.data.columns import LABEL_NAMES, ColumnNames, column, refuse_text_labels, separate_labels
 from likewise.fingerprint import ChecksumCache, checksums, tensor_states
-from likewise.model_state import preserve_generators
 from likewise.padding import PaddingCollate, RaggedError, pad_columns
+from likewise.torch_state import preserve_generators
 
 
 class Source(Protocol):

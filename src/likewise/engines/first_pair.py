@@ -17,8 +17,7 @@ from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import MemoryMeter, is_out_of_memory
 from likewise.engines.tracer import FirstRecorder, Layouts, PassRecorder, repeat_samples, trace_model
 from likewise.model import Network
-from likewise.model_state import fast_attention
-from likewise.precision import full_float32
+from likewise.torch_state import fast_attention, full_float32
 
 
 class RecordedPass(NamedTuple):

@@ -6,7 +6,7 @@ from torch import Tensor
 from likewise.data import Samples
 from likewise.engines.comparison import FLOAT64_TOLERANCE, inner_epsilon, network_outputs
 from likewise.model import Network
-from likewise.precision import full_float32
+from likewise.torch_state import full_float32
 
 ROUNDINGS_INSIDE = 4  # by how many roundings of half precision inside forward outputs may differ
 

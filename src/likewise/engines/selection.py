@@ -45,8 +45,8 @@ from likewise.engines.tracer import (
 from likewise.engines.validation import Fault, find_fault, regrouping_fault
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
-from likewise.precision import full_float32
 from likewise.readouts import Outputs, Readout
+from likewise.torch_state import full_float32
 
 # Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
 SLACK = 1.25

@@ -34,8 +34,7 @@ from likewise.engines.tracer import (
     trace_model,
 )
 from likewise.model import Network
-from likewise.model_state import fast_attention
-from likewise.precision import full_float32
+from likewise.torch_state import fast_attention, full_float32
 
 LARGE = 5e8  # floating-point operations of a forward pass of one sample
 SHORT_MIDDLE = torch.tensor([1.0, 0.0, 1.0])  # shares of the lengths of three samples

@@ -12,12 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.checks import describe, refuse_unreadable, to_tensor
-from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines import DifferentiableGradients, differentiable_gradients
 from likewise.losses.combinations import draw_combination
 from likewise.model import Inputs, Network, check_model
 from likewise.readouts import Readout, all_outputs
+from likewise.torch_state import is_recording
 
 ParameterNames = str | Sequence[str] | None
 Transform = Callable[[Any], Any]

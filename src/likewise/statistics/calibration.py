@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from likewise.checks import check_integer, check_tensor, describe
-from likewise.model_state import preserve_generators
 from likewise.statistics.reliability import Reliability
+from likewise.torch_state import preserve_generators
 
 FEWEST = 50
 UNSEEN = 0.01  # share of the held-out predictions that are less close than what the calibration applies to

@@ -29,10 +29,10 @@ from likewise.fingerprint import Fingerprint, checksums
 from likewise.gram.matrix import dataset_outputs
 from likewise.identity import fingerprint_code
 from likewise.model import Network
-from likewise.model_state import preserve_generators
 from likewise.progress import announce
 from likewise.readouts import all_outputs
 from likewise.statistics.targets import MOST_CLASSES, class_chances
+from likewise.torch_state import preserve_generators
 from likewise.votes import contradiction
 from likewise.wording import counted
 
