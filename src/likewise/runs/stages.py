@@ -46,8 +46,6 @@ from likewise.index.projection import SampleReader
 from likewise.index.store import IndexFolder
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name, reads_text
-from likewise.reheat import Reheated
-from likewise.reheat import reheat as reheat_network
 from likewise.runs.columns import (
     PASS_ARRAYS,
     Request,
@@ -75,6 +73,8 @@ from likewise.statistics.label_issues import (
     validated_for,
 )
 from likewise.statistics.novelty import NEIGHBORS, closest_others
+from likewise.statistics.reheat import Reheated
+from likewise.statistics.reheat import reheat as reheat_network
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 from likewise.wording import counted

@@ -31,9 +31,9 @@ from likewise.identity import fingerprint_code
 from likewise.model import Network
 from likewise.progress import announce
 from likewise.readouts import all_outputs
+from likewise.statistics.neighbors import contradiction
 from likewise.statistics.targets import MOST_CLASSES, class_chances
 from likewise.torch_state import preserve_generators
-from likewise.votes import contradiction
 from likewise.wording import counted
 
 Train = Callable[[Dataset[Any]], nn.Module]

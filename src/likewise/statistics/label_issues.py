@@ -12,11 +12,11 @@ from torch import Tensor
 from likewise.checks import check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.model import Network
-from likewise.reheat import MEMORIZED, Reheated
-from likewise.reheat import reheat as reheat_network
 from likewise.statistics.crossval import CrossValidated
-from likewise.statistics.neighbors import Neighbors
+from likewise.statistics.neighbors import EXPONENT, Neighbors, class_votes, contradiction
 from likewise.statistics.noise_rate import Interval, estimate_noise
+from likewise.statistics.reheat import MEMORIZED, Reheated
+from likewise.statistics.reheat import reheat as reheat_network
 from likewise.statistics.targets import (
     accuracy_warning,
     class_chances,
@@ -26,7 +26,6 @@ from likewise.statistics.targets import (
     refuse_other,
     refuse_unbounded,
 )
-from likewise.votes import EXPONENT, class_votes, contradiction
 from likewise.watch import Watch
 from likewise.wording import counted
 
