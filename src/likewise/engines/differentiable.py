@@ -30,10 +30,9 @@ from likewise.engines.factors import (
     merge_small,
 )
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
-from likewise.engines.validation import find_fault
+from likewise.engines.validation import check_independent_samples, find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.model import Network, Parameters
 from likewise.torch_state import full_float32, is_recording
