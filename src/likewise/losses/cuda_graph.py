@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from likewise.losses.combinations import RecordedCombinations
+from likewise.losses.arguments import RecordedCombinations
 from likewise.losses.functional import group_with_outputs, two_batches_with_outputs
 from likewise.losses.samplers import RunningTotal
 from likewise.model import Network
