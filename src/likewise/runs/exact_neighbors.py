@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from likewise.gram import GramMatrix, Sketches
-from likewise.index.exact import Known, KnownOfSamples, MeanGradient, exact_similarities, mean_gradient
+from likewise.index.search import Known, KnownOfSamples, MeanGradient, exact_similarities, mean_gradient
 from likewise.kernels import CORRELATION
 from likewise.progress import announce
 from likewise.statistics.neighbors import NearestReducer
