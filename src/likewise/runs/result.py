@@ -10,7 +10,7 @@ import numpy as np
 
 from likewise.locks import lock_folder
 from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
-from likewise.runs.decisions import DecisionReader, count_verdicts
+from likewise.runs.review import DecisionReader, count_verdicts
 from likewise.statistics.reliability import wilson_interval
 from likewise.thumbnails import Picture
 from likewise.wording import counted

@@ -10,9 +10,8 @@ from likewise.index import Index
 from likewise.locks import lock_folder
 from likewise.report.build import page
 from likewise.report.payload import Run, apply_command, pack_payload, read_run
-from likewise.runs.decisions import Decision, decisions_as_dict, write_decisions
 from likewise.runs.result import Analysis
-from likewise.runs.review import ReviewQueue, describe_picture
+from likewise.runs.review import Decision, ReviewQueue, decisions_as_dict, describe_picture, write_decisions
 from likewise.serve.inputs import InputReader, NewInput
 from likewise.thumbnails import Picture
 
