@@ -34,7 +34,7 @@ from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
 from likewise.progress import announce
 from likewise.readouts import Readout, readout_name, reads_text
-from likewise.report.build import write_report
+from likewise.report.pages import write_report
 from likewise.runs.parts import Adopted, Part, adopt_parts, read_parts, refuse_other_parts
 from likewise.runs.passages import TokenTexts, passage_count
 from likewise.runs.plan import Method, choose_method

@@ -230,7 +230,7 @@ class Analysis:
 
     def report(self) -> Path:
         """Rewrite report.html, and return its path."""
-        from likewise.report.build import write_report
+        from likewise.report.pages import write_report
 
         with lock_folder(self.folder):
             return write_report(self.folder)

@@ -1,6 +1,6 @@
 """Tables: samples, neighbors, details and pictures of a run, with what the manifest says of them; CSV files of labels.
 
-`likewise labels` and `likewise duplicates` write theirs without a run folder: cross-validated labels, most suspicious
+`likewise crossval` and `likewise duplicates` write theirs without a run folder: cross-validated labels, most suspicious
 first, and pairs that are nearly the same.
 """
 
