@@ -59,9 +59,8 @@ from likewise.runs.columns import (
     strip_arrays,
     visit_pairs,
 )
-from likewise.runs.exact_neighbors import NeighborLists, describe_reranking, rerank_neighbors
 from likewise.runs.layout import LAYOUTS
-from likewise.runs.passages import compute_passages
+from likewise.runs.neighbors import NeighborLists, compute_passages, describe_reranking, rerank_neighbors
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
 from likewise.statistics.crossval import CrossValidated

@@ -21,8 +21,7 @@ from likewise.data import Batches
 from likewise.index.pictures import PictureMaker, StoredPictures
 from likewise.index.store import IndexFolder
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
-from likewise.runs.exact_neighbors import NeighborLists
-from likewise.runs.passages import describe_passages, passage_table
+from likewise.runs.neighbors import NeighborLists, describe_passages, passage_table
 from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.duplicates import DUPLICATE_COLUMNS, Duplicates, input_features, pair_similarity
@@ -74,7 +73,7 @@ def write_tables(
         shown: What a person is told of them.
         added: The columns that the user gave, as `user_columns` returns them.
         index: That of the same samples, whose pictures are read; None if none was kept.
-        passages: What tokens contribute to similarities, as `likewise.runs.passages` found it.
+        passages: What tokens contribute to similarities, as `likewise.runs.neighbors` found it.
 
     """
     found, n = results.found, data.n
