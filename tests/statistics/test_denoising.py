@@ -27,3 +27,16 @@ def test_denoising_of_outputs_that_cannot_move_independently(dtype):
     alike = lw.denoising(lw.GramMatrix(model, X[:1].expand(4, 3)), exact=True)
     assert torch.allclose(alike.factor, torch.full((4,), 0.5, dtype=dtype), rtol=1e-3)
     assert alike.shift.abs().max() < 1e-5
+
+
+def test_estimated_factors_are_the_same_for_every_batch_size():
+    torch.manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    net = lw.Network(model, lw.all_outputs)
+    grams = [lw.GramMatrix(net, lw.batches(x, size=size)) for size in (40, 17, 7, 1)]
+    whole, *others = [lw.denoising(gram, draws=20) for gram in grams]
+    assert (whole.factor_error > 0).all()
+    for found in others:
+        torch.testing.assert_close(found.factor, whole.factor, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(found.factor_error, whole.factor_error, rtol=1e-6, atol=1e-9)

@@ -484,3 +484,17 @@ def test_what_is_not_known_is_not_calibrated_on():
     for asked in (lambda: calibration(unknown), lambda: lw.calibrate(unknown, torch.arange(80) % 2)):
         with pytest.raises(ValueError, match="NaN for shift"):
             asked()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_one_hot_labels_are_classes(digits, dtype):
+    x, y, model = digits
+    one_hot = nn.functional.one_hot(y[:400]).to(dtype)
+    gram = lw.GramMatrix(model, x[400:420], columns=(x[:400], one_hot))
+    expected = lw.reliability(gram, y[:400])
+    for found, known in zip(lw.reliability(gram), expected, strict=True):
+        assert torch.equal(found, known)
+    train = lw.GramMatrix(model, x[:100])
+    of_one_hot, of_numbers = lw.fit_quality(train, one_hot[:100]), lw.fit_quality(train, y[:100])
+    assert (of_one_hot.learned, of_one_hot.supported) == (of_numbers.learned, of_numbers.supported)
+    assert of_one_hot.verdict == of_numbers.verdict

@@ -27,6 +27,7 @@ from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.statistics.lipschitz import Reach, output_head, pair_bounds, reach
 from likewise.statistics.targets import given_labels, label_values, refuse_centered
 
+DRAWN_TOGETHER = 16  # samples whose random signs come from one generator
 FEWEST_DRAWS, MOST_DRAWS = 4, 1_000_000  # fewer have no error bar
 RELATIVE = Kernel(-1, 0, whole_block)  # K(x,x)⁻¹ K(x,x'): free of the scale of gradients
 
@@ -267,7 +268,7 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
 
 
 class _Signs:
-    """Random signs for each column sample, the same on every call and every rank."""
+    """Random signs for each column sample, the same on every call and rank, and in batches of every size."""
 
     def __init__(self, d: int, draws: int, seed: int) -> None:
         self._d, self._draws, self._seed = d, draws, seed
@@ -276,12 +277,18 @@ class _Signs:
         """Return the weights of draws start to stop, by place."""
 
         def weights(where: range) -> Tensor:
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + where.start)
-            shape = (len(where), self._d, self._draws)
-            signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
-            return signs[:, :, start:stop].double() * 2 - 1
+            groups = range(where.start // DRAWN_TOGETHER, (where.stop - 1) // DRAWN_TOGETHER + 1)
+            first = where.start - groups.start * DRAWN_TOGETHER
+            signs = torch.cat([self._draw(group)[:, :, start:stop] for group in groups])
+            return signs[first : first + len(where)].double() * 2 - 1
 
         return weights
+
+    def _draw(self, group: int) -> Tensor:
+        """Return zeros and ones of a group of consecutive samples, (DRAWN_TOGETHER, d, draws)."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + group)
+        shape = (DRAWN_TOGETHER, self._d, self._draws)
+        return torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
 
 
 def _exact_part(products: Products, left: Tensor, basis: Tensor) -> Tensor:

@@ -118,14 +118,22 @@ def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
 def of_classes(labels: Tensor, d: int) -> Tensor | None:
     """Return labels as class numbers for a network with d outputs, (n,); None if they are values.
 
-    Classes are integers, also as floats. With one output, only 0 and 1 are classes.
+    Classes are integers, also as floats, or one-hot with d columns. With one output, only 0 and 1 are classes.
     """
     found = labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
+    if d > 1 and found.dim() == 2 and found.shape[1] == d and _are_one_hot(found):
+        return found.to(torch.float64).argmax(1).cpu()
     if found.dim() != 1 or found.min() < 0:
         return None
     if found.is_floating_point() and (found.max() >= max(d, 2) or (found != found.round()).any()):
         return None
     return found.long().cpu() if d > 1 or found.max() <= 1 else None  # one output, many integers: values
+
+
+def _are_one_hot(labels: Tensor) -> bool:
+    """Whether each row of labels (n, c) is a single 1 among 0s."""
+    binary = (labels == 0) | (labels == 1)
+    return bool(binary.all()) and bool((labels.sum(1) == 1).all())
 
 
 def readout_looks_at_label(gram: GramMatrix) -> bool:
