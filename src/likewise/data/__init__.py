@@ -5,8 +5,7 @@ what shuffles or augments at random is refused.
 
     columns   columns of tables, and which part of a data set is the labels
     sources   samples by position, from tensors or read one by one
-    dataset   which source serves which kind of data set
-    batches   what the rest of the package reads: batches in a fixed order
+    batches   what the rest of the package reads: batches in a fixed order, of any kind of data set
 """
 
 from likewise.data.batches import Batches, Samples, batches, join_labels, training_data

@@ -8,7 +8,6 @@ decisions:
 `label` is the number or name of a class, and only goes with "relabel". Other keys are ignored.
 """
 
-import html
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -143,6 +142,8 @@ def static_html(run: "Analysis") -> str:
 
 
 def _tile(entry: dict[str, Any]) -> str:
+    import html
+
     picture, name = entry["picture"], html.escape(entry["name"])
     if picture is None:
         shown = name
