@@ -74,9 +74,7 @@ from likewise.index import pairs
 from likewise.index.projection import Projector, fit_buckets
 from likewise.index.store import INDEX, IndexFolder, Shard, encode
 from likewise.manifest import read_manifest
-from likewise.statistics.density import PositiveReducer
-from likewise.statistics.neighbors import NearestReducer
-from likewise.votes import VotesReducer
+from likewise.statistics.neighbors import NearestReducer, PositiveReducer, VotesReducer
 from nets import conv6, evaluated, trained
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))

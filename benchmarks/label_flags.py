@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import likewise as lw
 from likewise.statistics.label_issues import combined_suspicion
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 from nets import evaluated, spoiled, trained
 
 COUNT, WIDTH = 3000, 16

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import likewise as lw
 from likewise.statistics.label_issues import LabelSuspicion, suspicion_from_votes
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 from nets import evaluated, spoiled
 
 COUNT, SKETCH = 2000, 512

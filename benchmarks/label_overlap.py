@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import likewise as lw
 from likewise.statistics.label_issues import OpinionAfter, combined_suspicion, opinion_after
-from likewise.votes import class_votes, contradiction
+from likewise.statistics.neighbors import class_votes, contradiction
 from nets import evaluated
 
 IMAGES = ("mnist", "fashion-mnist", "cifar10")

@@ -40,8 +40,8 @@ from torch.nn import functional as F
 
 import likewise as lw
 from likewise.statistics.label_issues import combined_suspicion, opinion_after
+from likewise.statistics.neighbors import class_votes
 from likewise.statistics.shared_words import class_resemblance
-from likewise.votes import class_votes
 
 DATA = ("docstrings", "digit pairs", *TABLES)
 NOISE = (("uniform", 0.1), ("pair", 0.2), ("uniform", 0.3))

@@ -25,7 +25,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.statistics.label_issues import ROUNDS, opinion_after, suspicion_from_votes
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 from nets import evaluated, spoiled, trained
 
 

@@ -36,8 +36,8 @@ from likewise.statistics.label_issues import (
     opinion_after,
     suspicion_from_votes,
 )
+from likewise.statistics.neighbors import class_votes
 from likewise.statistics.shared_words import distinct_tokens, resemblance_of_tokens
-from likewise.votes import class_votes
 
 WORDS, PER_CLASS, SKETCH = 3000, 120, 1024
 SETS = {

@@ -32,7 +32,7 @@ from likewise.data import batches
 from likewise.gram.sketches import Sketch, sketch_rows
 from likewise.runs.plan import Method, choose_method
 from likewise.statistics.label_issues import ROUNDS, LabelSuspicion, combined_suspicion, opinion_after
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 from nets import Trained, conv6, evaluated, margin, resnet9, spoiled, trained
 
 SKETCH = 1024

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import likewise as lw
 from likewise.statistics.label_issues import combined_suspicion, opinion_after
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 from nets import margin
 
 DATA = ("digits", "breast cancer", "overlapping", "digit pairs")

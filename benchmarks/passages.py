@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import likewise as lw
 from likewise.gram import passages_by, sketch_pair
 from likewise.gram.sketches import Sketches
-from likewise.runs import exact_neighbors
+from likewise.runs import neighbors
 
 SIZES = ((64, 2, 64), (256, 4, 128), (512, 6, 128))  # width, layers, tokens of a text
 VOCABULARY, TEXTS, NEIGHBORS, REPEATS = 2000, 16, 3, 3
@@ -75,13 +75,13 @@ def measure_recall(
         )
         samples = run.passages["sample"].unique()
     sketches = Sketches(sketch_pair(gram, 1024)[0], centered=True)
-    by_sketches = exact_neighbors._candidates(sketches, torch.tensor(samples), 10)
+    by_sketches = neighbors._candidates(sketches, torch.tensor(samples), 10)
     print("sketches", _recall(by_sketches, exact[samples], 3), _recall(by_sketches, exact[samples], 10))
     for candidates in (16, 32, 64):
         for in_mean in (64, 128, 256):
-            exact_neighbors.CANDIDATES, exact_neighbors.IN_MEAN = candidates, in_mean
+            neighbors.CANDIDATES, neighbors.IN_MEAN = candidates, in_mean
             start = time.process_time()
-            found = exact_neighbors.rerank_neighbors(gram, sketches, samples, 10)
+            found = neighbors.rerank_neighbors(gram, sketches, samples, 10)
             taken = time.process_time() - start
             three, ten = (_recall(found["indices"], exact[samples], k) for k in (3, 10))
             off = found["similarities"].double() - exact[samples].gather(1, found["indices"])

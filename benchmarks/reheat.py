@@ -29,7 +29,7 @@ from torch import Tensor
 
 import likewise as lw
 from likewise.statistics.label_issues import suspicion_from_votes
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 from nets import evaluated, margin, resnet9, spoiled, trained
 
 RATES = (1e-3, 2e-3, 3e-3, 5e-3, 8e-3)  # of which the range test should find a good one

@@ -12,19 +12,16 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "likewise"
 LEVELS = {
     "checks": -1,  # of arguments: knows nothing of the package
-    "model_state": -1,
     "module_attributes": -1,
     "padding": -1,  # of texts
-    "precision": -1,
+    "torch_state": -1,
     "wording": -1,
     "linalg": 0,
-    "largest": 0,
     "kernels": 0,
     "fingerprint": 0,
     "liveness": 0,
     "readouts": 0,
     "sharding": 0,
-    "cuda_graphs": 0,
     "progress": 0,
     "version": 0,
     "figures": 0,
@@ -36,7 +33,7 @@ LEVELS = {
     "distributed": 1,
     "manifest": 1,
     "watch": 1,  # knows only how files are written
-    "data": 2,  # batches over sources: dataset selects one of tensors and items, which know tables and labels
+    "data": 2,  # batches over sources of samples
     "model": 2,  # knows the readouts
     "report": 2,  # knows only its folder
     "components": 2,  # scripts and styles that the live page and notebooks share
@@ -44,8 +41,6 @@ LEVELS = {
     "engines": 3,
     "losses": 4,
     "gram": 5,
-    "votes": 6,
-    "reheat": 7,
     "statistics": 8,
     "index": 8.5,
     "runs": 9,

@@ -14,9 +14,8 @@ import likewise as lw
 import nets
 from likewise.distributed import record_passes
 from likewise.gram import ProductReducer, Sketches
-from likewise.statistics.neighbors import NearestReducer
+from likewise.statistics.neighbors import NearestReducer, VotesReducer
 from likewise.statistics.novelty import ClosenessReducer
-from likewise.votes import VotesReducer
 
 HERE = Path(__file__).parent
 

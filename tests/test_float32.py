@@ -13,7 +13,7 @@ from torch import nn
 import likewise as lw
 import oracle
 from likewise.linalg import LONG_RUN, SHORT_RUN, matrix_power, product
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 
 TOLERANCE = 1e-5
 

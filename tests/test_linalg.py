@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from likewise.linalg import LONG_RUN, matrix_power, power_, rank_floor, split_product
-from likewise.statistics.calibration import wilson_interval
+from likewise.statistics.reliability import wilson_interval
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])

@@ -16,7 +16,7 @@ Where things are; a module imports only from those above it:
     engines                             gradients of each sample: a rule for each operation, checked by a reference
     losses                              similarity as a training term
     gram                                similarities of all pairs: products, strips of rows, centering, sketches
-    votes, reheat, statistics           neighbors, density, label issues, novelty, reliability, ...
+    statistics                          neighbors, label issues, novelty, reliability, ...
     index                               sketches of a data set on disk, to ask about new inputs later
     runs                                `analyze`: statistics as columns of a table; settings, exports, comparison
     integrations                        callbacks for trainers, estimators for scikit-learn, samplers
@@ -75,29 +75,37 @@ from likewise.readouts import (
     sequence_log_likelihood,
     token_log_likelihood,
 )
-from likewise.reheat import Reheated, reheat
 from likewise.runs.analyze import analyze, analyze_part
 from likewise.runs.apply import apply_decisions
 from likewise.runs.corrected_data import Corrections
 from likewise.runs.result import Analysis
 from likewise.sharding import gather_model
-from likewise.statistics.calibration import Calibration, CalibrationWarning, calibrate
 from likewise.statistics.crossval import CrossValidated, crossval
 from likewise.statistics.denoising import Denoising, denoising
-from likewise.statistics.density import (
-    SimilarityHistogram,
-    hard_neighbors,
-    positive_neighbors,
-    similarity_histogram,
-    soft_neighbors,
-)
 from likewise.statistics.duplicates import Duplicates, duplicates
 from likewise.statistics.fit import FitQuality, fit_quality
 from likewise.statistics.label_issues import LabelSuspicion, label_evidence, label_suspicion
 from likewise.statistics.lipschitz import lipschitz_bound
-from likewise.statistics.neighbors import ClassSimilarity, Neighbors, class_similarity, nearest
+from likewise.statistics.neighbors import (
+    ClassSimilarity,
+    Neighbors,
+    SimilarityHistogram,
+    class_similarity,
+    hard_neighbors,
+    nearest,
+    positive_neighbors,
+    similarity_histogram,
+    soft_neighbors,
+)
 from likewise.statistics.novelty import novelty
-from likewise.statistics.reliability import Reliability, reliability
+from likewise.statistics.reheat import Reheated, reheat
+from likewise.statistics.reliability import (
+    Calibration,
+    CalibrationWarning,
+    Reliability,
+    calibrate,
+    reliability,
+)
 from likewise.statistics.spot_check import SpotCheck, SpotCheckEstimate, spot_check
 from likewise.statistics.target_issues import (
     CellSuspicion,

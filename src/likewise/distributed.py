@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_map
 
 from likewise.fingerprint import Close, Entries, Entry, Fingerprint, differing
 from likewise.liveness import Channel, RankLostError, limits, listen
-from likewise.model_state import exclusive
 from likewise.progress import track
+from likewise.torch_state import exclusive
 
 Clock = Callable[[], float]  # anything that grows as work is done: seconds, operations
 

@@ -3,7 +3,7 @@
 A readout (readouts.py) turns what the model returns into the (n, d) outputs whose gradients are compared.
 
 Nothing here changes the model: it is in evaluation mode inside `Network.evaluation_mode`, and afterwards its
-attributes, its mode and every random generator are restored (model_state.py).
+attributes, its mode and every random generator are restored (torch_state.py).
 """
 
 import re
@@ -21,15 +21,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from likewise.checks import check_names, check_type, describe, refuse_unreadable
-from likewise.cuda_graphs import is_recording
 from likewise.fingerprint import ChecksumCache, Fingerprint, describe_module, tensor_states
-from likewise.model_state import (
-    ParameterWriteError,
-    WriteGuard,
-    evaluation,
-    exclusive,
-    preserve_attributes,
-)
 from likewise.module_attributes import take_snapshot
 from likewise.readouts import (
     AutomaticReadout,
@@ -40,6 +32,14 @@ from likewise.readouts import (
     readout_name,
 )
 from likewise.sharding import find_spread
+from likewise.torch_state import (
+    ParameterWriteError,
+    WriteGuard,
+    evaluation,
+    exclusive,
+    is_recording,
+    preserve_attributes,
+)
 from likewise.wording import agreeing, counted
 
 SHARED_BYTES = 2**20  # parameters from this size on are not copied for a call; smaller ones always are

@@ -10,8 +10,7 @@ import nets
 from likewise.distributed import only_part
 from likewise.gram import Reducer, Sketches, blocks, pair_source
 from likewise.runs.columns import PAIR_STATISTICS, Request, Targets, visit_pairs
-from likewise.statistics.density import PositiveReducer
-from likewise.statistics.neighbors import NearestReducer
+from likewise.statistics.neighbors import NearestReducer, PositiveReducer
 from likewise.statistics.novelty import ClosenessReducer
 from likewise.statistics.target_issues import WeightedSumReducer
 

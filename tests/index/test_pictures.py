@@ -4,8 +4,7 @@ import pandas as pd
 import torch
 
 import likewise as lw
-from likewise.index.explanation import Explanation, Neighbor, Sample
-from likewise.index.page import Answer, write_page
+from likewise.index.explanation import Answer, Explanation, Neighbor, Sample, write_page
 from likewise.index.pictures import PictureMaker
 from likewise.marked_text import MarkedText
 

@@ -43,8 +43,7 @@ def test_statistics_are_those_of_the_package(build, net, data, new, dtype, toler
 
 
 def test_rows_with_themselves_show_the_strips_of_a_gram_matrix(build, net, data):
-    from likewise.statistics.density import PositiveReducer
-    from likewise.statistics.neighbors import NearestReducer
+    from likewise.statistics.neighbors import NearestReducer, PositiveReducer
 
     index = build(width=WIDE, dtype="float32")
     gram = lw.GramMatrix(net, data, centered=True)

@@ -19,8 +19,8 @@ from synthetic import CLASSES, synthetic_run
 from torch import nn
 
 import likewise as lw
-from likewise.report.build import STATIC
-from likewise.report.build import page as page_of
+from likewise.report.pages import STATIC
+from likewise.report.pages import page as page_of
 from likewise.report.payload import pack_payload, read_run
 
 pytestmark = pytest.mark.browser

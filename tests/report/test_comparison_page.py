@@ -6,7 +6,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import REPORT_VIOLATIONS, chromium
 from synthetic import synthetic_run
 
-from likewise.report.comparison import comparison_page
+from likewise.report.pages import comparison_page
 
 pytestmark = pytest.mark.browser
 EVIL = '<script>window.hacked = 1</script><img src=x onerror="window.hacked=1">'

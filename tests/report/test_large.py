@@ -6,7 +6,7 @@ import pytest
 from browser import chromium, opened
 from synthetic import synthetic_run
 
-from likewise.report.build import page as page_of
+from likewise.report.pages import page as page_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ import torch
 
 import likewise as lw
 from likewise.cli.app import exit_code
-from likewise.report.build import write_report
+from likewise.report.pages import write_report
 
 HEAD = "from torch import nn\nimport torch\n"
 NET = HEAD + "def model():\n    torch.manual_seed(0)\n    return nn.Linear(2, 2)\n"

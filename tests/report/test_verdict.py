@@ -3,7 +3,7 @@
 import numpy as np
 from synthetic import synthetic_run
 
-from likewise.report.build import page
+from likewise.report.pages import page
 from likewise.report.verdict import standing_group, steps, verdict
 
 UNKNOWN = {

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from likewise.report.build import NOT_COLUMNS
+from likewise.report.pages import NOT_COLUMNS
 from likewise.report.words import STATUSES, WORDS, status_words
 from likewise.runs.columns import COLUMNS
 from likewise.runs.columns import STATUSES as KINDS

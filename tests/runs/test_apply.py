@@ -12,7 +12,7 @@ from PIL import Image
 
 import likewise as lw
 from likewise.cli.app import exit_code
-from likewise.runs.decisions import Decision, OtherRunError, write_decisions
+from likewise.runs.review import Decision, OtherRunError, write_decisions
 
 NET = """
 import torch

@@ -19,10 +19,10 @@ import torch
 import likewise as lw
 from likewise.cli.app import exit_code
 from likewise.runs.apply import read_decisions
-from likewise.runs.decisions import Decision, OtherRunError
 from likewise.runs.export import EXPORTS, export_run
 from likewise.runs.export.datalab import datalab_issues, register_issue_manager
 from likewise.runs.export.suspects import OTHER_ANSWERS, select_suspects
+from likewise.runs.review import Decision, OtherRunError
 
 CLASSES = ["ant & <bee>", "cow", "Ünïcode 猫"]
 MODULES = {

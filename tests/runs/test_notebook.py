@@ -11,8 +11,7 @@ from browser import chromium
 from traitlets import TraitError
 
 import likewise as lw
-from likewise.runs.decisions import Decision
-from likewise.runs.review import ReviewQueue, static_html
+from likewise.runs.review import Decision, ReviewQueue, static_html
 
 notebook = pytest.importorskip("likewise.runs.notebook", reason='pip install "likewise[notebook]"')
 HTML = """<!doctype html><meta charset=utf-8><style>{css}</style><div id=root></div>

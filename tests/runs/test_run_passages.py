@@ -11,7 +11,7 @@ import torch
 import likewise as lw
 from likewise.cli.app import exit_code
 from likewise.report.payload import pack_payload, read_run
-from likewise.runs.passages import passage_count
+from likewise.runs.neighbors import passage_count
 from texts import (
     WrongSecondDerivative,
     byte_tokenizer,

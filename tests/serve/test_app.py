@@ -16,8 +16,7 @@ import likewise as lw
 from likewise.report.payload import pack_payload, read_run
 from likewise.serve import openapi
 from likewise.serve.app import STATIC, routes
-from likewise.serve.batching import Batcher
-from likewise.serve.service import Service
+from likewise.serve.service import Batcher, Service
 
 
 def call(address, body=None, kind=None, method=None, **headers):

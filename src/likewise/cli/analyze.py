@@ -103,7 +103,7 @@ def analyze(
 
 def _describe_decisions(found: "Analysis", path: Path, facts: dict[str, Any], lines: list[str]) -> None:
     """Add how many flagged labels, and how many labels in all, the decisions found wrong."""
-    from likewise.runs.decisions import count_verdicts
+    from likewise.runs.review import count_verdicts
 
     precision = found.precision(path)
     counts = count_verdicts(decision.verdict for decision in found.decision_reader.read(path))

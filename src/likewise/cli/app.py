@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from likewise.cli import analyze, decisions, demo, doctor, index, inspect, labels, reproduce, serve
+from likewise.cli import analyze, demo, doctor, index, labels, reproduce, runs, serve
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
@@ -58,13 +58,13 @@ for command in (
     index.merge,
     labels.crossval,
     labels.duplicates,
-    inspect.neighbors,
-    inspect.report,
-    inspect.compare,
-    inspect.export,
-    decisions.apply,
+    runs.neighbors,
+    runs.report,
+    runs.compare,
+    runs.export,
+    runs.apply,
     serve.serve,
-    inspect.verify,
+    runs.verify,
     doctor.doctor,
 ):
     app.command()(command)

@@ -39,7 +39,7 @@ from likewise.wording import counted
 
 if TYPE_CHECKING:
     from likewise.index import Index
-    from likewise.index.page import Answer
+    from likewise.index.explanation import Answer
     from likewise.loading import Read
     from likewise.marked_text import MarkedText
 
@@ -188,7 +188,7 @@ def ask(
     answers = _answer(found, read, new, k, exact, approximate)
     answers = _add_passages(found, folder, settings, read, answers, passages)
     if opened:
-        from likewise.index.page import write_page
+        from likewise.index.explanation import write_page
 
         write_page(page, str(folder), answers)
         webbrowser.open(page.resolve().as_uri())
@@ -457,7 +457,7 @@ def _folder_of_index(folder: Path) -> Path:
 def _answer(
     index: "Index", read: "Read", words: list[str], k: int, exact: bool, approximate: bool
 ) -> "list[Answer]":
-    from likewise.index.page import Answer
+    from likewise.index.explanation import Answer
     from likewise.thumbnails import picture
 
     asked = True if approximate else None

@@ -61,7 +61,7 @@ def crossval(
     """
     be_quiet(quiet)
     from likewise import loading
-    from likewise.runs.crossval import class_name, write_labels
+    from likewise.runs.tables import class_name, write_labels
     from likewise.statistics.crossval import crossval as cross_validate
     from likewise.statistics.label_issues import label_suspicion
 
@@ -130,7 +130,7 @@ def duplicates(
     be_quiet(quiet)
     from likewise.files import refuse_existing
     from likewise.gram import GramMatrix
-    from likewise.runs.duplicates import write_duplicates
+    from likewise.runs.tables import write_duplicates
     from likewise.statistics.duplicates import duplicates as find_duplicates
 
     settings = request.settings

@@ -22,7 +22,7 @@ from likewise.runs.settings import READING, Settings, describe_errors, read_sett
 if TYPE_CHECKING:
     from likewise.data import Batches
     from likewise.loading import Read
-    from likewise.loading.pretrained import PretrainedFolder
+    from likewise.loading.models import PretrainedFolder
     from likewise.loading.texts import Tokenization
 
 FLAGS = {"text_column": "--text"}  # flags that differ from the name of the setting

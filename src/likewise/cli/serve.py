@@ -15,7 +15,7 @@ from likewise.cli.output import Format, be_quiet, print_message, print_result, p
 if TYPE_CHECKING:
     from likewise.index import Index
     from likewise.runs.settings import Settings
-    from likewise.serve.inputs import InputReader
+    from likewise.serve.service import InputReader
 
 
 def serve(
@@ -93,7 +93,7 @@ def serve(
 
 
 def _reader(index: "Index", settings: "Settings") -> "InputReader | None":
-    from likewise.serve.inputs import reader_from_settings
+    from likewise.serve.service import reader_from_settings
 
     known: dict[str, Any] = {name: getattr(settings, name) for name in ("data", *NEW_INPUTS)}
     reader = reader_from_settings(index, {**known, "tokenization": tokenization(settings)})

@@ -6,9 +6,8 @@ traced           TracedEngine: from inputs and output gradients of operations on
 selection        chooses the engine, and its batch size
 memory           memory of tensors, measured, and what fits into a limit
 comparison       compares gradients with those of autograd, parameter by parameter
-validation       does so before the first number, on samples in several orders
-pass_check       does so for some samples of every pass
-independence     whether outputs are those of a sample alone
+validation       before the first number: samples are independent, gradients are those of autograd
+pass_check       compares gradients for some samples of every pass
 tracer           records operations on parameters, and which dimension is the batch
 gradient_batch   the gradients of a batch by parameter
 rules            parameter gradients of one operation, a rule for each function
@@ -46,12 +45,10 @@ from likewise.engines.differentiable import (
     refuse_dependent_samples_once,
 )
 from likewise.engines.double_backward import SECOND_ORDER, FunctionSubstitution
-from likewise.engines.first_pair import call_on_pair
-from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import MemoryLimitError, MemoryMeter, default_max_memory
 from likewise.engines.selection import EngineName, select_engine, with_combined_outputs
 from likewise.engines.traced import TracedEngine
-from likewise.engines.validation import OperationCounter, first_call
+from likewise.engines.validation import OperationCounter, call_on_pair, check_independent_samples, first_call
 
 __all__ = [
     "SECOND_ORDER",

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from likewise.cuda_graphs import is_recording, recording
 from likewise.data import Samples
 from likewise.engines.gradient_batch import GradientBatch
 from likewise.engines.memory import is_out_of_memory
 from likewise.model import Network
+from likewise.torch_state import is_recording, recording
 
 Step = Callable[..., Any]  # of a GradientBatch and tensors, returns a tensor or a tuple of such
 Compute = Callable[[Samples], GradientBatch]

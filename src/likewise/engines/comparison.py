@@ -19,7 +19,7 @@ from likewise.data import Samples
 from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import repeat_samples
 from likewise.model import Network, Parameters
-from likewise.precision import allows_tf32, full_float32
+from likewise.torch_state import allows_tf32, full_float32
 
 FLOAT64_TOLERANCE = 1e-5  # a part of the model may still work in float32
 COMPARED = 2**18  # entries whose difference a CPU takes at once: it stays in its cache

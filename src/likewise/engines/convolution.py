@@ -29,7 +29,7 @@ from likewise.engines.factors import (
 )
 from likewise.engines.memory import equal_size
 from likewise.linalg import product
-from likewise.precision import products_like_convolutions
+from likewise.torch_state import products_like_convolutions
 
 CACHED = 2**20  # entries that are written and read again while they are in a CPU's cache
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines.double_backward import SECOND_ORDER, THIRD_ORDER, FunctionSubstitution, Substitutes
 from likewise.engines.factors import (
@@ -31,13 +30,12 @@ from likewise.engines.factors import (
     merge_small,
 )
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.independence import check_independent_samples
 from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import TRACE_FUNCTIONS, Trace, UntraceableError, repeat_samples
-from likewise.engines.validation import find_fault
+from likewise.engines.validation import check_independent_samples, find_fault
 from likewise.linalg import Power, inverse_root, rank_floor
 from likewise.model import Network, Parameters
-from likewise.precision import full_float32
+from likewise.torch_state import full_float32, is_recording
 
 _independent: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 _traces: WeakKeyDictionary[nn.Module, dict[Any, Trace | None]] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from likewise.engines.rules import Call, chain, output_gradients, parameter_grad
 from likewise.engines.tracer import FirstRecorder, PassRecorder, RowTrace, Step, Trace
 from likewise.linalg import accumulation_dtype
 from likewise.model import Network, Parameters
-from likewise.model_state import fast_attention
+from likewise.torch_state import fast_attention
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from likewise.engines.comparison import (
 )
 from likewise.engines.tracer import repeat_samples
 from likewise.model import Network
-from likewise.precision import full_float32
+from likewise.torch_state import full_float32
 
 WINDOW = 1024  # samples of a pass of which one is checked on the way
 SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the way

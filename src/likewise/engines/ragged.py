@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
-from likewise.cuda_graphs import is_recording
 from likewise.data import Samples
 from likewise.engines.double_backward import Substitutes
 from likewise.engines.factors import (
@@ -47,6 +46,7 @@ from likewise.engines.tracer import (
     UntraceableError,
 )
 from likewise.model import Network, Parameters
+from likewise.torch_state import is_recording
 
 
 class RowGradients(NamedTuple):

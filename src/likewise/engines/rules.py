@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.utils._pytree import tree_unflatten
 
-from likewise.cuda_graphs import is_recording
 from likewise.engines.convolution import ConvolutionGradient, bind_convolution, convolution_arguments
 from likewise.engines.double_backward import Substitutes
 from likewise.engines.factors import (
@@ -30,6 +29,7 @@ from likewise.engines.membership import Partition
 from likewise.engines.memory import is_out_of_memory
 from likewise.engines.tracer import Layout, Operation, Step, output_tensors
 from likewise.model import Parameters
+from likewise.torch_state import is_recording
 
 ParameterGradients = dict[int, ParameterGradient]  # by the place of the parameter among the leaves
 Rule = Callable[["Call"], ParameterGradients | None]

@@ -18,7 +18,6 @@ from likewise.data import Samples
 from likewise.engines.base import Engine
 from likewise.engines.dense import DenseEngine, Jacobians
 from likewise.engines.factors import describe_shapes, resize_outputs
-from likewise.engines.first_pair import FirstPair
 from likewise.engines.gradient_batch import (
     GradientBatch,
     compute_gradients,
@@ -42,11 +41,11 @@ from likewise.engines.tracer import (
     repeat_samples,
     trace_model,
 )
-from likewise.engines.validation import Fault, find_fault, regrouping_fault
+from likewise.engines.validation import Fault, FirstPair, find_fault, regrouping_fault
 from likewise.linalg import matrix_power
 from likewise.model import Inputs, Network
-from likewise.precision import full_float32
 from likewise.readouts import Outputs, Readout
+from likewise.torch_state import full_float32
 
 # Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
 SLACK = 1.25

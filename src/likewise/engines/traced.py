@@ -51,7 +51,7 @@ from likewise.engines.tracer import (
 from likewise.engines.validation import KEEP_ORDER, find_fault_of_batch
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
-from likewise.precision import full_float32
+from likewise.torch_state import full_float32
 
 
 class _Directions:

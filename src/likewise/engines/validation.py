@@ -1,6 +1,15 @@
-"""Validates the gradients of a traced model before the first number, on samples in several orders and invented ones."""
+"""Checks before the first number: samples are independent, and the gradients of a traced model are right.
+
+Outputs must be those of a sample alone: not random, not of its batch, not of an earlier call. Gradients are compared
+with those of autograd, on samples in several orders and on invented ones.
+
+A call of a large network takes long, so that each of those on the first two samples serves several purposes: the pass
+of plain autograd tells whether samples are independent too, the recorded one is traced, measured, checked and used for
+a first result, and the trace needs a call on one sample alone, which tells whether its outputs depend on others.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,17 +21,22 @@ from torch.utils.flop_counter import flop_registry
 
 from likewise.data import Samples
 from likewise.engines.comparison import (
+    FLOAT64_TOLERANCE,
     Parts,
     PlainPass,
     all_finite,
     find_mismatch,
+    inner_epsilon,
     network_outputs,
+    plain_pass,
     weighted_gradient,
 )
 from likewise.engines.factors import combine_outputs
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.memory import is_out_of_memory
+from likewise.engines.memory import MemoryMeter, is_out_of_memory
 from likewise.engines.tracer import (
+    FirstRecorder,
+    Layouts,
     PassRecorder,
     RegroupedError,
     RowTrace,
@@ -34,8 +48,7 @@ from likewise.engines.tracer import (
     trace_model,
 )
 from likewise.model import Network
-from likewise.model_state import fast_attention
-from likewise.precision import full_float32
+from likewise.torch_state import fast_attention, full_float32
 
 LARGE = 5e8  # floating-point operations of a forward pass of one sample
 SHORT_MIDDLE = torch.tensor([1.0, 0.0, 1.0])  # shares of the lengths of three samples
@@ -337,3 +350,173 @@ def _truncate(value: Tensor, shares: Tensor) -> Tensor:
 
 def _draw_weights(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class RecordedPass(NamedTuple):
+    """A pass that was recorded, with its graph."""
+
+    trace: Layouts
+    recorder: FirstRecorder | PassRecorder
+    meter: MemoryMeter  # of the memory that it took
+
+
+@dataclass
+class FirstPair:
+    """Two samples, and the passes over them."""
+
+    plain: PlainPass  # without autocast
+    recorded: RecordedPass | None  # until it is taken: its graph serves once
+    is_all: bool = False  # whether no other samples are compared
+
+    @property
+    def samples(self) -> Samples:
+        """The two."""
+        return self.plain.samples
+
+    def take_recorded(self, net: Network) -> RecordedPass:
+        """Return the recorded pass, recorded now if it was taken before or could not be recorded then.
+
+        Raises:
+            UntraceableError: The model cannot be traced.
+
+        """
+        recorded, self.recorded = self.recorded, None
+        return recorded or _record_by_trace(net, self.samples)
+
+
+def call_on_pair(net: Network, samples: Samples, alone: Tensor, *, is_all: bool, record: bool) -> FirstPair:
+    """Return passes over the first two samples, once these were seen to be independent.
+
+    Args:
+        net: The network; call this inside `net.evaluation_mode`.
+        samples: A few samples.
+        alone: The outputs of the first of them alone, in full float32.
+        is_all: Whether no other samples are compared. Else the two are taken in reverse: a model that sorts samples
+            inside forward may find the first ones in order.
+        record: Record a pass, for the traced engine.
+
+    """
+    place = 0 if is_all else 1  # of the first sample
+    pair = repeat_samples(samples[:2], 2)[torch.tensor([place, 1 - place])]
+    exact, known, recorded = net.exact(), {place: alone}, None
+    with full_float32():
+        plain = plain_pass(exact, pair)
+        if record:
+            recorded = _record_first(net, pair, pair[1 - place : 2 - place])
+    if recorded is not None:
+        known[1 - place] = recorded.alone
+    check_independent_samples(exact, pair, plain.outputs.detach(), known if net.autocast is None else None)
+    return FirstPair(plain, None if recorded is None else recorded.of_pair, is_all)
+
+
+class _Recorded(NamedTuple):
+    of_pair: RecordedPass
+    alone: Tensor  # outputs of the sample that was traced alone
+
+
+def _record_first(net: Network, pair: Samples, one: Samples) -> _Recorded | None:
+    """Return a pass over two samples, traced by another over one of them, None if that fails for any reason."""
+    meter, recorder = MemoryMeter(), FirstRecorder(net, pair)
+    try:
+        with fast_attention(next(iter(recorder.parameters.values())).device):
+            with meter:
+                recorder.run(net, pair)
+            trace, alone = recorder.trace(net, one)
+    except Exception as error:  # a trace by other numbers of samples may succeed, else it says why not
+        if is_out_of_memory(error):
+            raise
+        return None
+    return _Recorded(RecordedPass(trace, recorder, meter), alone)
+
+
+def _record_by_trace(net: Network, pair: Samples) -> RecordedPass:
+    """Return a pass over two samples, traced before by two and three samples."""
+    trace, meter = trace_model(net, pair), MemoryMeter()
+    recorder = PassRecorder(net, trace)
+    with full_float32(), fast_attention(next(iter(recorder.parameters.values())).device), meter:
+        recorder.record_pass(net, pair)
+    return RecordedPass(trace, recorder, meter)
+
+
+ROUNDINGS_INSIDE = 4  # by how many roundings of half precision inside forward outputs may differ
+
+
+def check_independent_samples(
+    net: Network, samples: Samples, once: Tensor | None = None, alone: dict[int, Tensor] | None = None
+) -> None:
+    """Raise if outputs differ between two calls, or between a batch and its samples alone, or come from an old one.
+
+    Call it inside `net.evaluation_mode`.
+
+    Args:
+        net: The network.
+        samples: A few samples.
+        once: Their outputs as one batch in full float32, if they were computed before.
+        alone: The outputs of single samples by their place, as far as they were computed before.
+
+    """
+    _refuse_old_graphs(net, samples)
+    with full_float32():  # in TF32, right outputs differ by more than dependent ones may
+        _refuse_dependent(net, samples, network_outputs(net, samples) if once is None else once, alone or {})
+
+
+def _refuse_old_graphs(net: Network, samples: Samples) -> None:
+    """Raise if forward reads a tensor that an earlier call computed from parameters: their gradients would miss it."""
+    held = {
+        f"{name}.{attribute}" if name else attribute: value
+        for name, module in net.model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf
+    }
+    if not held:
+        return
+    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+    with torch.enable_grad():
+        total = network_outputs(net, samples, parameters).sum()
+    if not total.requires_grad:
+        return
+    reached = torch.autograd.grad(total, list(held.values()), retain_graph=True, allow_unused=True)
+    for name, gradient in zip(held, reached, strict=True):
+        if gradient is not None:
+            raise ValueError(
+                f"{type(net.model).__name__} keeps {name}, which an earlier call computed from parameters, and forward "
+                f"uses it again: the gradients of these parameters would miss it. Clear it first (model.{name} = None, "
+                "or what the model has for that)."
+            )
+
+
+def _refuse_dependent(net: Network, samples: Samples, once: Tensor, known: dict[int, Tensor]) -> None:
+    try:
+        each = enumerate(samples.split(1))
+        alone = torch.cat([known[i] if i in known else network_outputs(net, x) for i, x in each])
+    except Exception as error:
+        raise ValueError(
+            f"The model takes {len(samples)} samples together but not one alone ({error}): do a sample's "
+            "outputs depend on the other samples of its batch? A gradient must be of one sample."
+        ) from error
+    scale = once.abs().max()
+    tolerance = torch.finfo(once.dtype).eps ** 0.5 * scale
+    if once.shape == alone.shape and (once - alone).abs().max() <= tolerance:
+        return
+    if known:  # as a tracer calls the model, perhaps
+        return _refuse_dependent(net, samples, once, {})
+    again = network_outputs(net, samples)
+    apart = max((once - other).abs().max() for other in (again, alone) if other.shape == once.shape)
+    inner = inner_epsilon(net, samples) if tolerance < apart else 0.0
+    if (
+        inner > torch.finfo(once.dtype).eps
+        and apart <= max(FLOAT64_TOLERANCE, ROUNDINGS_INSIDE * inner) * scale
+    ):
+        return
+    if (once - again).abs().max() > tolerance:
+        raise ValueError(
+            f"The model's outputs differ by {(once - again).abs().max():.2g} between two calls in "
+            "evaluation mode: something in it is random, such as F.dropout without training=False."
+        )
+    if once.shape != alone.shape or (once - alone).abs().max() > tolerance:
+        raise ValueError(
+            "A sample's outputs depend on the other samples of its batch, also in evaluation mode "
+            f"(by {(once - alone).abs().max():.2g}): batch statistics, such as a BatchNorm with "
+            "track_running_stats=False, or a batch that is not the first dimension, such as an LSTM "
+            "without batch_first? A gradient must be of one sample."
+        )

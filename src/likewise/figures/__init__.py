@@ -5,10 +5,19 @@ gallery of the documentation shows all of them (`make gallery`).
 Colors are the color-blind-safe palette of Okabe and Ito. Names are never parsed as formulas.
 """
 
-from likewise.figures.curves import calibration, density_histogram, dynamics, similarity_histogram, slices
-from likewise.figures.grids import neighbor_grid, pair_grid
-from likewise.figures.matrices import class_similarity, confusion
-from likewise.figures.scatter import cartography, kernel_map, neighborhoods
+from likewise.figures.images import neighbor_grid, pair_grid
+from likewise.figures.plots import (
+    calibration,
+    cartography,
+    class_similarity,
+    confusion,
+    density_histogram,
+    dynamics,
+    kernel_map,
+    neighborhoods,
+    similarity_histogram,
+    slices,
+)
 
 __all__ = [
     "calibration",

@@ -59,7 +59,7 @@ from likewise.gram.strips import (
 from likewise.kernels import CORRELATION, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
-from likewise.model_state import exclusive
+from likewise.torch_state import exclusive
 from likewise.wording import counted
 
 COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions

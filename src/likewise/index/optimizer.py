@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from likewise.checks import describe
-from likewise.loading.weights import load_tensors
+from likewise.loading.models import load_tensors
 from likewise.model import Network
 
 FILE = "optimizer.pt"  # of a checkpoint folder of the Trainer of transformers

@@ -22,7 +22,6 @@ from likewise.checks import check_flag, check_integer, check_type, describe, to_
 from likewise.data import Batches, Samples, batches
 from likewise.gram import GramMatrix, MatchedPassages, join_passages, passages_by, similarity_errors
 from likewise.gram.last_layer import Features
-from likewise.index.approximate import BEYOND, Approximation, approximate_columns, has_faiss, search
 from likewise.index.counterfactual import (
     Counterfactual,
     Flip,
@@ -31,7 +30,6 @@ from likewise.index.counterfactual import (
     describe_flip,
     describe_mean_shift,
 )
-from likewise.index.exact import MeanGradient, exact_similarities, mean_gradient
 from likewise.index.explanation import Explanation, Neighbor, Sample
 from likewise.index.layers import dependent_buckets, refuse_exact, restore_projector
 from likewise.index.pairs import Columns, IndexPairs, summarize
@@ -47,6 +45,16 @@ from likewise.index.projection import (
     refuse_other_network,
     refuse_other_projection,
     refuse_other_version,
+)
+from likewise.index.search import (
+    BEYOND,
+    Approximation,
+    MeanGradient,
+    approximate_columns,
+    exact_similarities,
+    has_faiss,
+    mean_gradient,
+    search,
 )
 from likewise.index.shards import Task, describe_data, fill, hold_folder, rows_per_shard
 from likewise.index.store import IndexFolder, OutdatedIndexError

@@ -16,7 +16,7 @@ from likewise.files import write_text
 from likewise.gram import Reducer, Strip
 from likewise.index.query import Index
 from likewise.index.states import choose_in_turn, count_of_share
-from likewise.largest import merge_largest
+from likewise.statistics.neighbors import merge_largest
 from likewise.wording import agreeing, counted
 
 CANDIDATES = 4  # a diverse selection chooses among this many times the wanted rows

@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from likewise.checks import check_choice, check_integer, check_number, describe
 from likewise.data import batches
-from likewise.largest import merge_largest
 from likewise.model import Network, to_network
+from likewise.statistics.neighbors import merge_largest
 
 
 def pooled_states(model: nn.Module | Network, data: Any) -> Tensor:

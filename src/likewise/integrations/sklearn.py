@@ -30,9 +30,9 @@ from likewise.identity import measure_behavior
 from likewise.kernels import CORRELATION, Kernel, mean_diagonal, subspace_match
 from likewise.model import Network, to_network
 from likewise.readouts import Readout, all_outputs
-from likewise.reheat import Reheated
 from likewise.statistics.label_issues import label_suspicion
 from likewise.statistics.neighbors import nearest
+from likewise.statistics.reheat import Reheated
 
 try:
     from sklearn.utils.validation import validate_data

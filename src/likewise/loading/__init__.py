@@ -10,7 +10,7 @@ data and weights never run code: no pickle is read.
 from likewise.loading.dataset import Read
 from likewise.loading.imports import import_object
 from likewise.loading.load import data, model, new_inputs, pasted_input
-from likewise.loading.pretrained import PretrainedFolder, is_pretrained
+from likewise.loading.models import PretrainedFolder, is_pretrained
 
 __all__ = [
     "PretrainedFolder",

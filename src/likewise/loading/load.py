@@ -11,12 +11,11 @@ from likewise.loading.arrays import read_arrays
 from likewise.loading.dataset import Options, Preparation, Prepared, Read
 from likewise.loading.images import SUFFIXES, ImageBytes, read_folder, read_images
 from likewise.loading.imports import build_object, import_object, is_import, library
+from likewise.loading.models import PretrainedFolder, is_pretrained, load_weights
 from likewise.loading.paths import existing, listed
-from likewise.loading.pretrained import PretrainedFolder, is_pretrained
 from likewise.loading.python_objects import read_object
 from likewise.loading.tables import read_table, table_columns, table_read, text_lines
 from likewise.loading.texts import Tokenization
-from likewise.loading.weights import load_weights
 
 READERS: dict[str, Callable[[Path, Options], Read]] = {
     ".csv": read_table,

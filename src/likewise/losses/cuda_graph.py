@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from likewise.cuda_graphs import recording
-from likewise.losses.combinations import RecordedCombinations
+from likewise.losses.arguments import RecordedCombinations
 from likewise.losses.functional import group_with_outputs, two_batches_with_outputs
 from likewise.losses.samplers import RunningTotal
 from likewise.model import Network
-from likewise.model_state import exclusive
+from likewise.torch_state import exclusive, recording
 
 WARM_UPS = 3  # calls before recording, in which operations are traced and libraries set up
 RECORDINGS = 3  # after so many in a row, parameters or buffers seem to move at each step

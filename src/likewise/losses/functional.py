@@ -27,7 +27,6 @@ from likewise.checks import (
     describe,
     refuse_unreadable,
 )
-from likewise.cuda_graphs import is_recording, most_groups
 from likewise.data import Samples
 from likewise.engines import (
     SECOND_ORDER,
@@ -58,6 +57,7 @@ from likewise.losses.arguments import (
 from likewise.losses.samplers import RunningTotal
 from likewise.model import Inputs, Network, annotate_errors
 from likewise.readouts import Readout
+from likewise.torch_state import is_recording, most_groups
 
 
 class TermAndOutputs(NamedTuple):

@@ -35,9 +35,9 @@ from likewise.manifest import NAME as MANIFEST
 from likewise.model import Network, to_network
 from likewise.progress import announce
 from likewise.readouts import Readout, readout_name, reads_text
-from likewise.report.build import write_report
+from likewise.report.pages import write_report
+from likewise.runs.neighbors import TokenTexts, passage_count
 from likewise.runs.parts import Adopted, Part, adopt_parts, read_parts, refuse_other_parts
-from likewise.runs.passages import TokenTexts, passage_count
 from likewise.runs.plan import Method, choose_method
 from likewise.runs.result import Analysis
 from likewise.runs.stages import find_last_layer, reads_on_the_way, run_part, run_stages

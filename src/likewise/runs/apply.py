@@ -10,9 +10,9 @@ import numpy as np
 from likewise.checks import check_choice, check_type
 from likewise.report.suggestions import JUDGES, suggestion_judge
 from likewise.runs.corrected_data import Corrections
-from likewise.runs.decisions import Decision, read_json
 from likewise.runs.export import argilla, label_studio
 from likewise.runs.result import Analysis
+from likewise.runs.review import Decision, read_json
 
 if TYPE_CHECKING:
     import pandas

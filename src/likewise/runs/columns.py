@@ -17,13 +17,17 @@ from likewise.gram import GramMatrix, PairSource, ProductReducer, Reducer
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.readouts import are_chances
 from likewise.statistics.crossval import CrossValidated
-from likewise.statistics.density import CountReducer, HistogramReducer, PositiveReducer
 from likewise.statistics.duplicates import close_pairs
 from likewise.statistics.fit import decide_verdict, explained_shares
 from likewise.statistics.label_issues import LabelSuspicion, OpinionAfter, combined_suspicion, order_warning
 from likewise.statistics.neighbors import (
+    EXPONENT,
+    CountReducer,
+    HistogramReducer,
     NearestReducer,
+    PositiveReducer,
     SelfSimilarityReducer,
+    VotesReducer,
     mean_between_classes,
 )
 from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer, Ingredients, novel_share
@@ -41,7 +45,6 @@ from likewise.statistics.target_issues import (
 )
 from likewise.statistics.targets import class_chances, of_classes
 from likewise.statistics.uncertainty import uncertainty_from_sums
-from likewise.votes import EXPONENT, VotesReducer
 from likewise.watch import Watch
 
 Arrays = dict[str, np.ndarray]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from likewise import files
-from likewise.report.comparison import comparison_page
+from likewise.report.pages import comparison_page
 from likewise.report.payload import read_run
 from likewise.report.verdict import percent
 from likewise.runs.result import Analysis

@@ -8,8 +8,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from likewise.runs.decisions import Decision, write_decisions
-from likewise.runs.review import ReviewQueue, static_html
+from likewise.runs.review import Decision, ReviewQueue, static_html, write_decisions
 
 if TYPE_CHECKING:
     import pandas

@@ -10,8 +10,8 @@ import numpy as np
 
 from likewise.locks import lock_folder
 from likewise.manifest import MISSING, REPORT, DamagedRunError, check_integrity, read_manifest
-from likewise.runs.decisions import DecisionReader, count_verdicts
-from likewise.statistics.calibration import wilson_interval
+from likewise.runs.review import DecisionReader, count_verdicts
+from likewise.statistics.reliability import wilson_interval
 from likewise.thumbnails import Picture
 from likewise.wording import counted
 
@@ -230,7 +230,7 @@ class Analysis:
 
     def report(self) -> Path:
         """Rewrite report.html, and return its path."""
-        from likewise.report.build import write_report
+        from likewise.report.pages import write_report
 
         with lock_folder(self.folder):
             return write_report(self.folder)

@@ -46,8 +46,6 @@ from likewise.index.projection import SampleReader
 from likewise.index.store import IndexFolder
 from likewise.progress import announce
 from likewise.readouts import Readout, all_outputs, projected_outputs, readout_name, reads_text
-from likewise.reheat import Reheated
-from likewise.reheat import reheat as reheat_network
 from likewise.runs.columns import (
     PASS_ARRAYS,
     Request,
@@ -61,9 +59,8 @@ from likewise.runs.columns import (
     strip_arrays,
     visit_pairs,
 )
-from likewise.runs.exact_neighbors import NeighborLists, describe_reranking, rerank_neighbors
 from likewise.runs.layout import LAYOUTS
-from likewise.runs.passages import compute_passages
+from likewise.runs.neighbors import NeighborLists, compute_passages, describe_reranking, rerank_neighbors
 from likewise.runs.store import Arrays, RunStore
 from likewise.runs.tables import Shown, refuse_mismatch, user_columns, write_tables
 from likewise.statistics.crossval import CrossValidated
@@ -75,6 +72,8 @@ from likewise.statistics.label_issues import (
     validated_for,
 )
 from likewise.statistics.novelty import NEIGHBORS, closest_others
+from likewise.statistics.reheat import Reheated
+from likewise.statistics.reheat import reheat as reheat_network
 from likewise.statistics.shared_words import find_token_input, resemblance_of_texts
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch

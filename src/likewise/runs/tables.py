@@ -1,23 +1,31 @@
-"""The tables of a run: samples, neighbors, details and pictures, and what the manifest says of them."""
+"""Tables: samples, neighbors, details and pictures of a run, with what the manifest says of them; CSV files of labels.
 
+`likewise crossval` and `likewise duplicates` write theirs without a run folder: cross-validated labels, most suspicious
+first, and pairs that are nearly the same.
+"""
+
+import csv
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from likewise import files
 from likewise.checks import describe
 from likewise.data import Batches
 from likewise.index.pictures import PictureMaker, StoredPictures
 from likewise.index.store import IndexFolder
 from likewise.runs.columns import BINS, RESERVED, Results, Targets, sample_columns
-from likewise.runs.exact_neighbors import NeighborLists
-from likewise.runs.passages import describe_passages, passage_table
+from likewise.runs.neighbors import NeighborLists, describe_passages, passage_table
 from likewise.runs.store import Arrays, RunStore
-from likewise.statistics.duplicates import input_features, pair_similarity
-from likewise.statistics.label_issues import advice
+from likewise.statistics.crossval import CrossValidated
+from likewise.statistics.duplicates import DUPLICATE_COLUMNS, Duplicates, input_features, pair_similarity
+from likewise.statistics.label_issues import LabelSuspicion, advice
 from likewise.statistics.spot_check import spot_check
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import kept
@@ -65,7 +73,7 @@ def write_tables(
         shown: What a person is told of them.
         added: The columns that the user gave, as `user_columns` returns them.
         index: That of the same samples, whose pictures are read; None if none was kept.
-        passages: What tokens contribute to similarities, as `likewise.runs.passages` found it.
+        passages: What tokens contribute to similarities, as `likewise.runs.neighbors` found it.
 
     """
     found, n = results.found, data.n
@@ -306,3 +314,59 @@ def _worth_seeing(columns: Arrays, indices: np.ndarray, drawn: Sequence[int]) ->
     for i in first:
         yield from (int(j) for j in indices[i, :8])  # as many as the review shows
     yield from (int(i) for i in np.random.default_rng(SEED).permutation(n))
+
+
+LABELS_FILE = "labels.csv"
+
+
+def class_name(number: int, classes: Sequence[str] | None) -> str:
+    """Return the name of a class, or its number where it has none."""
+    return str(classes[number]) if classes is not None and number < len(classes) else str(number)
+
+
+def write_labels(
+    folder: Path,
+    found: CrossValidated,
+    judged: LabelSuspicion,
+    names: Sequence[str] | None,
+    classes: Sequence[str] | None,
+) -> Path:
+    """Write labels.csv, with the columns of `likewise analyze`, and return where it is."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ("label", "suggested_label", "label_suspicion", "label_issue", "chance_wrong", "probability")
+    writer.writerow(["sample", *([] if names is None else ["name"]), *columns])
+    mine = found.probabilities.gather(1, found.labels[:, None])[:, 0]
+    for i in judged.suspicion.argsort(descending=True, stable=True).tolist():
+        writer.writerow(
+            [
+                i,
+                *([] if names is None else [names[i]]),
+                class_name(int(found.labels[i]), classes),
+                class_name(int(judged.suggested[i]), classes),
+                f"{judged.suspicion[i]:.6g}",
+                int(judged.flagged[i]),
+                f"{judged.chance_wrong[i]:.6g}",
+                f"{mine[i]:.6g}",
+            ]
+        )
+    files.write_text(folder / LABELS_FILE, text.getvalue())
+    return folder / LABELS_FILE
+
+
+def write_duplicates(
+    path: Path, found: Duplicates, rows: Sequence[str] | None, columns: Sequence[str] | None
+) -> None:
+    """Write the pairs as CSV, with the names of the samples where they have any."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    known = [name for name in DUPLICATE_COLUMNS if getattr(found, name) is not None and name != "across"]
+    named = rows is not None and columns is not None
+    writer.writerow([*known, *(["first_name", "second_name"] if named else [])])
+    values = [getattr(found, name).tolist() for name in known]
+    for pair in zip(*values, strict=True):
+        cells = [f"{value:.6g}" if isinstance(value, float) else int(value) for value in pair]
+        names = [] if rows is None or columns is None else [rows[pair[0]], columns[pair[1]]]
+        writer.writerow([*cells, *names])
+    files.make_folder(path.absolute().parent)
+    files.write_text(path, text.getvalue())

@@ -1,8 +1,7 @@
 """`likewise serve`: a run or an index as a live page on this machine.
 
-service    answers about new inputs, the review queue, decisions: no HTTP
-inputs     new inputs from settings: images, texts, rows
-batching   questions that wait are answered together
+service    answers about new inputs (images, texts, rows), in batches of those that wait; the review queue,
+           decisions: no HTTP
 app        the routes, what is refused, and the headers
 openapi    what the routes accept and return
 """

@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from likewise.locks import FolderLockedError
 from likewise.serve import openapi
-from likewise.serve.batching import Batcher, BusyError
-from likewise.serve.service import REPORT_DATA, Question, Service
+from likewise.serve.service import REPORT_DATA, Batcher, BusyError, Question, Service
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MOST_BYTES = {"image": 20_000_000, "text": 200_000, "json": 1_000_000}

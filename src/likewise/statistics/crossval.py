@@ -29,11 +29,11 @@ from likewise.fingerprint import Fingerprint, checksums
 from likewise.gram.matrix import dataset_outputs
 from likewise.identity import fingerprint_code
 from likewise.model import Network
-from likewise.model_state import preserve_generators
 from likewise.progress import announce
 from likewise.readouts import all_outputs
+from likewise.statistics.neighbors import contradiction
 from likewise.statistics.targets import MOST_CLASSES, class_chances
-from likewise.votes import contradiction
+from likewise.torch_state import preserve_generators
 from likewise.wording import counted
 
 Train = Callable[[Dataset[Any]], nn.Module]

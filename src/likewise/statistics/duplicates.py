@@ -27,7 +27,7 @@ from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, normal
 from likewise.checks import check_flag, check_integer, check_number
 from likewise.data import Batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.largest import merge_largest
+from likewise.statistics.neighbors import merge_largest
 from likewise.statistics.targets import of_classes, refuse_unbounded
 from likewise.wording import counted
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from likewise.checks import check_number
 from likewise.gram import GramMatrix, pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
-from likewise.statistics.density import soft_neighbors
+from likewise.statistics.neighbors import soft_neighbors
 from likewise.statistics.reliability import NeighborMeansReducer
 from likewise.statistics.targets import (
     class_chances,

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from likewise.checks import check_flag, check_integer, check_number, check_type
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
-from likewise.largest import merge_largest
 from likewise.model import Network
-from likewise.reheat import MEMORIZED, Reheated
-from likewise.reheat import reheat as reheat_network
 from likewise.statistics.crossval import CrossValidated
-from likewise.statistics.neighbors import Neighbors
+from likewise.statistics.neighbors import EXPONENT, Neighbors, class_votes, contradiction, merge_largest
 from likewise.statistics.noise_rate import Interval, estimate_noise
+from likewise.statistics.reheat import MEMORIZED, Reheated
+from likewise.statistics.reheat import reheat as reheat_network
 from likewise.statistics.shared_words import class_resemblance
 from likewise.statistics.targets import (
     accuracy_warning,
@@ -28,7 +27,6 @@ from likewise.statistics.targets import (
     refuse_other,
     refuse_unbounded,
 )
-from likewise.votes import EXPONENT, class_votes, contradiction
 from likewise.watch import Watch
 from likewise.wording import counted
 

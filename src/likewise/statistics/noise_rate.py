@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likewise.model_state import preserve_generators
+from likewise.torch_state import preserve_generators
 
 BINS = 401  # of vote shares, so that many classes cost little
 STEPS = 10  # iterations to decompose q

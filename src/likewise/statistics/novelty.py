@@ -25,7 +25,7 @@ from likewise.checks import check_integer
 from likewise.gram import BlockReducer, GramMatrix, Sketches, Strip, pair_source, sketch_pair
 from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.last_layer import LastLayer, last_layer_inputs
-from likewise.largest import Largest, merge_largest
+from likewise.statistics.neighbors import Largest, merge_largest
 from likewise.statistics.targets import refuse_unbounded
 
 NEIGHBORS = 10  # over which closeness is averaged

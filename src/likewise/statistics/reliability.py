@@ -1,16 +1,20 @@
 """Reliability of predictions: how close an input is to the training data, and whether similar samples agree.
 
-`calibrate` turns these ingredients into probabilities that predictions are right.
+`calibrate` turns these ingredients, on held-out data, into the probability that a prediction is right.
 """
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
+from likewise.checks import check_integer, check_tensor, describe
 from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
 from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
@@ -23,6 +27,7 @@ from likewise.statistics.targets import (
     refuse_unbounded,
     to_device,
 )
+from likewise.torch_state import preserve_generators
 
 EXPONENT = 8  # of the weights of neighbors: more local than votes on labels
 
@@ -198,3 +203,280 @@ class PredictionTargets:
         return Reliability(
             closeness.to(dtype), (-gap).exp().to(dtype), shift.to(dtype), self.predictions.to(dtype), None
         )
+
+
+FEWEST = 50
+UNSEEN = 0.01  # share of the held-out predictions that are less close than what the calibration applies to
+SHIFTED = 0.05  # share of predictions beyond that from which a warning is given
+BY_NEIGHBORS = 0.4  # weight of the log-odds by all ingredients; the rest is by the confidence alone
+TEMPERATURES = 0.1, 10.0
+SMALLEST = 1e-30  # probability
+
+
+class CalibrationWarning(UserWarning):
+    """Many inputs are unlike those calibrated on; `Calibration.applies` is False for these.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> import warnings
+        >>> share, classes = torch.linspace(0, 1, 60), torch.zeros(60, dtype=torch.long)
+        >>> held_out = lw.Reliability(share, share, 1 - share, classes, share)
+        >>> calibration = lw.calibrate(held_out, torch.arange(60) % 2)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = calibration(held_out._replace(closeness=share - 2))
+        >>> [found.category.__name__ for found in caught]
+        ['CalibrationWarning']
+
+    """
+
+
+class Level(NamedTuple):
+    """Held-out predictions of about the same expected quality."""
+
+    expected: float  # mean of what was expected of them
+    found: float  # share that was right, or mean error
+    low: float  # 95 % interval of it, by their number
+    high: float
+    samples: int
+
+
+class Calibration:
+    """The probability that a prediction is right, or for values the expected size of its error.
+
+    Call it with the Reliability of other predictions; `levels` shows the results on the held-out ones. The log-odds of
+    being right are a weighted mean: 40 % from all ingredients, 60 % from the network's confidence alone, at the
+    `temperature` at which held-out labels are most likely. Each fails under shifts that the other survives. If an input
+    is less similar to the training data than 99 % of the held-out ones (`applies` is False), nothing like it was seen,
+    and neighbors can only lower the confidence. Many such inputs raise a `CalibrationWarning`.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> net, train, held_out = torch.nn.Linear(4, 3), torch.randn(90, 4), torch.randn(80, 4)
+        >>> found = lw.reliability(lw.GramMatrix(net, held_out, columns=(train, net(train).argmax(1))))
+        >>> calibration = lw.calibrate(found, torch.randint(3, (80,)))      # their true labels
+        >>> calibration.levels[0].samples
+        10
+
+    """
+
+    def __init__(
+        self,
+        weights: Tensor,
+        scale: tuple[Tensor, Tensor],
+        factor: float | None,
+        cautious: Tensor | None = None,
+        closeness: Tensor | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        self._weights, self._scale, self._factor = weights, scale, factor
+        self._cautious = cautious  # weights of the confidence alone, 0 for the others
+        self._closeness = torch.zeros(0) if closeness is None else closeness  # of the held-out predictions
+        self.temperature = temperature  # of the probabilities; None if there were none
+        self.levels: list[Level] = []
+
+    def __repr__(self) -> str:
+        seen = self._closeness
+        span = f", closeness {float(seen.min()):.3f} to {float(seen.max()):.3f}" if len(seen) else ""
+        kind = "chances" if self._factor is None else "errors"
+        return f"Calibration({kind}, {len(seen):,} held-out predictions{span})"
+
+    def __call__(self, found: Reliability) -> Tensor:
+        """Return the probability that each prediction is right, (n,), or for values its expected error."""
+        _check_reliability(found)
+        if (found.confidence is None) != (self._factor is not None):
+            raise ValueError("Calibrated on classes and applied to values, or the other way round.")
+        if self.temperature is not None and found.probabilities is None:
+            raise ValueError("Calibrated with the probabilities of all classes, found none: pass them too.")
+        self._warn_of_shift(found)
+        mean, spread = self._scale
+        standard = (_ingredients(found, self.temperature) - mean) / spread
+        score = standard @ self._weights[1:] + self._weights[0]
+        if self._cautious is not None:
+            alone = standard @ self._cautious[1:] + self._cautious[0]
+            score = BY_NEIGHBORS * score + (1 - BY_NEIGHBORS) * alone
+            score = torch.where(self.applies(found).cpu(), score, torch.minimum(score, alone))
+        expected = score.sigmoid() if self._factor is None else self._factor * score.exp()
+        return expected.to(found.closeness.device)
+
+    def applies(self, found: Reliability) -> Tensor:
+        """Return whether each prediction is as close to the training data as 99 % of the held-out ones, (n,)."""
+        closeness = found.closeness.double()
+        return closeness >= (self._closeness.quantile(UNSEEN) if len(self._closeness) else -torch.inf)
+
+    def _warn_of_shift(self, found: Reliability) -> None:
+        outside = int((~self.applies(found)).sum())
+        if outside > SHIFTED * len(found.closeness) and outside >= 5:
+            warnings.warn(
+                f"{outside} of {len(found.closeness)} inputs are less similar to the training data than 99 % of those "
+                "calibrated on: the data have shifted, and the calibration was not measured on such inputs. "
+                "Calibration.applies is False for them; calibrate on such data if you can.",
+                CalibrationWarning,
+                stacklevel=3,
+            )
+
+
+@preserve_generators()  # importing scikit-learn draws from Python's
+def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibration:
+    """Fit a Calibration to held-out predictions whose true labels are known.
+
+    Fits a logistic regression on closeness, agreement, shift and the network's confidence at the best temperature, and
+    one on this confidence alone; `Calibration` describes how they are combined. For values, a linear regression
+    predicts the logarithm of the error, so the result is an expected error, larger for less reliable predictions. Pass
+    at least 50 held-out samples, better 500; levels have intervals. Makes no pass over the data.
+
+    Args:
+        found: The result of `reliability` for held-out inputs.
+        truth: (n,) their true labels, or (n, q) values.
+        levels: Number of groups in `Calibration.levels`, each with the measured share or error.
+
+    Returns:
+        A function of a Reliability: (n,) probabilities of being right, or for values expected errors.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> _ = torch.manual_seed(0)
+        >>> net, train, held_out = torch.nn.Linear(4, 3), torch.randn(90, 4), torch.randn(80, 4)
+        >>> found = lw.reliability(lw.GramMatrix(net, held_out, columns=(train, net(train).argmax(1))))
+        >>> calibration = lw.calibrate(found, torch.randint(3, (80,)))      # their true labels
+        >>> calibration(found).shape
+        torch.Size([80])
+
+    """
+    levels = check_integer("levels", levels, 1)
+    values = _check_truth(found, truth)
+    temperature = None if found.probabilities is None else _fit_temperature(found.probabilities, values[:, 0])
+    features = _ingredients(found, temperature)
+    scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
+    standard = (features - scale[0]) / scale[1]
+    if found.confidence is not None:
+        outcome = (found.prediction.cpu() == values[:, 0]).double()
+        weights, cautious = _fit_logistic(standard, outcome), _fit_logistic(standard[:, 3:], outcome)
+        zeros = torch.zeros(3, dtype=cautious.dtype)  # of closeness, agreement and shift
+        alone = torch.cat([cautious[:1], zeros, cautious[1:]])
+        calibration = Calibration(weights, scale, None, alone, found.closeness.double().cpu(), temperature)
+    else:
+        outcome = (found.prediction.cpu().double() - values).norm(dim=1)
+        weights = _fit_least_squares(standard, outcome.clamp(min=1e-9 * float(outcome.max()) + 1e-300).log())
+        raw = Calibration(weights, scale, 1.0)(found).cpu()
+        factor = float(outcome.sum() / raw.sum())
+        calibration = Calibration(weights, scale, factor, closeness=found.closeness.double().cpu())
+    calibration.levels = _held_out_levels(
+        calibration(found).cpu(), outcome, levels, shares=found.confidence is not None
+    )
+    return calibration
+
+
+def _check_truth(found: Reliability, truth: Tensor) -> Tensor:
+    """Return true labels as numbers, (n, q); raise if they do not fit."""
+    _check_reliability(found)
+    n, truth = len(found.closeness), check_tensor("truth", truth, finite=False)
+    if truth.dim() == 0 or len(truth) != n:
+        given = len(truth) if truth.dim() else 1
+        raise ValueError(
+            f"truth must hold one label per prediction: found {given} true labels for {n} predictions."
+        )
+    values = truth.double().cpu().reshape(n, -1)
+    width = 1 if found.confidence is not None else found.prediction.shape[1]
+    if values.shape[1] != width or not values.isfinite().all():
+        raise ValueError(
+            f"truth must be {width} finite number{'s' if width > 1 else ''} per sample, found "
+            f"{tuple(truth.shape)}, {int((~values.isfinite()).sum())} of them not finite."
+        )
+    if n < FEWEST:
+        raise ValueError(f"Only {n} held-out predictions found: pass at least {FEWEST}, better 500.")
+    return values
+
+
+def _ingredients(found: Reliability, temperature: float | None) -> Tensor:
+    """Return them as columns, (n, 3 or 4), on scales where equal steps weigh the same."""
+    parts = {
+        "closeness": found.closeness,
+        "agreement": _log_odds(found.agreement),
+        "shift": (found.shift.double() + 1e-3).log(),
+    }
+    if found.confidence is not None:
+        confidence = found.confidence
+        if found.probabilities is not None and temperature is not None:
+            confidence = (_logarithms(found.probabilities) / temperature).softmax(1).max(1).values
+        parts["confidence"] = _log_odds(confidence)
+    unknown = [name for name, part in parts.items() if part.isnan().any()]
+    if unknown:
+        raise ValueError(
+            f"Some predictions have NaN for {' and '.join(unknown)}, so their probability would be NaN. An index with "
+            "more than 64 outputs per sample does not store them and has no shift: use likewise.reliability(gram)."
+        )
+    return torch.stack([part.double().cpu() for part in parts.values()], 1)
+
+
+def _fit_temperature(probabilities: Tensor, classes: Tensor) -> float:
+    """Return the temperature at which the true classes are most likely; classes the network lacks are skipped."""
+    with warnings.catch_warnings():  # importing it changes their filters
+        from scipy.optimize import minimize_scalar
+
+    known = (classes >= 0) & (classes < probabilities.shape[1]) & (classes == classes.round())
+    logits, truth = _logarithms(probabilities)[known], classes[known].long()
+    if not len(truth):
+        return 1.0
+
+    def loss(temperature: float) -> float:
+        return float(cross_entropy(logits / math.exp(temperature), truth))
+
+    bounds = tuple(math.log(end) for end in TEMPERATURES)
+    return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+
+
+def _logarithms(probabilities: Tensor) -> Tensor:
+    return probabilities.double().cpu().clamp(min=SMALLEST).log()
+
+
+def _log_odds(share: Tensor) -> Tensor:
+    return share.double().clamp(1e-4, 1 - 1e-4).logit()
+
+
+def _fit_logistic(features: Tensor, right: Tensor) -> Tensor:
+    with warnings.catch_warnings():  # importing it changes their filters
+        from sklearn.linear_model import LogisticRegression
+
+    if right.min() == right.max():  # all right, or all wrong: nothing to separate
+        share = (right.sum() + 0.5) / (len(right) + 1)
+        return torch.cat([share.logit()[None], torch.zeros(features.shape[1], dtype=torch.float64)])
+    fitted = LogisticRegression(C=1.0).fit(features.numpy(), right.numpy())
+    return torch.tensor(np.concatenate([fitted.intercept_, fitted.coef_[0]]))
+
+
+def _fit_least_squares(features: Tensor, target: Tensor) -> Tensor:
+    """Return weights with fixed signs: evidence for a prediction never increases its expected error."""
+    from scipy.optimize import nnls
+
+    signs = torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64)  # closeness, agreement, shift
+    found, _ = nnls((features * signs).numpy(), (target - target.mean()).numpy())
+    return torch.cat([target.mean()[None], torch.tensor(found) * signs])
+
+
+def _check_reliability(found: Reliability) -> None:
+    if not isinstance(found, Reliability):
+        raise TypeError(f"found must be a result of likewise.reliability(gram), found {describe(found)}.")
+
+
+def wilson_interval(hits: int, n: int) -> tuple[float, float, float]:
+    """Return the share of hits among n and its 95 % interval by Wilson; NaN, 0 and 1 if n is 0."""
+    from scipy.stats import binomtest
+
+    if n == 0:
+        return float("nan"), 0.0, 1.0
+    interval = binomtest(hits, n).proportion_ci(confidence_level=0.95, method="wilson")
+    return hits / n, float(interval.low), float(interval.high)
+
+
+def _held_out_levels(expected: Tensor, outcome: Tensor, levels: int, shares: bool) -> list[Level]:
+    found = []
+    for places in expected.argsort().tensor_split(min(levels, len(expected) // 10)):
+        part, count = outcome[places], len(places)
+        mean, half = float(part.mean()), 1.96 * float(part.std()) / count**0.5
+        low, high = max(0.0, mean - half), mean + half
+        if shares:
+            mean, low, high = wilson_interval(int(part.sum()), count)
+        found.append(Level(float(expected[places].mean()), mean, low, high, count))
+    return found

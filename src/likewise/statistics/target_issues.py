@@ -26,8 +26,8 @@ from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
 from likewise.model import Network, call_arguments, to_network
 from likewise.readouts import all_outputs
+from likewise.statistics.neighbors import EXPONENT
 from likewise.statistics.targets import given_labels, model_outputs, refuse_unbounded, to_device
-from likewise.votes import EXPONENT
 
 FLAG_Z = 3.5  # robust standard deviations beyond which a value is flagged: two in ten thousand by chance
 MEMORIZED = 0.1  # of the votes' residual: a network whose own residuals are smaller has memorized its targets

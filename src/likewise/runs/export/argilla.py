@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from likewise import files
-from likewise.runs.decisions import Decision
 from likewise.runs.export.suspects import Suspect, Suspects, decide_answers
 from likewise.runs.result import Analysis
+from likewise.runs.review import Decision
 
 QUESTION = "label"
 AGENT = "likewise"

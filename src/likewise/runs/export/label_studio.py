@@ -10,9 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from likewise import files
-from likewise.runs.decisions import Decision
 from likewise.runs.export.suspects import Suspect, Suspects, decide_answers
 from likewise.runs.result import Analysis
+from likewise.runs.review import Decision
 from likewise.version import VERSION
 
 CONTROL, OBJECT = "label", "sample"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from likewise.index.explanation import picture_text
-from likewise.runs.decisions import Decision, DecisionReader, OtherRunError
 from likewise.runs.result import Analysis
+from likewise.runs.review import Decision, DecisionReader, OtherRunError
 from likewise.thumbnails import Picture
 from likewise.wording import agreeing, counted
 

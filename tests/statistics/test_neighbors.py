@@ -1,9 +1,13 @@
-"""The largest entries of each row, from columns that come some at a time."""
+"""Neighbors: the largest entries of each row, from columns that come some at a time; counts."""
 
 import pytest
 import torch
+from torch import nn
 
-from likewise.largest import merge_largest
+import likewise as lw
+from likewise.statistics.neighbors import merge_largest
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
 
 def sorted_rows(values, k):
@@ -50,3 +54,10 @@ def test_minus_infinity_is_left_out_as_soon_as_there_are_others():
 def test_many_rows_with_equal_entries():
     values = torch.zeros(200, 30)
     assert torch.equal(merge_largest(None, values, 7, 4).indices, torch.arange(7, 11).expand(200, 4))
+
+
+def test_thresholds_count_what_equals_them():
+    gram = lw.GramMatrix(nn.Linear(3, 2), X[:1].expand(6, 3))
+    assert (lw.hard_neighbors(gram, 1.0) == 6).all()
+    independent = lw.GramMatrix(nn.Linear(4, 1, bias=False).double(), torch.eye(4).double())
+    assert (lw.hard_neighbors(independent, 0.0) == 4).all()  # k = 0 counts at τ = 0

@@ -1,23 +1,168 @@
-"""Samples from a data set that is read item by item, or by columns."""
+"""Where samples are fetched from, by position: tensors that hold all of them, or items read one by one.
+
+Items that are costly to read are kept in a cache.
+"""
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import TensorDataset, default_collate
 
 from likewise.checks import describe, refuse_unreadable
-from likewise.data.cache import ItemCache, item_bytes
-from likewise.data.labels import LABEL_NAMES, refuse_text_labels, separate_labels
-from likewise.data.source import Source, checksum_of_positions, refuse_empty
-from likewise.data.tables import column
-from likewise.fingerprint import checksums, tensor_states
-from likewise.model_state import preserve_generators
+from likewise.data.columns import LABEL_NAMES, ColumnNames, column, refuse_text_labels, separate_labels
+from likewise.fingerprint import ChecksumCache, checksums, tensor_states
 from likewise.padding import PaddingCollate, RaggedError, pad_columns
+from likewise.torch_state import preserve_generators
+
+
+class Source(Protocol):
+    """Where samples are fetched from, by position."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The column names of a table, in the order that the model sees; None if there are none."""
+
+    def match_columns(self, names: Sequence[str]) -> "Source":
+        """Return the samples with the columns of their table in the order of these names; itself without names."""
+
+    def __len__(self) -> int: ...
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        """Return the inputs and labels of the samples at these positions."""
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of the samples at these positions, of a few if they are not in memory."""
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when samples in memory are modified; nothing for samples that are read."""
+
+    def memory_checksum(self, positions: Sequence[int]) -> str | None:
+        """Return a checksum of all samples in memory, after a word for its form; None if nothing is in memory."""
+
+    def with_cache(self, max_bytes: int) -> "tuple[Source, int]":
+        """Return a source with a cache, and the bytes that all samples would take, at most max_bytes."""
+
+
+def refuse_empty(n: int) -> None:
+    """Raise if there are no samples."""
+    if n == 0:
+        raise ValueError("The data set is empty: there is nothing to compare.")
+
+
+def checksum_of_positions(positions: Sequence[int]) -> str:
+    """Return a checksum of positions; for a range, the range itself."""
+    return str(positions) if isinstance(positions, range) else checksums([torch.tensor(positions)])[0]
+
+
+class TensorSource:
+    """Samples from tensors that hold all of them."""
+
+    def __init__(self, inputs: Any, labels: Tensor | None, names: Any = None) -> None:
+        """Check the tensors; `names`: a tree like that of the inputs, with ColumnNames or None."""
+        leaves = tree_leaves(inputs)
+        if not leaves:
+            raise ValueError(f"The data are empty, found {describe(inputs)}: pass at least one tensor.")
+        named = [("data", leaf) for leaf in leaves] + ([] if labels is None else [("labels", labels)])
+        for name, leaf in named:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                raise ValueError(
+                    f"{name} must have samples along the first dimension, found {describe(leaf)}: pass a single "
+                    "sample as x[None]."
+                )
+        lengths = sorted({len(leaf) for leaf in leaves})
+        refuse_empty(lengths[0])
+        if len(lengths) != 1:
+            raise ValueError(f"Inputs differ in length, {lengths}: each needs an entry for every sample.")
+        if labels is not None and len(labels) != lengths[0]:
+            raise ValueError(f"{len(labels)} labels for {lengths[0]} samples: expected one for each.")
+        self._tables = _named_tables(inputs, names)
+        self._inputs, self._labels, self._n = inputs, labels, lengths[0]
+        self._checksums = ChecksumCache()
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __call__(self, positions: list[int]) -> tuple[Any, Tensor | None]:
+        """Return the inputs and labels of the samples at these positions."""
+        where: slice | list[int] = positions
+        if positions == list(range(positions[0], positions[0] + len(positions))):
+            where = slice(positions[0], positions[0] + len(positions))  # a view, not a copy
+        labels = None if self._labels is None else self._labels[where]
+        return tree_map(lambda t: t[where], self._inputs), labels
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The column names, prefixed by the path of the table if there are several; None if there are none."""
+        names = [_qualify(place, name) for place, table in self._tables.items() for name in table.names]
+        return tuple(names) or None
+
+    def match_columns(self, names: Sequence[str]) -> Source:
+        """Return the samples with these columns, table by table; raise naming one that is missing."""
+        if not self._tables or self.columns == tuple(names):
+            return self
+        leaves, tree = tree_flatten_with_path(self._inputs)
+        found = {keystr(path): leaf for path, leaf in leaves}
+        tables = dict.fromkeys(found)
+        for place, table in self._tables.items():
+            wanted = [name.removeprefix(_qualify(place, "")) for name in names if _belongs(name, place)]
+            if wanted:
+                shown = "this table" if not place else f"the table of input {place}"
+                found[place] = found[place][:, table.match(wanted, shown)]
+            tables[place] = ColumnNames(tuple(wanted)) if wanted else table
+        return TensorSource(
+            tree_unflatten(found.values(), tree), self._labels, tree_unflatten(tables.values(), tree)
+        )
+
+    def checksum(self, positions: Sequence[int]) -> str:
+        """Return a checksum of every number, and of the positions."""
+        leaves = tree_leaves((self._inputs, self._labels))
+        tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        return " ".join([*self._checksums.get(tensors).values(), checksum_of_positions(positions)])
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when one of the tensors is modified."""
+        return tensor_states(
+            leaf for leaf in tree_leaves((self._inputs, self._labels)) if isinstance(leaf, Tensor)
+        )
+
+    def memory_checksum(self, positions: Sequence[int]) -> str | None:
+        """Return the checksum of every number."""
+        return f"tensors: {self.checksum(positions)}"
+
+    def with_cache(self, max_bytes: int) -> tuple[Source, int]:
+        """Return itself: all samples are in memory."""
+        return self, 0
+
+
+def _named_tables(inputs: Any, names: Any) -> dict[str, ColumnNames]:
+    """Return the column names of tables among the inputs, by their path in the tree: "" for a single one."""
+    leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(inputs)[0]}
+    known = {keystr(path): leaf for path, leaf in tree_flatten_with_path(names)[0]}
+    found = {
+        place: known[place]
+        for place, leaf in leaves.items()
+        if known.get(place) is not None and leaf.dim() == 2
+    }
+    for place, table in found.items():
+        if len(table.names) != leaves[place].shape[1]:
+            width = leaves[place].shape[1]
+            raise ValueError(f"{len(table.names)} names for {width} columns: expected one for each.")
+    return found
+
+
+def _qualify(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _belongs(name: str, place: str) -> bool:
+    """Whether a name from `columns` belongs to the table at this path."""
+    return name.startswith(_qualify(place, ""))
+
 
 OTHER_ORDER = 16  # samples that a collate function is tried on
 
@@ -282,3 +427,55 @@ def _usable(values: Any) -> bool:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+LEAF_BYTES = 256  # of a tensor or number beside its values: about what the objects of Python take
+
+
+class ItemCache:
+    """A cache of data set items, up to a number of bytes; it keeps the first items.
+
+    Passes read from first to last, so a cache that drops the oldest item would never hold the next one.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._free, self._items = max_bytes, dict[int, Any]()
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._items
+
+    def get(self, position: int) -> Any:
+        """Return a copy of an item: a collate function may modify it."""
+        return tree_map(_copy_leaf, self._items[position])
+
+    def put(self, position: int, item: Any) -> None:
+        """Store a copy of an item, if its bytes can be counted and fit."""
+        size = item_bytes(item)
+        if position not in self._items and size is not None and size <= self._free:
+            self._items[position] = tree_map(_copy_leaf, item)
+            self._free -= size
+
+
+def item_bytes(item: Any) -> int | None:
+    """Return the bytes of an item; None if it holds something that cannot be counted or copied."""
+    total = LEAF_BYTES
+    for leaf in tree_leaves(item):
+        if isinstance(leaf, Tensor):
+            if leaf.layout != torch.strided or leaf.requires_grad:
+                return None
+            total += leaf.numel() * leaf.element_size() + LEAF_BYTES
+        elif isinstance(leaf, np.ndarray):
+            if leaf.dtype.hasobject:
+                return None
+            total += leaf.nbytes + LEAF_BYTES
+        elif leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes | np.generic):
+            total += sys.getsizeof(leaf) + LEAF_BYTES
+        else:
+            return None
+    return total
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

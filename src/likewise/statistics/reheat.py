@@ -40,9 +40,9 @@ from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.identity import fingerprint_code
 from likewise.model import Network, call_arguments, to_network
-from likewise.model_state import exclusive, preserve_generators
 from likewise.readouts import all_outputs, are_chances
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
+from likewise.torch_state import exclusive, preserve_generators
 from likewise.watch import Watch
 
 MEMORIZED = 0.95  # training accuracy from which a network counts as memorized
@@ -208,7 +208,7 @@ def reheat(
         batch_size: None uses the loader's; without a loader, 16 to 256, so that an epoch has about 32 steps.
         seed: Seed for the order of samples, dropout and augmentation.
         sketch: Width of the sketches from which neighbors' votes are estimated; None is exact.
-        votes: (n, classes) the result of `likewise.votes.class_votes` for the network, if you have it.
+        votes: (n, classes) the result of `likewise.statistics.neighbors.class_votes` for the network, if you have it.
         checkpoint: A file, written after the range test and after each round. Training resumes from an existing one; a
             finished one is only read.
 

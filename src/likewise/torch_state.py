@@ -1,8 +1,14 @@
-"""The state that a call may change for a time: of the model, of random generators, of PyTorch's switches.
+"""State that a call changes for a time: of the model, of random generators, of PyTorch's switches.
 
 A model's parameters, mode and attributes can be swapped for one thread only, and random generators, the
 choice of attention kernels and `torch.backends` belong to the whole process. So one lock serves every model:
 calls from several threads take turns, and each finds and leaves everything as it was.
+
+TF32: PyTorch 2.9 has a setting for each kind of operation, and refuses to read the older common ones where these
+would be ambiguous.
+
+CUDA graphs: inside `recording` no code synchronizes with the GPU to decide what comes next. Samples without a finite
+gradient cannot be left out there, nor groups be counted: the caller has to handle both.
 """
 
 import random
@@ -10,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -194,3 +201,85 @@ def _complete(restore: Callable[[], None]) -> None:
     except BaseException:
         restore()
         raise
+
+
+_OPERATIONS = {"matmul": ("cuda.matmul",), "convolution": ("cudnn.conv", "cudnn.rnn")}
+_OLDER = {"matmul": ("cuda.matmul",), "convolution": ("cudnn",)}  # before PyTorch 2.9
+
+
+def allows_tf32(operation: str) -> bool:
+    """Whether "matmul" or "convolution" may use TF32."""
+    if not _has_own_settings():
+        return bool(_backend(_OLDER[operation][0]).allow_tf32)
+    found = _backend(_OPERATIONS[operation][0]).fp32_precision
+    return bool((_backend("").fp32_precision if found == "none" else found) == "tf32")
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Disable TF32."""
+    with _set_tf32("matmul", False), _set_tf32("convolution", False):
+        yield
+
+
+@contextmanager
+def products_like_convolutions(device: torch.device) -> Iterator[None]:
+    """Allow TF32 in matrix products where convolutions on a device may use it, as is PyTorch's default."""
+    if device.type != "cuda" or not allows_tf32("convolution") or allows_tf32("matmul"):
+        yield
+        return
+    with _set_tf32("matmul", True):
+        yield
+
+
+@contextmanager
+def _set_tf32(operation: str, allowed: bool) -> Iterator[None]:
+    value: bool | str = allowed
+    if _has_own_settings():
+        name, value = "fp32_precision", "tf32" if allowed else "ieee"
+        backends = [_backend(path) for path in _OPERATIONS[operation]]
+    else:
+        name = "allow_tf32"
+        backends = [_backend(path) for path in _OLDER[operation]]
+    before = [getattr(backend, name) for backend in backends]
+    try:
+        for backend in backends:
+            setattr(backend, name, value)
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            setattr(backend, name, was)
+
+
+def _has_own_settings() -> bool:
+    return hasattr(torch.backends, "fp32_precision")
+
+
+def _backend(path: str) -> Any:
+    found: Any = torch.backends
+    for name in filter(None, path.split(".")):
+        found = getattr(found, name)
+    return found
+
+
+_groups: ContextVar[int | None] = ContextVar("recording", default=None)
+
+
+def is_recording() -> bool:
+    """Return whether operations are being recorded."""
+    return _groups.get() is not None
+
+
+def most_groups() -> int:
+    """Return the maximal number of groups of a recorded batch."""
+    return _groups.get() or 0
+
+
+@contextmanager
+def recording(groups: int) -> Iterator[None]:
+    """Use only operations that can be recorded, for batches of at most `groups` groups."""
+    before = _groups.set(groups)
+    try:
+        yield
+    finally:
+        _groups.reset(before)

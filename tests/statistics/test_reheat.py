@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import likewise as lw
 from likewise.runs.review import ReviewQueue
 from likewise.statistics.label_issues import advice
-from likewise.votes import class_votes
+from likewise.statistics.neighbors import class_votes
 
 
 def memorize(model, x, y, steps=400, rate=3e-3):
