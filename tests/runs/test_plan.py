@@ -136,6 +136,34 @@ def test_a_plan_names_readout_sketch_and_both_costs():
 
 
 @pytest.mark.usefixtures("many_pairs")
+def test_the_epochs_of_a_plan_are_the_ratio_of_two_times(monkeypatch):
+    functions = []
+
+    def seconds(gram, data, function):
+        functions.append(function)
+        return [2.0, 0.5][len(functions) - 1]  # sketches, then a training step
+
+    monkeypatch.setattr(plan, "_seconds_of_sample", seconds)
+    monkeypatch.setattr(plan, "_seconds_of_pairs", lambda n, width: 30.0)
+    model, data = classifier(50)
+    found = plan_run(lw.Network(model), data, None, 2**30)
+    assert found.seconds == 60 * 2.0 + 30.0 and found.epochs == 5.0
+    assert ", 5 plain epochs" in found.method
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_plan_leaves_the_model_as_it_is(exact):
+    model, data = classifier(6)
+    model[0].bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = plan_run(lw.Network(model), data, None, 2**30, exact=exact)
+    assert found.epochs > 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.usefixtures("many_pairs")
 def test_a_plan_of_a_large_network_times_one_combination_of_its_outputs(monkeypatch):
     monkeypatch.setattr(plan, "MANY_OPERATIONS", 0)
     timed = []
@@ -151,7 +179,7 @@ def test_a_plan_of_a_large_network_times_one_combination_of_its_outputs(monkeypa
     model, data = classifier(50)
     found = plan_run(lw.Network(model), data, None, 2**30)
     assert found.compared == 4 and timed[1] == 4
-    assert found.seconds == 60 * (0.5 + 4 * (2.0 - 0.5))
+    assert found.seconds == 60 * (0.5 + 4 * (2.0 - 0.5)) and len(timed) == 2  # its epochs are counted
 
 
 def test_a_plan_of_a_large_network_refuses_outputs_that_do_not_fit(monkeypatch):

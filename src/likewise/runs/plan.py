@@ -86,8 +86,8 @@ class RunPlan(NamedTuple):
     readout: str
     compared: int  # outputs that the readout selects
     sketch: int  # numbers per sample; 0: exact
-    epochs: float  # plain training epochs, by counting operations
-    exact_epochs: float
+    epochs: float  # plain training epochs: timed, of a large network by counting operations
+    exact_epochs: float  # by counting operations
     seconds: float
     peak_bytes: int  # besides the model and the data
     method: str
@@ -198,10 +198,31 @@ def plan_run(
     estimate = (_plan_sketched if method.sketch else _plan_exact)(gram, data, method)
     readout, p = readout_name(method.net.readout), sum(net.numels.values())
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
-    method = method._replace(sketch=width, compared=gram.d)
+    epochs = _timed_epochs(gram, data, method, estimate[0])
+    method = method._replace(sketch=width, compared=gram.d, epochs=epochs)
     costs = round(method.epochs, 1), round(method.exact_epochs, 1)
     description = method.describe(f"about {describe_duration(estimate[0])}")
     return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *estimate, description)
+
+
+def _timed_epochs(gram: GramMatrix, data: Batches, method: Method, seconds: float) -> float:
+    """Return how many plain training epochs take so many seconds; of a large network, the count of its operations.
+
+    A small network spends most of its time beside multiplications, and training it less so than comparing gradients.
+    """
+    if method.operations > MANY_OPERATIONS:
+        return method.epochs
+    return seconds / (data.n * _seconds_of_sample(gram, data, partial(_train, gram.net)))
+
+
+def _train(net: Network, samples: Samples) -> None:
+    """Do what takes the time of a training step: compute outputs and the gradient of their sum."""
+    parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
+    with torch.enable_grad():
+        total = network_outputs(net, samples, parameters).sum()
+    if total.requires_grad:
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        float(next(gradient for gradient in gradients if gradient is not None).sum())  # waits for a GPU
 
 
 def _plan_exact(gram: GramMatrix, data: Batches, method: Method) -> tuple[float, int]:
