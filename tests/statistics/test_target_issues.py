@@ -186,3 +186,32 @@ def test_sequences_with_a_mask_are_the_same_as_a_tuple_and_as_a_mapping():
     wanted = lw.cell_suspicion(net, {"words": words, "mask": mask}, labels, sketch=None)
     found = lw.cell_suspicion(net, ((words, mask), labels), sketch=None)
     assert torch.allclose(found.cells, wanted.cells)
+
+
+def test_probabilities_of_a_model_that_ends_in_a_softmax_are_taken_as_they_are():
+    words = torch.arange(60).reshape(10, 6) % 12
+    table = torch.nn.functional.one_hot(torch.arange(12) % 3, 3).float() * 5
+    logits = nn.Sequential(nn.Embedding.from_pretrained(table, freeze=False))
+    chances = nn.Sequential(nn.Embedding.from_pretrained(table, freeze=False), nn.Softmax(-1))
+    by_logits = lw.cell_suspicion(logits, (words, words % 3), sketch=None)
+    by_chances = lw.cell_suspicion(chances, (words, words % 3), sketch=None)
+    assert by_logits.cells.max() < 0.1 and by_chances.cells.max() < 0.1
+
+
+def test_cells_are_judged_in_the_precision_of_the_network():
+    lower = []
+
+    class Noting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(12, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            out = self.head(self.words(x))
+            lower.append(out.dtype)
+            return out
+
+    torch.manual_seed(0)
+    words = torch.arange(60).reshape(10, 6) % 12
+    lw.cell_suspicion(lw.Network(Noting(), autocast=torch.bfloat16), (words, words % 3), sketch=None)
+    assert lower[-1] == torch.bfloat16  # the pass over whole samples is the last

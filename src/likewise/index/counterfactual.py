@@ -16,6 +16,7 @@ from torch import Tensor
 
 from likewise.gram import Reducer, Strip
 from likewise.linalg import power_
+from likewise.statistics.neighbors import merge_largest
 from likewise.statistics.reliability import EXPONENT
 
 MOST = 1024  # rows of the leading class that are tried
@@ -84,10 +85,10 @@ class FlipReducer(Reducer):
         weights = power_(strip.centered.double().clamp(min=0), EXPONENT)
         classes = self.classes.to(weights.device)
         votes = weights.new_zeros(len(weights), max(2, self.count)).index_add_(1, classes, weights)
-        (lead, next_best), (leader, other) = (part.unbind(1) for part in votes.topk(2, dim=1))
+        (leader, other), (lead, next_best) = (part.unbind(1) for part in merge_largest(None, votes, 0, 2))
         share = lead / votes.sum(1).clamp(min=1e-300)
         mine = torch.where(classes == leader[:, None], weights, 0)
-        heaviest, places = mine.topk(min(MOST, mine.shape[1]), dim=1)
+        places, heaviest = merge_largest(None, mine, 0, min(MOST, mine.shape[1]))
         taken, margin = heaviest.cumsum(1), (lead - next_best)[:, None]
         left_out = _first(taken > margin, next_best > 0, mine, MOST)
         relabeled = _first(2 * taken > margin, lead > 0, mine, MOST)

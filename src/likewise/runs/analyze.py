@@ -557,13 +557,17 @@ def _naming(shown: Shown) -> str:
     parts = [
         None if given is None else [str(name) for name in given] for given in (shown.classes, shown.names)
     ]
-    show = identity.fingerprint_code(shown.show if callable(shown.show) else _contents(shown.show))
+    show: Any = []  # as in folders of earlier versions
+    if shown.show is not None:
+        show = identity.fingerprint_code(shown.show if callable(shown.show) else _contents(shown.show))
     return hashlib.sha256(repr((parts, own, show)).encode("utf-8", "replace")).hexdigest()
 
 
 def _contents(show: Any) -> Any:
     """Return what is to be seen of samples, images by their pixels; of a sequence that may read files, a few."""
-    if show is None or isinstance(show, Tensor):
+    if isinstance(show, Tensor):
+        if show.is_meta:
+            raise ValueError("show is a tensor on the meta device, which holds no numbers: give one that does")
         return show
     if getattr(show, "ndim", 0) > 0:  # an array, or a column of a table
         show = np.asarray(show)

@@ -25,7 +25,7 @@ from likewise.data import Batches, batches
 from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
 from likewise.model import Network, call_arguments, to_network
-from likewise.readouts import all_outputs
+from likewise.readouts import all_outputs, are_chances
 from likewise.statistics.neighbors import EXPONENT
 from likewise.statistics.targets import given_labels, model_outputs, refuse_unbounded, to_device
 
@@ -275,7 +275,8 @@ def cell_suspicion(
     if not len(places):
         raise ValueError(f"No cell has a label: all labels are among those to ignore, {list(ignore)}.")
     given = shares.flatten(2).transpose(1, 2)[places[:, 0], places[:, 1]]  # (cells, classes)
-    wrapped = Network(_CellModel(net.model, size, masks.dim() == 3), all_outputs, parameters=_inner(net))
+    inner = _CellModel(net.model, size, masks.dim() == 3)
+    wrapped = Network(inner, all_outputs, parameters=_inner(net), autocast=net.autocast)
     gram = GramMatrix(wrapped, batches(_Cells(samples, places), labels=False))
     sums, total = _weighted_sums(gram, given, EXPONENT, sketch)
     opinion = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], given)
@@ -306,12 +307,18 @@ def _unlikely(
 ) -> tuple[Tensor, Tensor]:
     """Return the mean over each cell of 1 − p(label), (n, h, w) or (n, t), and its mean probabilities by class."""
     missing, chances, start = list[Tensor](), list[Tensor](), 0
+    ends_in_softmax: bool | None = None  # judged by the first batch
+    device, low = next(net.model.parameters()).device.type, net.autocast
+    autocast = torch.autocast(device, dtype=low, enabled=low is not None)
     with net.evaluation_mode(), torch.no_grad():
         for batch in data:
             inputs = net.to_device(batch.inputs)
-            logits = all_logits(_call(net.model, inputs))
-            logits = logits if logits.dim() == 4 else logits.transpose(1, 2)
-            probabilities = logits.double().softmax(1).cpu()
+            with autocast:
+                outputs = all_logits(_call(net.model, inputs))
+            outputs = (outputs if outputs.dim() == 4 else outputs.transpose(1, 2)).double()
+            if ends_in_softmax is None:
+                ends_in_softmax = are_chances(outputs.movedim(1, -1).flatten(0, -2))
+            probabilities = (outputs if ends_in_softmax else outputs.softmax(1)).cpu()
             here = masks[start : start + len(batch)]
             start += len(batch)
             ignored = _ignored_mask(here, ignore)
