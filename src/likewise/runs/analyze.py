@@ -22,6 +22,7 @@ from likewise.checks import (
     check_number,
     check_type,
     describe,
+    refuse_unreadable,
 )
 from likewise.data import Batches, batches
 from likewise.distributed import alone, on_first_rank, world_size
@@ -566,8 +567,7 @@ def _naming(shown: Shown) -> str:
 def _contents(show: Any) -> Any:
     """Return what is to be seen of samples, images by their pixels; of a sequence that may read files, a few."""
     if isinstance(show, Tensor):
-        if show.is_meta:
-            raise ValueError("show is a tensor on the meta device, which holds no numbers: give one that does")
+        refuse_unreadable("show", show)
         return show
     if getattr(show, "ndim", 0) > 0:  # an array, or a column of a table
         show = np.asarray(show)
