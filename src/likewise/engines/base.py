@@ -12,6 +12,7 @@ the jvp S(x) u.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -341,6 +342,11 @@ class Engine(ABC):
             self_kernel: K(x, x)ᵉ if it was computed before.
 
         """
+
+    def retain(self, max_bytes: int, n: int) -> AbstractContextManager[None]:
+        """Keep what gradients are computed from, for later passes inside over the same n samples; nothing by default."""
+        del max_bytes, n
+        return nullcontext()
 
     @property
     def gradient_batch_size(self) -> int | None:

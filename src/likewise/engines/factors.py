@@ -550,6 +550,11 @@ def combine_outputs(gradient: ParameterGradient, u: Tensor) -> ParameterGradient
     return _map_tensors(gradient, combine)
 
 
+def map_tensors(gradient: ParameterGradient, convert: Callable[[Tensor], Tensor]) -> ParameterGradient:
+    """Return a gradient of the same structure, of converted tensors."""
+    return _map_tensors(gradient, convert, convert)
+
+
 def _map_tensors(
     gradient: ParameterGradient,
     of_outputs: Callable[[Tensor], Tensor],

@@ -7,6 +7,7 @@ operation. A dense gradient is formed only where nothing cheaper gives the resul
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import final
 
@@ -39,6 +40,7 @@ from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterG
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
 from likewise.engines.pass_check import PassCheck, is_same_batch
+from likewise.engines.retained import RetainedGradients
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -108,6 +110,7 @@ class TracedEngine(Engine):
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
         self._kept: GradientBatch | None = None
+        self._retained: RetainedGradients | None = None
         self._traces = [trace]  # a model that branches on its data has several
         self._outer: frozenset[str] | None = None  # parameters whose gradients stay factored
         self._directions: _Directions | None = None  # of the last jvp
@@ -135,6 +138,18 @@ class TracedEngine(Engine):
 
     def _release_kept(self) -> None:
         self._kept = None
+
+    @contextmanager
+    def retain(self, max_bytes: int, n: int) -> Iterator[None]:
+        """Keep what gradients are computed from, for later passes inside over the same n samples."""
+        if self._retained is not None or max_bytes <= 0:
+            yield
+            return
+        self._retained = RetainedGradients(max_bytes, n, self._net.parameters)
+        try:
+            yield
+        finally:
+            self._retained = None
 
     def _take_kept(self, samples: Samples) -> GradientBatch | None:
         kept, self._kept = self._kept, None
@@ -480,6 +495,16 @@ class TracedEngine(Engine):
             yield self._chunk(part, names)
 
     def _chunk(self, part: Samples, names: tuple[str, ...] | None) -> Chunk:
+        retained = self._retained if names is None and self._net.observer is None else None
+        known = None if retained is None else retained.get(part)
+        if known is not None:
+            return Chunk(part, known)
+        chunk = self._compute_chunk(part, names)
+        if retained is not None:
+            retained.keep(part, chunk.gradients)
+        return chunk
+
+    def _compute_chunk(self, part: Samples, names: tuple[str, ...] | None) -> Chunk:
         batch = (
             part if len(part) > 1 else repeat_samples(part, 2)
         )  # PyTorch is wrong about some batches of one

@@ -6,7 +6,8 @@ is stored per sample. Several kernels of the same samples share their passes (`s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from likewise.model import Network
 
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these places
+RETAINING_DEVICES = {"cuda"}
 
 
 class LinearProducts(ABC):
@@ -99,6 +101,33 @@ class Products(LinearProducts):
         return max(1, self.max_memory // 8 // (8 * self.p))
 
     @property
+    def _retains(self) -> bool:
+        """Whether gradients are kept for later passes: on a GPU.
+
+        A CPU takes about as long to clear so much memory as to compute them again.
+        """
+        device = next(iter(self.net.parameters.values())).device
+        return (
+            self.rows is self.columns
+            and device.type in RETAINING_DEVICES
+            and self.engine.memory.bytes_per_sample > 0
+        )
+
+    @contextmanager
+    def retain_gradients(self, c: int) -> Iterator[None]:
+        """Let several passes share what was recorded, and gradients as far as a batch and c vectors leave memory."""
+        with self.net.evaluation_mode():
+            if not self._retains:
+                yield
+                return
+            memory, largest = self.engine.memory, max(map(len, self.spans(self.columns)))
+            batch = min(largest, self.engine.batch_size or largest) * memory.bytes_per_sample
+            vectors = 16 * self.p * (min(c, self.vectors_per_pass) - 1)
+            rest = self.max_memory - memory.fixed_bytes - batch - vectors - 8 * self.rows.n * self.d**2
+            with self.engine.retain(rest, self.rows.n):
+                yield
+
+    @property
     def _keeps_self_kernels(self) -> bool:
         """Whether the self kernels of all rows fit into an eighth of max_memory."""
         return 8 * self.rows.n * self.d**2 <= self.max_memory // 8
@@ -108,6 +137,8 @@ class Products(LinearProducts):
         batch_size = self.engine.batch_size
         if data.given or batch_size is None:
             return data.spans()
+        if self._retains:  # half of the memory for batches, half for gradients
+            batch_size = max(1, batch_size // 2)
         return data.spans(batch_size * (256 // batch_size) if batch_size < 256 else min(batch_size, 2048))
 
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
@@ -160,14 +191,15 @@ class Products(LinearProducts):
         """Return read(places, S(x) Σ S(x')ᵀ w(x')) in float64, in as many rounds as vectors need to fit."""
         group = self.vectors_per_pass
         if c > group:
-            rounds = [
-                self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
-                for i in range(0, c, group)
-            ]
+            with self.retain_gradients(group):
+                rounds = [
+                    self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
+                    for i in range(0, c, group)
+                ]
             return read(range(self.rows.n), torch.cat(rounds, 2))
         same = self.rows is self.columns and self.left_power == self.right_power
         cache = SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
-        with self.net.evaluation_mode():  # of both passes: what is recorded in one serves the other
+        with self.retain_gradients(c):
             return self.jvp(self.vjp(weights, cache), read, cache)
 
     def sums_and_diagonals(self, kernels: Sequence[Kernel]) -> list[RowSums] | None:
@@ -181,10 +213,15 @@ class Products(LinearProducts):
         used = [[i for i in range(self.d) if a[i].any()] for a in coefficients]
         if sum(map(len, used)) > self.vectors_per_pass:
             return None
+        with self.retain_gradients(sum(map(len, used))):
+            return self._sums_and_diagonals(kernels, coefficients, used)
+
+    def _sums_and_diagonals(
+        self, kernels: Sequence[Kernel], coefficients: list[Tensor], used: list[list[int]]
+    ) -> list[RowSums]:
         keep = self._keeps_self_kernels and self.rows is self.columns
         if keep and len(kernels) == 1 and _is_normalized(kernels[0]):
-            with self.net.evaluation_mode():
-                return [self._normalized_sums(used[0], coefficients[0])]
+            return [self._normalized_sums(used[0], coefficients[0])]
         powers = _SelfKernels(self, keep)
 
         def weights(where: range, samples: Samples) -> Tensor:
@@ -203,9 +240,8 @@ class Products(LinearProducts):
                 results += [sums, kernel.reduce(own)]
             return torch.stack(results, 1)
 
-        with self.net.evaluation_mode():
-            directions = self._sum_unwhitened(weights, powers)
-            columns = self._read_unwhitened(directions, read, powers).unbind(1)
+        directions = self._sum_unwhitened(weights, powers)
+        columns = self._read_unwhitened(directions, read, powers).unbind(1)
         return [RowSums(*pair) for pair in zip(columns[::2], columns[1::2], strict=True)]
 
     def _normalized_sums(self, outputs: list[int], coefficients: Tensor) -> RowSums:

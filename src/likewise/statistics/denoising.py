@@ -248,6 +248,11 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
     if draws < 4:
         raise ValueError(f"At least 4 draws are needed for an error bar, found {draws}.")
     products = gram.products()
+    with products.retain_gradients(products.vectors_per_pass):
+        return _squares_by_signs(products, left, draws, seed)
+
+
+def _squares_by_signs(products: Products, left: Tensor, draws: int, seed: int) -> Squares:
     leading = min(draws // 4, 32, max(1, products.vectors_per_pass // 3))
     signs = _Signs(products.d, draws, seed)
     basis = torch.linalg.qr(products.vjp(signs.columns(0, leading)).T).Q.T

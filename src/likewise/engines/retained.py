@@ -1,0 +1,118 @@
+"""Gradients of a pass that the next one needs again, kept in the memory that batches leave.
+
+The two passes of a product read the same gradients. What they are computed from, the inputs and output gradients of
+each operation, is smaller than the gradients, and reading it replaces a forward and a backward pass: of a transformer or
+a deep convolutional network, two thirds of the second pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likewise.data import Samples
+from likewise.engines.factors import map_tensors
+from likewise.engines.gradient_batch import GradientBatch
+from likewise.engines.memory import is_out_of_memory
+from likewise.model import Parameters
+
+ALIGNMENT = 512  # bytes, as PyTorch aligns tensors on a GPU
+
+Place = tuple[Any, ...]  # where a tensor lies: the same for views of the same entries
+
+
+class RetainedGradients:
+    """The gradients of batches of one data set, as many as fit.
+
+    Args:
+        max_bytes: Of all of them.
+        n: Samples of the data set: no more memory is taken than these need.
+        parameters: Of the network, which are not copied.
+
+    """
+
+    def __init__(self, max_bytes: int, n: int, parameters: Parameters) -> None:
+        self._max_bytes, self._n = max_bytes, n
+        self._parameters = {_place(value) for value in parameters.values()}
+        self._batches: dict[tuple[int, ...], GradientBatch] = {}
+        self._left: Tensor | None = None  # (bytes,) not written yet
+
+    def get(self, samples: Samples) -> GradientBatch | None:
+        """Return the gradients of samples; what is computed from them is not kept here."""
+        known = self._batches.get(tuple(samples.ids.tolist()))
+        return None if known is None else replace(known.copy(), samples=samples)
+
+    def keep(self, samples: Samples, gradients: GradientBatch) -> None:
+        """Copy the gradients of samples, if they fit."""
+        tensors: dict[Place, Tensor] = {}
+        _map_batch(gradients, lambda tensor: tensors.setdefault(_place(tensor), tensor))
+        copied = {place: tensor for place, tensor in tensors.items() if place not in self._parameters}
+        sizes = [_padded_bytes(tensor) for tensor in copied.values()]
+        block = self._take(sum(sizes), len(samples), gradients)
+        if block is None:
+            return
+        pairs = zip(copied.items(), block.split(sizes), strict=True)
+        copies = {place: _write(tensor, memory) for (place, tensor), memory in pairs}
+        kept = _map_batch(gradients, lambda tensor: copies.get(_place(tensor), tensor))
+        only_ids = Samples(samples.ids, None, samples.ids)  # inputs may be large
+        self._batches[tuple(samples.ids.tolist())] = replace(kept, samples=only_ids)
+
+    def _take(self, size: int, count: int, gradients: GradientBatch) -> Tensor | None:
+        """Return so many bytes, None where they are not left; what the first batch takes tells how many all need."""
+        if self._left is None:
+            batches = -(-self._n // count)
+            most = min(size * batches, self._max_bytes)
+            self._left = _allocate(most if size <= most else 0, gradients)
+        if not 0 < size <= len(self._left):
+            return None
+        block, self._left = self._left.split([size, len(self._left) - size])
+        return block
+
+
+def _map_batch(gradients: GradientBatch, convert: Callable[[Tensor], Tensor]) -> GradientBatch:
+    """Return the gradients of a batch of converted tensors."""
+    named = {name: map_tensors(gradient, convert) for name, gradient in gradients.by_parameter.items()}
+    return GradientBatch(gradients.samples, gradients.d, named)
+
+
+def _allocate(size: int, gradients: GradientBatch) -> Tensor:
+    """Return memory, none where the device has less: gradients are then computed again."""
+    like = (
+        next(iter(gradients.by_parameter.values())).tensors[0] if gradients.by_parameter else torch.empty(0)
+    )
+    try:
+        return like.new_empty(size, dtype=torch.uint8)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return like.new_empty(0, dtype=torch.uint8)
+
+
+def _place(tensor: Tensor) -> Place:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _padded_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the distinct entries of a tensor: those of expanded dimensions are one."""
+    return -(-_without_repeats(tensor).numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Return the distinct entries of a tensor: of size 1 along dimensions in which it is expanded."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _write(tensor: Tensor, memory: Tensor) -> Tensor:
+    """Return a copy in this memory, in the order of the tensor's dimensions in its own."""
+    distinct = _without_repeats(tensor)
+    order = sorted(range(distinct.dim()), key=lambda dim: -distinct.stride(dim))
+    numbers = memory[: distinct.numel() * distinct.element_size()].view(distinct.dtype)
+    copied = numbers.view([distinct.shape[dim] for dim in order]).permute(
+        [order.index(dim) for dim in range(distinct.dim())]
+    )
+    return copied.copy_(distinct).expand(tensor.shape)
