@@ -344,7 +344,7 @@ class Engine(ABC):
         """
 
     def retain(self, max_bytes: int, n: int) -> AbstractContextManager[None]:
-        """Keep what gradients are computed from, for later passes inside over the same n samples; nothing by default."""
+        """Let later passes inside over the same n samples read what the first computed; does nothing by default."""
         del max_bytes, n
         return nullcontext()
 

@@ -1,8 +1,8 @@
 """Gradients of a pass that the next one needs again, kept in the memory that batches leave.
 
-The two passes of a product read the same gradients. What they are computed from, the inputs and output gradients of
-each operation, is smaller than the gradients, and reading it replaces a forward and a backward pass: of a transformer or
-a deep convolutional network, two thirds of the second pass.
+The two passes of a product read the same gradients. What these are computed from, the inputs and output gradients of
+each operation, is smaller than the gradients. To read it replaces a forward and a backward pass: two thirds of the
+second pass of a transformer or a deep convolutional network.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def _without_repeats(tensor: Tensor) -> Tensor:
 def _write(tensor: Tensor, memory: Tensor) -> Tensor:
     """Return a copy in this memory, in the order of the tensor's dimensions in its own."""
     distinct = _without_repeats(tensor)
-    order = sorted(range(distinct.dim()), key=lambda dim: -distinct.stride(dim))
+    order = sorted(range(distinct.dim()), key=distinct.stride().__getitem__, reverse=True)
     numbers = memory[: distinct.numel() * distinct.element_size()].view(distinct.dtype)
     copied = numbers.view([distinct.shape[dim] for dim in order]).permute(
         [order.index(dim) for dim in range(distinct.dim())]
