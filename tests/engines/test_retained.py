@@ -1,5 +1,8 @@
 """Gradients that one pass retains for the next give the numbers of gradients that are computed again."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -119,6 +122,19 @@ def test_max_memory_holds_with_retained_gradients(monkeypatch):
         with MemoryMeter() as meter:
             lw.soft_neighbors(gram)
         assert meter.peak < max_memory
+
+
+def test_only_copies_are_kept():
+    samples, inputs = lw.batches(torch.randn(4, 2), size=4)[0], torch.randn(4, 5, 6)
+    gradient = FactoredGradient(inputs, torch.randn(4, 1, 5, 3))
+    kept, reference = RetainedGradients(2**20, 4, {}), weakref.ref(inputs)
+    gc.disable()  # a reference cycle would hold a batch until it is collected
+    try:
+        kept.keep(samples, GradientBatch(samples, 1, {"a": gradient}))
+        del gradient, inputs
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_weights_changed_between_statistics_are_seen(monkeypatch):

@@ -561,20 +561,27 @@ def _map_tensors(
     others: Callable[[Tensor], Tensor] | None = None,
 ) -> ParameterGradient:
     """Return a gradient of the same structure, given what becomes of tensors (n, d, ...) and of all others."""
-
-    def convert(name: str, value: Any) -> Any:
-        if isinstance(value, ParameterGradient):
-            return _map_tensors(value, of_outputs, others)
-        if isinstance(value, dict):
-            return {key: convert(name, part) for key, part in value.items()}
-        if not isinstance(value, Tensor):
-            return value
-        if name in ("deltas", "gradients"):
-            return of_outputs(value)
-        return value if others is None else others(value)
-
-    values = {field.name: convert(field.name, getattr(gradient, field.name)) for field in fields(gradient)}  # type: ignore[arg-type]
+    named = ((field.name, getattr(gradient, field.name)) for field in fields(gradient))  # type: ignore[arg-type]
+    values = {name: _convert(name, value, of_outputs, others) for name, value in named}
     return replace(gradient, **values)  # type: ignore[type-var]
+
+
+def _convert(
+    name: str,
+    value: Any,
+    of_outputs: Callable[[Tensor], Tensor],
+    others: Callable[[Tensor], Tensor] | None,
+) -> Any:
+    """Return a field of a gradient with converted tensors."""
+    if isinstance(value, ParameterGradient):
+        return _map_tensors(value, of_outputs, others)
+    if isinstance(value, dict):
+        return {key: _convert(name, part, of_outputs, others) for key, part in value.items()}
+    if not isinstance(value, Tensor):
+        return value
+    if name in ("deltas", "gradients"):
+        return of_outputs(value)
+    return value if others is None else others(value)
 
 
 def copy_gradient(gradient: ParameterGradient, known: dict[int, ParameterGradient]) -> ParameterGradient:

@@ -150,6 +150,8 @@ class TracedEngine(Engine):
             yield
         finally:
             self._retained = None
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # so large a block would be split for small tensors, and asked for again
 
     def _take_kept(self, samples: Samples) -> GradientBatch | None:
         kept, self._kept = self._kept, None
