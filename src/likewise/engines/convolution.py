@@ -242,7 +242,7 @@ class ConvolutionGradient(ParameterGradient):
         assert isinstance(total, Tensor)
         return total.unflatten(0, (n, d))
 
-    def part(self, where: slice) -> "ConvolutionGradient":
+    def part(self, where: slice | Tensor) -> "ConvolutionGradient":
         """Return the gradients of some of the samples."""
         return ConvolutionGradient(self.inputs[where], self.deltas[where], self.kernel, self.options)
 

@@ -69,8 +69,8 @@ class ParameterGradient(ABC):
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u for directions (c, numel), (n, d, c)."""
 
-    def part(self, where: slice) -> "ParameterGradient":
-        """Return the gradients of a slice of the samples."""
+    def part(self, where: slice | Tensor) -> "ParameterGradient":
+        """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return DenseGradient(self.rows()[where])
 
     def blocks(self) -> Iterator["ParameterGradient"]:
@@ -164,8 +164,8 @@ class DenseGradient(ParameterGradient):
         """Return G u."""
         return product(self.gradients.flatten(0, 1), directions).unflatten(0, self.gradients.shape[:2])
 
-    def part(self, where: slice) -> "DenseGradient":
-        """Return the gradients of a slice of the samples."""
+    def part(self, where: slice | Tensor) -> "DenseGradient":
+        """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return DenseGradient(self.gradients[where])
 
 
@@ -259,8 +259,8 @@ class FactoredGradient(StructuredGradient):
             parts.append(product(deltas, transformed.view(n, t, -1, o).transpose(1, 2).flatten(2)))
         return concatenate(parts, 2)
 
-    def part(self, where: slice) -> "FactoredGradient":
-        """Return the gradients of a slice of the samples."""
+    def part(self, where: slice | Tensor) -> "FactoredGradient":
+        """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return FactoredGradient(self.inputs[where], self.deltas[where], self.inputs_first)
 
     def permute(self, shape: Sequence[int], order: Sequence[int]) -> ParameterGradient:
@@ -382,8 +382,8 @@ class EmbeddingGradient(StructuredGradient):
         looked_up = left.transpose(0, 1)[self.indices.clamp(min=0)] * known  # (n, t, blocks, k)
         return _sum_positions(looked_up.to(deltas.dtype).unsqueeze(1), deltas)
 
-    def part(self, where: slice) -> "EmbeddingGradient":
-        """Return the gradients of a slice of the samples."""
+    def part(self, where: slice | Tensor) -> "EmbeddingGradient":
+        """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return EmbeddingGradient(self.indices[where], self.deltas[where], self.size)
 
     def whiten(self, roots: Tensor) -> "EmbeddingGradient":
@@ -848,8 +848,8 @@ class SharedGradient(StructuredGradient):
         """Return Lᵀ G R of both uses."""
         return self.matrix.project_two_sided(left, right) + self.table.project_two_sided(left, right)
 
-    def part(self, where: slice) -> "SharedGradient":
-        """Return the gradients of a slice of the samples."""
+    def part(self, where: slice | Tensor) -> "SharedGradient":
+        """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return SharedGradient(self.matrix.part(where), self.table.part(where))
 
     def whiten(self, roots: Tensor) -> "SharedGradient":

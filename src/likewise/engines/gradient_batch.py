@@ -45,8 +45,8 @@ class GradientBatch:
             (block.gradient.self_gram() for block in self.blocks), empty.to(accumulation_dtype(empty))
         )
 
-    def part(self, where: slice) -> "GradientBatch":
-        """Return the gradients of a slice of the samples."""
+    def part(self, where: slice | Tensor) -> "GradientBatch":
+        """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         outputs = None if self.outputs is None else self.outputs[where]
         gradients = {name: gradient.part(where) for name, gradient in self.by_parameter.items()}
         return GradientBatch(self.samples[where], self.d, gradients, None, outputs)

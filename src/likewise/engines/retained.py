@@ -38,6 +38,7 @@ class RetainedGradients:
         self._parameters = {_place(value) for value in parameters.values()}
         self._batches: dict[tuple[int, ...], GradientBatch] = {}
         self._left: Tensor | None = None  # (bytes,) not written yet
+        self._is_full = False
 
     def get(self, samples: Samples) -> GradientBatch | None:
         """Return the gradients of samples; what is computed from them is not kept here."""
@@ -45,13 +46,16 @@ class RetainedGradients:
         return None if known is None else replace(known.copy(), samples=samples)
 
     def keep(self, samples: Samples, gradients: GradientBatch) -> None:
-        """Copy the gradients of samples, if they fit."""
+        """Copy the gradients of samples, as long as they fit."""
+        if self._is_full:
+            return
         tensors: dict[Place, Tensor] = {}
         _map_batch(gradients, lambda tensor: tensors.setdefault(_place(tensor), tensor))
         copied = {place: tensor for place, tensor in tensors.items() if place not in self._parameters}
         sizes = [_padded_bytes(tensor) for tensor in copied.values()]
         block = self._take(sum(sizes), len(samples), gradients)
         if block is None:
+            self._is_full = True
             return
         pairs = zip(copied.items(), block.split(sizes), strict=True)
         copies = {place: _write(tensor, memory) for (place, tensor), memory in pairs}

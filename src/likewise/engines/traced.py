@@ -75,6 +75,7 @@ class _Directions:
 SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated before they are added
 SMALL_PART = 512  # entries of a parameter up to which it shares a dense part with others
 FEW_OUTPUTS = 8  # up to which K(x, x) costs less from dense gradients than from what they are formed of
+COPIED = 4  # samples of a batch whose gradients are copied at a time
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
@@ -538,8 +539,8 @@ class TracedEngine(Engine):
             inside[places] = weights
             return gradients.copy().weighted_sum(self._net, inside.to(self._device))
         total: list[Tensor] = []
-        for place, u in zip(places.tolist(), weights.to(self._device), strict=True):
-            term = gradients.part(slice(place, place + 1)).weighted_sum(self._net, u[None])
+        for few, some in zip(places.split(COPIED), weights.to(self._device).split(COPIED), strict=True):
+            term = gradients.part(few).weighted_sum(self._net, some)
             total = [a + b for a, b in zip(total, term, strict=True)] if total else term
         return total
 
