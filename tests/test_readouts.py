@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import likewise as lw
 import likewise.readouts
-from likewise.readouts import orthonormal_columns
+from likewise.readouts import contrast_columns, orthonormal_columns
 from oracle import correlation, inner, jacobians, trace
 
 transformers = pytest.importorskip("transformers")
@@ -193,6 +193,47 @@ def test_inner_products_of_few_combinations_are_unbiased():
         ]
     )
     assert ((draws.mean(0) - exact).abs() < 4 * draws.std(0) / 20).all()
+
+
+def test_contrasts_are_orthonormal_and_blind_to_a_common_shift():
+    for d, r in ((2, 1), (3, 2), (10, 4), (100, 4)):
+        q = contrast_columns(d, r, seed=2)
+        assert (q.T @ q - torch.eye(r)).abs().max() < 1e-13
+        assert q.sum(0).abs().max() < 1e-13
+    scores = torch.randn(5, 10)
+    found = lw.class_contrasts(4)(scores)
+    torch.testing.assert_close(lw.class_contrasts(4)(scores + 3), found, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, scores @ contrast_columns(10, 4, 0).float())
+    assert lw.class_contrasts(20)(scores).shape == (5, 9)
+
+
+def test_no_two_classes_are_nearly_the_same_for_contrasts():
+    def nearest(q):
+        return torch.cdist(q, q).fill_diagonal_(torch.inf).min()
+
+    seeds = range(20)
+    assert min(nearest(contrast_columns(10, 4, seed)) for seed in seeds) > 0.5
+    assert min(nearest(orthonormal_columns(10, 4, seed)) for seed in seeds) < 0.2
+
+
+def test_products_of_contrasts_are_on_average_those_of_all_of_them():
+    mean = sum((q := contrast_columns(6, 2, seed)) @ q.T for seed in range(400)) / 400
+    expected = 2 / 5 * (torch.eye(6) - 1 / 6)
+    assert (mean - expected).abs().max() < 0.05
+
+
+def test_as_many_contrasts_as_there_are_compare_centered_scores():
+    model, x = mlp(4)
+    found = lw.similarity(model, x, readout=lw.class_contrasts(3))
+    basis = contrast_columns(4, 3, seed=7)
+    expected = lw.similarity(model, x, readout=lambda outputs, _: outputs @ basis)
+    assert (found - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 5)])
+def test_contrasts_need_scores_of_classes(shape):
+    with pytest.raises(ValueError, match=r"class_contrasts needs scores of shape \(n, classes\)"):
+        lw.similarity(Outputs(*shape), torch.randn(4, 3).double(), readout=lw.class_contrasts(2))
 
 
 def test_a_million_outputs_are_combined_in_a_second_or_two():

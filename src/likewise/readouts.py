@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ IGNORED = -100  # the label of a token that does not count, as in torch.nn.funct
 CHUNK = 2**22  # logits that are cast, exponentiated and summed at a time, on a CPU: they stay in its cache
 CHUNK_OF_GPU = 2**25  # on a GPU, which is slow at small pieces
 MATRICES = 4  # that a projection keeps: one for each number of outputs, device and dtype
+DRAWS = 256  # of contrasts, of which those are taken that tell classes apart best
+FEW_CLASSES = 64  # up to which one draw is better than another
 BLOCK = 2**16  # rows of a projection that are made orthonormal at a time
 MOST_OUTPUTS = 10  # that are all compared where no readout is given
 COMBINATIONS = 8  # of more; k^C then correlates .988 or better with that of all outputs (docs/method.md)
@@ -249,21 +252,46 @@ class _Matrices:
 
 
 @dataclass(frozen=True)
-class _ProjectedOutputs:
+class _Combinations(ABC):
+    """Outputs times a matrix that follows from their number."""
+
     r: int
     seed: int
     matrices: _Matrices = field(default_factory=_Matrices, compare=False, repr=False)
-
-    def __repr__(self) -> str:
-        return f"projected_outputs({self.r}, seed={self.seed})"
 
     def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
         every = all_outputs(outputs)
         every = torch.where(every == -torch.inf, 0, every)  # a class that is ruled out has no gradient
         return every @ self.matrices.get(every.shape[1], every, self._build)
 
+    @abstractmethod
+    def _build(self, d: int) -> Tensor:
+        """Return the matrix, (d, r)."""
+
+
+class _ProjectedOutputs(_Combinations):
+    def __repr__(self) -> str:
+        return f"projected_outputs({self.r}, seed={self.seed})"
+
     def _build(self, d: int) -> Tensor:
         return orthonormal_columns(d, min(self.r, d), self.seed)
+
+
+class _ClassContrasts(_Combinations):
+    def __repr__(self) -> str:
+        return f"class_contrasts({self.r}, seed={self.seed})"
+
+    def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
+        scores = _scores(outputs)
+        if scores.dim() != 2 or scores.shape[1] < 2:
+            raise ValueError(
+                "class_contrasts needs scores of shape (n, classes) of at least two classes, found "
+                f"{tuple(scores.shape)}: for other outputs, use likewise.projected_outputs(r)."
+            )
+        return super().__call__(outputs, labels)
+
+    def _build(self, d: int) -> Tensor:
+        return contrast_columns(d, min(self.r, d - 1), self.seed)
 
 
 def projected_outputs(r: int, seed: int = 0) -> Readout:
@@ -290,6 +318,48 @@ def projected_outputs(r: int, seed: int = 0) -> Readout:
 
     """
     return _ProjectedOutputs(check_integer("r", r, 1), check_seed("seed", seed))
+
+
+def class_contrasts(r: int, seed: int = 0) -> Readout:
+    """Return the readout of r random orthonormal contrasts of class scores: combinations whose weights add up to 0.
+
+    What is added to the scores of all classes changes no probability, and does not count here. Of 256 draws, the one
+    whose two most similar classes are furthest apart is taken (beyond 64 classes, the first). So few contrasts tell
+    classes apart better than as many of `projected_outputs`; r = classes − 1 leaves out their sum alone. `analyze`
+    compares four of them where it sketches the gradients of a classifier.
+
+    Args:
+        r: Number of contrasts; at most classes − 1 are used.
+        seed: Seed of the draws, on which the contrasts depend, beside the number of classes and r.
+
+    Returns:
+        A readout from scores (n, classes) to (n, min(r, classes − 1)).
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> scores = torch.randn(5, 10)
+        >>> readout = lw.class_contrasts(4)
+        >>> readout(scores).shape, torch.allclose(readout(scores), readout(scores + 1), atol=1e-6)
+        (torch.Size([5, 4]), True)
+
+    """
+    return _ClassContrasts(check_integer("r", r, 1), check_seed("seed", seed))
+
+
+def contrast_columns(d: int, r: int, seed: int) -> Tensor:
+    """Return orthonormal columns (d, r) that add up to 0, whose two nearest rows of 256 draws are furthest apart.
+
+    The criterion treats all outputs alike, so that over seeds Q Qᵀ is on average that of a uniform draw.
+    """
+    draws = DRAWS if d <= FEW_CLASSES else 1
+    generator = torch.Generator("cpu").manual_seed(seed)
+    gaussian = torch.randn(draws, d, r, dtype=torch.float64, device="cpu", generator=generator)
+    columns = torch.linalg.qr(gaussian - gaussian.mean(1, keepdim=True)).Q
+    if draws == 1:
+        return columns[0]
+    apart = torch.cdist(columns, columns)
+    apart.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return columns[apart.amin((1, 2)).argmax()]
 
 
 def orthonormal_columns(d: int, r: int, seed: int) -> Tensor:
@@ -598,13 +668,18 @@ class AutomaticReadout:
         model: The model whose outputs are read.
         most_outputs: Up to this many outputs, all are compared.
         combinations: Number of combinations of more outputs; None: 8, or 4 for more than ten million parameters.
+        contrasts: Whether outputs (n, classes) are scores of classes, whose `class_contrasts` are taken.
 
     """
 
     def __init__(
-        self, model: nn.Module, most_outputs: int = MOST_OUTPUTS, combinations: int | None = None
+        self,
+        model: nn.Module,
+        most_outputs: int = MOST_OUTPUTS,
+        combinations: int | None = None,
+        contrasts: bool = False,
     ) -> None:
-        self._model = model
+        self._model, self._contrasts = model, contrasts
         self.most_outputs = most_outputs
         self.combinations = usual_combinations(model) if combinations is None else combinations
         self.chosen: Readout | None = None
@@ -630,20 +705,29 @@ class AutomaticReadout:
 
     def add_to(self, fingerprint: Any, name: str) -> None:
         """Add how it chooses to what ranks must share: the choice follows from it."""
-        fingerprint.put("options", name, f"automatic, {self.most_outputs}, {self.combinations}")
+        fingerprint.put(
+            "options", name, f"automatic, {self.most_outputs}, {self.combinations}, {self._contrasts}"
+        )
 
     def _select(self, scores: Tensor, labels: Tensor | None, inputs: Inputs) -> Readout:
         if _predicts_tokens(self._model, scores, labels, inputs):
             return sequence_log_likelihood()
-        few = self.outputs <= self.most_outputs
-        return all_outputs if few else projected_outputs(self.combinations)
+        if self.outputs <= self.most_outputs:
+            return all_outputs
+        combine = class_contrasts if self._contrasts and scores.dim() == 2 else projected_outputs
+        return combine(self.combinations)
 
     def _message(self, scores: Tensor) -> str:
         found = f"{type(self._model).__name__} returns {self.outputs:,} outputs a sample"
-        if isinstance(self.chosen, _ProjectedOutputs):
+        if isinstance(self.chosen, _Combinations):
+            what, factory = (
+                ("contrasts", "class_contrasts")
+                if isinstance(self.chosen, _ClassContrasts)
+                else ("combinations", "projected_outputs")
+            )
             return (
-                f"{found}: gradients of {self.combinations} random combinations of them are compared, "
-                f"readout=likewise.projected_outputs({self.combinations}). All of them: "
+                f"{found}: gradients of {self.combinations} random {what} of them are compared, "
+                f"readout=likewise.{factory}({self.combinations}). All of them: "
                 "readout=likewise.all_outputs; of classes also likewise.predicted_class."
             )
         return (
@@ -755,7 +839,10 @@ def check_readout(readout: Any) -> ExtraArguments:
     return extra
 
 
-FACTORIES: tuple[Any, ...] = (one_output, label_against_random, projected_outputs, sequence_log_likelihood)
+FACTORIES: tuple[Any, ...] = (
+    *(one_output, label_against_random, projected_outputs, class_contrasts),
+    sequence_log_likelihood,
+)
 NAMED: Mapping[str, Readout] = {  # what settings and the command line call them
     "all_outputs": all_outputs,
     "log_probabilities": log_probabilities,
@@ -767,10 +854,13 @@ NAMED: Mapping[str, Readout] = {  # what settings and the command line call them
 
 
 def named_readout(text: str) -> Readout | None:
-    """Return the readout of a name in NAMED, or of "projected_outputs(8)" and "projected_outputs(8, seed=0)"."""
-    combinations = re.fullmatch(r"projected_outputs\((\d+)(?:, *seed=(\d+))?\)", text)
+    """Return the readout of a name in NAMED, or of "projected_outputs(8)" and "class_contrasts(4, seed=0)"."""
+    combinations = re.fullmatch(r"(projected_outputs|class_contrasts)\((\d+)(?:, *seed=(\d+))?\)", text)
     if combinations is not None:
-        return projected_outputs(int(combinations[1]), int(combinations[2] or 0))
+        combine = {"projected_outputs": projected_outputs, "class_contrasts": class_contrasts}[
+            combinations[1]
+        ]
+        return combine(int(combinations[2]), int(combinations[3] or 0))
     return NAMED.get(text)
 
 

@@ -71,10 +71,21 @@ def test_exact_compares_all_outputs():
 
 
 @pytest.mark.usefixtures("many_pairs")
+def test_contrasts_are_of_classes_only():
+    model, (x, y) = classifier(6)
+    names = [
+        str(choose_method(lw.Network(model), lw.batches((x, labels))).net.readout)
+        for labels in (y, y.double(), torch.randn(len(x), 6), torch.eye(6)[y])
+    ]
+    assert ["class_contrasts(4" in name for name in names] == [True, False, False, False]
+    assert "projected_outputs(4" in str(choose_method(lw.Network(model), lw.batches(x)).net.readout)
+
+
+@pytest.mark.usefixtures("many_pairs")
 def test_a_sketched_run_says_what_it_chose_and_its_error_against_all_outputs(tmp_path):
     model, data = classifier(6, n=80)
     found = lw.analyze(model, data, out=tmp_path / "run")
-    assert found.manifest["options"]["readout"] == "projected_outputs(4, seed=0)"
+    assert found.manifest["options"]["readout"] == "class_contrasts(4, seed=0)"
     assert "sketches of 1024" in found.manifest["method"] and "exact: about" in found.manifest["method"]
     (line,) = found.manifest["approximations"]
     assert "in place of 6 outputs" in line and "exact gradients of all outputs" in line
@@ -93,7 +104,7 @@ def test_an_exact_run_of_many_outputs_says_the_error_of_its_combinations(tmp_pat
     model, data = classifier(40, n=40)
     found = lw.analyze(model, data, out=tmp_path / "run")
     (line,) = found.manifest["approximations"]
-    assert "projected_outputs(8, seed=0), in place of 40 outputs" in line and "projected outputs(32" in line
+    assert "class_contrasts(8, seed=0), in place of 40 outputs" in line and "projected outputs(32" in line
 
 
 def test_one_epoch_is_no_plural():
@@ -127,7 +138,7 @@ def test_a_plan_names_readout_sketch_and_both_costs():
         60,
         6,
         4,
-        "projected_outputs(4, seed=0)",
+        "class_contrasts(4, seed=0)",
     )
     assert found.sketch >= 1024 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
     assert f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs" in found.method

@@ -123,7 +123,13 @@ class Products(LinearProducts):
             memory, largest = self.engine.memory, max(map(len, self.spans(self.columns)))
             batch = min(largest, self.engine.batch_size or largest) * memory.bytes_per_sample
             vectors = 16 * self.p * (min(c, self.vectors_per_pass) - 1)
-            rest = self.max_memory * 15 // 16 - memory.fixed_bytes - batch - vectors - 8 * self.rows.n * self.d**2
+            rest = (
+                self.max_memory * 15 // 16
+                - memory.fixed_bytes
+                - batch
+                - vectors
+                - 8 * self.rows.n * self.d**2
+            )
             with self.engine.retain(rest, self.rows.n):
                 yield
 

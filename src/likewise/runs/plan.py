@@ -1,8 +1,8 @@
 """Choose how a run compares gradients by counting operations, and estimate its cost by a dry run on a few samples.
 
 There are three ways. If pairs are few: all of them exactly, with the given readout or the usual automatic one. If they
-are many: sketches of a few random combinations of the outputs, which cost a handful of plain training epochs. On
-request: all outputs and all pairs exactly.
+are many: sketches of a few random combinations of the outputs, contrasts of the classes of a classifier, which cost a
+handful of plain training epochs. On request: all outputs and all pairs exactly.
 """
 
 import sys
@@ -40,7 +40,7 @@ NOTICEABLE = 0.2  # seconds that the timed samples should take
 SOON = 1.0  # seconds of multiplications below which the rest of a run takes longer
 WIDTH = 1024  # numbers per sample of a sketch
 SKETCHED_OUTPUTS = (
-    4  # combinations of outputs where gradients are sketched: labels are ranked as by ten (docs/method.md)
+    4  # combinations of outputs, or contrasts of classes, where gradients are sketched (docs/method.md)
 )
 
 
@@ -141,10 +141,15 @@ def _fix_readout(
 ) -> Network:
     """Return the network with its automatic readout chosen by the first sample; a given readout is kept."""
     if net.automatic is not None:
-        net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations))
+        contrasts = _are_class_numbers(first.labels)
+        net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations, contrasts))
         with net.evaluation_mode():
             net.select_outputs(returned, first.inputs, first.labels, first.ids)
     return net
+
+
+def _are_class_numbers(labels: Tensor | None) -> bool:
+    return labels is not None and labels.dim() == 1 and not labels.is_floating_point()
 
 
 class _Cost(NamedTuple):
