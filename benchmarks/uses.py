@@ -38,7 +38,7 @@ LABELS = (
     "self-influence",
     "TRAK",
 )
-OWN = ("likewise", "with record", "reheated", "reheated with record", "margin over training")
+OWN = ("likewise", "with record", "reheated", "reheated with record", "margin over training", "early margin")
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
@@ -81,18 +81,17 @@ def _scores(found: list[Any]) -> list[str]:
     return [*best(means, True, ".2f"), gap]
 
 
-def own_rankings(rows: Rows, peers: Rows, outputs: int) -> str:
+def own_rankings(rows: Rows, peers: Rows) -> str:
     """Return what one network can do more, beside cross-validation on the same labels, a row a noise."""
     validated = {tuple(row["setting"].values()): row for row in peers}
     cases = []
     for row in rows:
         setting = dict(row["setting"])
-        stage, compared = setting.pop("stage"), setting.pop("outputs")
-        if compared == outputs:
-            known = validated[tuple(setting.values())][stage]
-            scores = {name: row["scores"][name][0] for name in OWN}
-            scores["cross-validation"] = known["scores"]["cross-validation"][0]
-            cases.append((stage, setting["noise"], setting["data"], scores))
+        stage, _ = setting.pop("stage"), setting.pop("outputs")
+        known = validated[tuple(setting.values())][stage]
+        scores = {name: row["scores"][name][0] for name in OWN}
+        scores["cross-validation"] = known["scores"]["cross-validation"][0]
+        cases.append((stage, setting["noise"], setting["data"], scores))
     names, body = (*OWN, "cross-validation"), []
     for (stage, noise, data), found in sorted(grouped(cases, lambda c: c[:3]).items()):
         means = [statistics.mean(c[3][name] for c in found) for name in names]
@@ -107,26 +106,6 @@ def own_rankings(rows: Rows, peers: Rows, outputs: int) -> str:
             what = f"**{stage or 'all'}, mean of rows**"
             body.append([what, "", "", str(sum(map(len, rows_of_stage))), *best(means, True, ".3f")])
     return table(["network", "noise", "data", "runs", *names], body)
-
-
-def own_runs(rows: Rows, peers: Rows) -> str:
-    """Return the runs of the present version, a row each, beside those of an older one and cross-validation."""
-    validated = {tuple(row["setting"].values()): row for row in peers}
-    older = {key[:-1]: row for row in rows if (key := tuple(row["setting"].values()))[-1] == 10}
-    body = []
-    for row in rows:
-        *setting, stage, outputs = row["setting"].values()
-        if outputs == 10:
-            continue
-        scores = [row["scores"][name][0] for name in (*OWN, "early margin")]
-        before = older[*setting, stage]["scores"]
-        known = validated[tuple(setting)][stage]["scores"]["cross-validation"][0]
-        others = [before["reheated"][0], before["reheated with record"][0], known]
-        shown = best([*scores, *others], True, ".3f")
-        data, noise, share, _ = setting
-        body.append([stage, f"{noise}, {share:.0%}", SHORT[data], *shown])
-    names = (*OWN, "early margin", "reheated, before", "with record, before", "cross-validation")
-    return table(["network", "noise", "data", *names], body)
 
 
 def areas_of_labels(rows: Rows) -> str:
@@ -428,8 +407,7 @@ def main() -> None:
     results = {file.stem: lines(file) for file in sorted(FOLDER.glob("*.jsonl"))}
     made = {
         "labels": labels(results["labels"]),
-        "own labels": own_rankings(results["labels_own"], results["labels"], 10),
-        "own runs": own_runs(results["labels_own"], results["labels"]),
+        "own labels": own_rankings(results["labels_own"], results["labels"]),
         "areas of labels": areas_of_labels(results["labels"]),
         "flags": flags(results["label_flags"]),
         "novelty": novelty(results["novelty"]),
