@@ -10,6 +10,7 @@ validation       before the first number: samples are independent, gradients are
 pass_check       compares gradients for some samples of every pass
 tracer           records operations on parameters, and which dimension is the batch
 gradient_batch   the gradients of a batch by parameter
+retained         gradients of one pass that the next reads, on a GPU
 rules            parameter gradients of one operation, a rule for each function
 convolution      the same for convolutions
 factors          parameter gradients: dense, factored, embedding, sliced

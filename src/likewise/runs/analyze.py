@@ -92,9 +92,9 @@ def analyze(
     labels are classes, which of them look wrong; report.html shows all of it.
 
     Few samples are compared exactly, in seconds. Where all pairs of gradients would take longer, a run costs a handful
-    of plain training epochs: they are compared by sketches of four random combinations of the outputs, with the error
-    measured on a few samples.
-    The manifest and the report say what was chosen and what exact would cost; `exact=True` asks for it.
+    of plain training epochs: they are compared by sketches of four random combinations of the outputs, contrasts of the
+    classes of a classifier, with the error measured on a few samples. The manifest and the report say what was chosen
+    and what exact would cost; `exact=True` asks for it.
 
     The folder is returned as it is only if model (code, state, outputs and gradients on a few samples), data,
     readout, precision and options are those of the run in it; another run is refused.
