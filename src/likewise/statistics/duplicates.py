@@ -13,7 +13,8 @@ at most (CHANCE / 5)^(2/D), with D the dimension estimated from the distances to
 one sample in a thousand then has such a neighbor by chance.
 
 Texts also count as near-duplicates if at most RATIO of the words of the longer one are missing in the other. Texts
-built from templates are all close to each other, so none of them is closer than usual.
+built from templates are all close to each other, so none of them is closer than usual. Padding is no word: 0 in the
+`attention_mask`, or `padding_idx` of the embedding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from likewise.checks import check_flag, check_integer, check_number
 from likewise.data import Batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.statistics.neighbors import merge_largest
+from likewise.statistics.shared_words import TokenInput, find_token_input
 from likewise.statistics.targets import of_classes, refuse_unbounded
 from likewise.wording import counted
 
@@ -226,11 +228,17 @@ def _chance_ratio(distance: Tensor) -> float:
     return float((CHANCE / k) ** (2 * inverse))
 
 
-def input_features(data: Batches) -> Tensor | None:
-    """Return numbers by which to compare inputs, (n, f) float32; None for unknown kinds of inputs."""
+def input_features(data: Batches, tokens: TokenInput | None = None) -> Tensor | None:
+    """Return numbers by which to compare inputs, (n, f) float32; None for unknown kinds of inputs.
+
+    Args:
+        data: The samples.
+        tokens: Which input holds the tokens of texts, and which of them are padding; None if that is not known.
+
+    """
     parts = list[Tensor]()
     for batch in data:
-        numbers = _numbers(batch.inputs)
+        numbers = _numbers(batch.inputs) if tokens is None else _word_counts(*tokens.read(batch.inputs))
         if numbers is None:
             return None
         parts.append(numbers)
@@ -276,8 +284,9 @@ class _NearestInputs(NamedTuple):
 
 def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
     """Return the k columns with the most similar inputs; None for unknown kinds of inputs."""
-    mine = input_features(gram.data)
-    theirs = mine if gram.square else input_features(gram.columns)
+    tokens = find_token_input(gram)
+    mine = input_features(gram.data, tokens)
+    theirs = mine if gram.square else input_features(gram.columns, tokens)
     if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
         return None
     mean = theirs.double().mean(0).float()
@@ -301,7 +310,7 @@ def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
     )
     order = exact.argsort(dim=1, descending=True)
     where, exact = where.gather(1, order), exact.gather(1, order)
-    is_text = holds_words(gram.data.samples(range(1)).inputs)
+    is_text = tokens is not None or holds_words(gram.data.samples(range(1)).inputs)
     return _NearestInputs(
         where, exact, mine, theirs, differing_words(mine, theirs, where) if is_text else None
     )
@@ -357,7 +366,7 @@ def _numbers(inputs: Any) -> Tensor | None:
 def _word_counts(ids: Tensor, mask: Any) -> Tensor:
     """Return how often each word occurs, (n, buckets)."""
     weights = torch.ones(ids.shape) if mask is None else mask.detach().cpu().float()
-    return torch.zeros(len(ids), WORDS).scatter_add_(1, ids.long() % WORDS, weights)
+    return torch.zeros(len(ids), WORDS).scatter_add_(1, ids.cpu().long() % WORDS, weights)
 
 
 def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor]:
