@@ -126,6 +126,20 @@ def test_near_copies_among_texts_of_a_template_are_found_and_ratio_matters():
     assert len(found[2]) > 5 * len(found[0])
 
 
+def test_one_hot_labels_are_classes_and_one_class_is_a_label(digits):
+    net, x, y = digits
+    one_hot = torch.nn.functional.one_hot(y)
+    expected = lw.duplicates(lw.GramMatrix(net, (x, y)))
+    for labels in (one_hot, one_hot.float(), y[:, None]):
+        found = lw.duplicates(lw.GramMatrix(net, (x, labels)))
+        assert pairs(found) == pairs(expected)
+        assert torch.equal(found.same_label, expected.same_label)
+        assert pairs(lw.duplicates(lw.GramMatrix(net, x), labels)) == pairs(expected)
+    alike = lw.duplicates(lw.GramMatrix(net, (x, torch.zeros_like(y)))).same_label
+    assert alike is not None and alike.all()
+    assert lw.duplicates(lw.GramMatrix(net, (x, torch.rand(len(x))))).same_label is None
+
+
 class PaddedTexts(torch.nn.Module):
     """The mean of the words of texts, which 0 fills up."""
 

@@ -165,7 +165,8 @@ def duplicates(
     if k < 1:
         raise ValueError("One sample has no other sample to compare with: pass at least two.")
     splits = None if split is None else _split_numbers(split, gram)
-    rows, columns = _classes(gram, labels)
+    classes = _classes(gram, labels)
+    rows, columns = classes or (torch.zeros(n, dtype=torch.int64), torch.zeros(m, dtype=torch.int64))
     near = _nearest_inputs(gram, k) if check_flag("compare_inputs", compare_inputs) else None
     partners = torch.zeros(n, 0, dtype=torch.int64) if near is None else near.places
     ((places, similar, others),) = pair_source(gram, sketch).visit(PartnersReducer(k, partners))
@@ -177,7 +178,7 @@ def duplicates(
             by_inputs |= near.words <= (RATIO if ratio is None else ratio) + 1e-9
         found.append((by_inputs, others.cpu(), near.places))
     pairs = torch.cat([_pair_rows(chosen, values, where) for chosen, values, where in found])
-    return _collect(pairs, gram, near, rows, columns, splits)
+    return _collect(pairs, gram, near, classes, splits)
 
 
 def close_pairs(
@@ -369,21 +370,24 @@ def _word_counts(ids: Tensor, mask: Any) -> Tensor:
     return torch.zeros(len(ids), WORDS).scatter_add_(1, ids.cpu().long() % WORDS, weights)
 
 
-def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor]:
-    """Return the classes of rows and columns; a single class if there are none."""
-    n, m = gram.shape
+def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the classes of rows and columns; None unless both are known."""
+    m = gram.shape[1]
     theirs = gram.columns.labels() if labels is None else torch.as_tensor(labels)
-    known = None if theirs is None or len(theirs) != m else of_classes(theirs, 2)
+    known = None if theirs is None or len(theirs) != m else _class_numbers(theirs)
     if labels is not None and known is None:
         raise ValueError(f"labels must be class numbers, one for each of {m} samples.")
     if gram.square:
         mine = known
     else:
         own = gram.data.labels()
-        mine = None if own is None else of_classes(own, 2)
-    if known is None or mine is None:
-        return torch.zeros(n, dtype=torch.int64), torch.zeros(m, dtype=torch.int64)
-    return mine, known
+        mine = None if own is None else _class_numbers(own)
+    return None if known is None or mine is None else (mine, known)
+
+
+def _class_numbers(labels: Tensor) -> Tensor | None:
+    """Return labels as class numbers, also if they are one-hot; None if they are values."""
+    return of_classes(labels, max(2, labels[0].numel()))
 
 
 def _split_numbers(split: Any, gram: GramMatrix) -> Tensor:
@@ -407,8 +411,7 @@ def _collect(
     pairs: Tensor,
     gram: GramMatrix,
     near: _NearestInputs | None,
-    rows: Tensor,
-    columns: Tensor,
+    classes: tuple[Tensor, Tensor] | None,
     splits: Tensor | None,
 ) -> Duplicates:
     """Return the pairs, each once, the most similar first."""
@@ -425,11 +428,10 @@ def _collect(
     best = torch.maximum(similarity, inputs.nan_to_num(-1))
     order = best.argsort(descending=True, stable=True)
     first, second, similarity, inputs = first[order], second[order], similarity[order], inputs[order]
-    has_labels = bool((rows > 0).any()) or bool((columns > 0).any())
     across = torch.full(first.shape, not gram.square)
     if splits is not None:
         across = splits[first] != splits[second]
     counts = torch.bincount(first, minlength=gram.shape[0])
     counts = counts + torch.bincount(second, minlength=gram.shape[0]) if gram.square else counts
-    same = (rows[first] == columns[second]) if has_labels else None
+    same = None if classes is None else classes[0][first] == classes[1][second]
     return Duplicates(first, second, similarity, inputs, same, across, counts)
