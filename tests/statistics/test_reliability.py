@@ -494,6 +494,17 @@ def test_an_ingredient_that_is_the_same_for_all_held_out_predictions_has_no_weig
         torch.testing.assert_close(expected(values._replace(**{same: given[same] * 0.9})), expected(values))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounded_probabilities_are_probabilities(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Softmax(1))
+    with torch.no_grad():
+        model[2].weight.mul_(4)
+    model, x = model.to(dtype), torch.randn(200, 6).to(dtype)
+    found = lw.reliability(lw.GramMatrix(model, x, columns=(x, torch.arange(200) % 5)))
+    assert torch.equal(found.confidence, model(x).max(1).values)
+
+
 def test_what_is_not_known_is_not_calibrated_on():
     """Of many outputs an index stores none, and tells no shift."""
     share = torch.linspace(0.1, 0.9, 80)
