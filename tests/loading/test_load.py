@@ -583,6 +583,20 @@ def test_labels_that_are_no_labels_are_said(folder):
         data(save(frame, folder / "t.parquet"), label="y")
 
 
+@pytest.mark.parametrize("first", [0, 1, 5, "ann"])
+@pytest.mark.parametrize("options", [{}, {"text_column": "b", "prepare": "p.py:padded"}])
+def test_cells_without_a_column_name_do_not_shift_the_others(folder, first, options):
+    write(folder / "p.py", TEXT)
+    path = write(folder / "t.csv", f"a,b,y\n{first},2,0,9\n{first},4,1,8\n")
+    with pytest.raises(ValueError, match="more cells than there are column names"):
+        data(path, label="y", **options)
+
+
+def test_a_separator_at_the_end_of_rows_is_no_cell(folder):
+    read = data(write(folder / "t.csv", "a,b,y\n1,2,0,\n3,4,1,\n"), label="y")
+    assert read.dataset.tolist() == [[1, 2], [3, 4]] and read.labels.tolist() == [0, 1]
+
+
 def test_broken_and_empty_tables_are_said(folder):
     write(folder / "a.parquet", "no table")
     write(folder / "b.csv", "")

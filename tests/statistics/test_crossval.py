@@ -185,3 +185,14 @@ def test_labels_below_zero_are_told():
     for judge in (lambda data: lw.crossval(train, data), lambda data: lw.reheat(torch.nn.Linear(4, 3), data)):
         with pytest.raises(TypeError, match="from -100 to 2"):
             judge((x, labels.masked_fill(labels == 0, -100)))
+
+
+@pytest.mark.parametrize("folds", [2, 30])
+@pytest.mark.parametrize("ends_in_sigmoid", [False, True])
+def test_few_logits_between_0_and_1_are_no_probabilities(folds, ends_in_sigmoid):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 1), *([torch.nn.Sigmoid()] if ends_in_sigmoid else [])]
+    model, x = torch.nn.Sequential(*layers), torch.randn(60, 4)
+    found = lw.crossval(lambda _: model, (x, torch.arange(60) % 2), folds=folds)
+    expected = model[0](x)[:, 0].sigmoid().double()
+    torch.testing.assert_close(found.probabilities[:, 1], expected, rtol=1e-5, atol=1e-6)

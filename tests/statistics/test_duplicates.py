@@ -126,6 +126,44 @@ def test_near_copies_among_texts_of_a_template_are_found_and_ratio_matters():
     assert len(found[2]) > 5 * len(found[0])
 
 
+def test_one_hot_labels_are_classes_and_one_class_is_a_label(digits):
+    net, x, y = digits
+    one_hot = torch.nn.functional.one_hot(y)
+    expected = lw.duplicates(lw.GramMatrix(net, (x, y)))
+    for labels in (one_hot, one_hot.float(), y[:, None]):
+        found = lw.duplicates(lw.GramMatrix(net, (x, labels)))
+        assert pairs(found) == pairs(expected)
+        assert torch.equal(found.same_label, expected.same_label)
+        assert pairs(lw.duplicates(lw.GramMatrix(net, x), labels)) == pairs(expected)
+    alike = lw.duplicates(lw.GramMatrix(net, (x, torch.zeros_like(y)))).same_label
+    assert alike is not None and alike.all()
+    assert lw.duplicates(lw.GramMatrix(net, (x, torch.rand(len(x))))).same_label is None
+
+
+class PaddedTexts(torch.nn.Module):
+    """The mean of the words of texts, which 0 fills up."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = torch.nn.Embedding(500, 16, padding_idx=0), torch.nn.Linear(16, 3)
+
+    def forward(self, ids):
+        real = (ids != 0)[..., None]
+        return self.last((self.words(ids) * real).sum(1) / real.sum(1))
+
+
+def test_padding_that_the_network_ignores_is_no_word():
+    torch.manual_seed(0)
+    ids = torch.randint(1, 500, (60, 8)) * (torch.arange(8) < torch.randint(4, 9, (60, 1)))
+    ids[40] = ids[3]
+    model, padded = PaddedTexts(), torch.nn.functional.pad(ids, (0, 56))
+    for x in (ids, padded):
+        found = lw.duplicates(lw.GramMatrix(model, x))
+        assert pairs(found) == {(3, 40)}
+    apart = lw.duplicates(lw.GramMatrix(model, padded[:30], columns=padded[30:]))
+    assert pairs(apart) == {(3, 10)}
+
+
 def test_a_ratio_that_is_given_holds_where_chance_would_allow_less():
     torch.manual_seed(0)
     x = torch.randn(200, 2)  # two dimensions: pairs are close by chance

@@ -30,3 +30,18 @@ def test_one_label_that_is_ignored_is_one_label():
     labels[2] = -100
     with pytest.raises(ValueError, match="1 label is -100"):
         lw.fit_quality(lw.GramMatrix(nn.Linear(3, 3), (X, labels)))
+
+
+def variance_of_all(outputs, labels):
+    return lw.fit_quality(lw.GramMatrix(nn.Linear(3, outputs), X), labels).total_variance
+
+
+def test_label_variance_is_of_the_labels_that_are_learned():
+    counts, classes = torch.arange(12) ** 2, torch.arange(12) % 3
+    assert variance_of_all(1, counts) == pytest.approx(float(counts.double().var(correction=0)))
+    assert variance_of_all(1, counts) == pytest.approx(variance_of_all(1, counts.float()))
+    one_hot = nn.functional.one_hot(classes)
+    written = classes, classes[:, None], classes.float(), classes.double()[:, None], one_hot, one_hot.float()
+    assert [variance_of_all(3, labels) for labels in written] == pytest.approx([2 / 3] * len(written))
+    bits = classes % 2
+    assert variance_of_all(1, bits) == pytest.approx(variance_of_all(1, bits.float()))

@@ -39,3 +39,42 @@ def test_no_bound_is_stated_where_the_last_layer_is_not_affine_in_its_weights(ho
     gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), 3 * torch.randn(12, 4, dtype=torch.float64))
     outputs = gram.outputs()
     assert (torch.cdist(outputs, outputs) <= lw.lipschitz_bound(gram) + 1e-9).all()
+
+
+def label_output(outputs, labels):
+    return outputs.gather(1, labels[:, None])
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_no_bound_is_stated_where_the_output_depends_on_the_label(columns):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        model[2].weight[0] *= 0.01
+    x, y = torch.randn(30, 4, dtype=torch.float64), torch.arange(30) // 10  # as sorted data are
+    rows, others = ((x[:10], y[:10]), (x, y)) if columns else ((x, y), None)
+    gram = lw.GramMatrix(lw.Network(model, label_output), rows, columns=others)
+    assert lw.lipschitz_bound(gram).isinf().all()
+
+
+def test_the_map_to_the_outputs_is_looked_for_in_all_samples():
+    torch.manual_seed(0)
+    steep = nn.LeakyReLU(30.0)  # the identity where its inputs are positive
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), steep).double()
+    x = torch.randn(40, 4, dtype=torch.float64)
+    x = x[model(x)[:, 0].argsort(descending=True)]
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), x)
+    outputs = gram.outputs()
+    assert (outputs[:3] > 0).all() and (outputs < 0).any()
+    assert (torch.cdist(outputs, outputs) <= lw.lipschitz_bound(gram) + 1e-9).all()
+
+
+@pytest.mark.parametrize("readout", [lw.all_outputs, lw.one_output(1), lw.log_probabilities])
+def test_a_bound_holds_and_is_stated_for_the_outputs_of_the_last_layer(readout):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x = torch.randn(600, 4, dtype=torch.float64)
+    gram = lw.GramMatrix(lw.Network(model, readout), x[:40], columns=x)
+    bound, columns = lw.lipschitz_bound(gram), gram.of_columns().outputs()
+    assert bound.isfinite().all()
+    assert (torch.cdist(gram.outputs(), columns) <= bound + 1e-6).all()  # cdist rounds

@@ -475,6 +475,36 @@ def test_sketched_novelty_costs_one_forward_pass_more_than_its_first_ingredient(
     assert counts["auto"] - counts[None] <= 360
 
 
+@pytest.mark.filterwarnings("ignore:.*less similar to the training data")
+@pytest.mark.parametrize("same", ["closeness", "agreement", "shift", "confidence"])
+@pytest.mark.parametrize("n", [60, 200, 777])
+def test_an_ingredient_that_is_the_same_for_all_held_out_predictions_has_no_weight(n, same):
+    generator = torch.Generator().manual_seed(n)
+    parts = torch.rand(4, n, generator=generator)
+    given = dict(zip(("closeness", "agreement", "shift", "confidence"), parts, strict=True))
+    given[same] = torch.full((n,), 1.0 if same == "agreement" else 0.7)
+    held = lw.Reliability(prediction=torch.zeros(n, dtype=torch.long), **given)
+    calibration = lw.calibrate(held, torch.randint(2, (n,), generator=generator))
+    other = held._replace(**{same: given[same] * 0.9})
+    if same != "closeness":  # which also says where the calibration applies
+        torch.testing.assert_close(calibration(other), calibration(held))
+    values = held._replace(prediction=parts[:1].T, confidence=None)
+    if same != "confidence":
+        expected = lw.calibrate(values, parts[:1].T + torch.randn(n, 1, generator=generator))
+        torch.testing.assert_close(expected(values._replace(**{same: given[same] * 0.9})), expected(values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounded_probabilities_are_probabilities(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Softmax(1))
+    with torch.no_grad():
+        model[2].weight.mul_(4)
+    model, x = model.to(dtype), torch.randn(200, 6).to(dtype)
+    found = lw.reliability(lw.GramMatrix(model, x, columns=(x, torch.arange(200) % 5)))
+    assert torch.equal(found.confidence, model(x).max(1).values)
+
+
 def test_what_is_not_known_is_not_calibrated_on():
     """Of many outputs an index stores none, and tells no shift."""
     share = torch.linspace(0.1, 0.9, 80)

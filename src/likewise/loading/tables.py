@@ -1,6 +1,7 @@
 """Read a table with one row per sample: numbers, text, or rows for a function to prepare."""
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -165,7 +166,17 @@ def _read_separated(path: Path, options: Options) -> "DataFrame":
     used = {c for c in (options.label, *(options.show_columns or ())) if c is not None and c not in texts}
     missing = {column: list(MISSING) for column in used} if texts else list(MISSING)
     types = dict.fromkeys(texts, str) if texts else None
-    return pandas.read_csv(path, sep=separator, keep_default_na=False, na_values=missing, dtype=types)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            return pandas.read_csv(
+                path, sep=separator, keep_default_na=False, na_values=missing, dtype=types, index_col=False
+            )
+        except pandas.errors.ParserWarning as warning:
+            raise ValueError(
+                "some rows have more cells than there are column names: name every column, and quote cells that hold "
+                "the separator"
+            ) from warning
 
 
 def _refuse_missing(frame: "DataFrame", options: Options, name: str) -> None:

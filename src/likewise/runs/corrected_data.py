@@ -195,7 +195,7 @@ class _Source:
             stays = self._stays(len(lines))
             return "".join(f"{line}\n" for i, line in enumerate(lines) if stays[i])
         separator = SEPARATORS[path.suffix.lower()]
-        frame = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
+        frame = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, index_col=False)
         frame[column] = self._correct(frame[column].tolist())
         return frame[self._stays(len(frame))].to_csv(
             None, index=False, sep=separator, header=_own_header(path, separator)
@@ -215,7 +215,9 @@ class _Source:
             table = pyarrow.Table.from_pylist([json.loads(line) for line in text_lines(text) if line.strip()])
         else:
             separator = SEPARATORS[self.path.suffix.lower()]
-            frame = pandas.read_csv(self.path, sep=separator, keep_default_na=False, na_values=list(MISSING))
+            frame = pandas.read_csv(
+                self.path, sep=separator, keep_default_na=False, na_values=list(MISSING), index_col=False
+            )
             table = pyarrow.Table.from_pandas(frame, preserve_index=False)
         column = self.label_column
         place = table.schema.get_field_index(column)

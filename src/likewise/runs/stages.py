@@ -74,7 +74,7 @@ from likewise.statistics.label_issues import (
 from likewise.statistics.novelty import NEIGHBORS, closest_others
 from likewise.statistics.reheat import Reheated
 from likewise.statistics.reheat import reheat as reheat_network
-from likewise.statistics.shared_words import find_token_input, resemblance_of_texts
+from likewise.statistics.shared_words import TokenInput, find_token_input, resemblance_of_texts
 from likewise.statistics.targets import model_outputs
 from likewise.watch import Watch
 from likewise.wording import counted
@@ -147,7 +147,8 @@ def run_stages(
         announce("drawing the map")
         found |= folder.stage(f"layout-{options['layout']}", lambda: _layout(found, options["layout"]))
     after = _reheat(folder, gram, targets, found["votes"]) if reheat else None
-    resemblance = _resemblance(folder, gram, targets) if words else None
+    tokens = find_token_input(gram)  # every rank: a sharded network needs all
+    resemblance = _resemblance(folder, gram, targets, tokens) if words else None
     announce("writing tables and pictures")
     results = Results(found, targets, margins, after, validated, watch, resemblance)
 
@@ -162,7 +163,7 @@ def run_stages(
     def write() -> None:
         path = folder.path / INDEX_FOLDER
         index = IndexFolder.open(path, verify=False) if keep_index and options["sketch"] else None
-        write_tables(folder, gram.data, results, near, shown, added, index, passages)
+        write_tables(folder, gram.data, results, near, shown, added, index, passages, tokens)
 
     on_first_rank(write, "the tables")
 
@@ -406,16 +407,17 @@ def _reheat(folder: RunStore, gram: GramMatrix, targets: Targets, votes: np.ndar
     return OpinionAfter(**{"chances": None, **found}) if found else None  # type: ignore[arg-type]
 
 
-def _resemblance(folder: RunStore, gram: GramMatrix, targets: Targets) -> Tensor | None:
+def _resemblance(
+    folder: RunStore, gram: GramMatrix, targets: Targets, tokens: TokenInput | None
+) -> Tensor | None:
     """Return how much each text resembles each class by its words; None if inputs are not texts or have no classes."""
     classes = targets.classes
-    found = None if classes is None else find_token_input(gram)  # every rank: a sharded network needs all
-    if classes is None or found is None:
+    if classes is None or tokens is None:
         return None
 
     def compute() -> dict[str, Tensor]:
         with alone():
-            return {"resemblance": resemblance_of_texts(gram.data, found, classes)}
+            return {"resemblance": resemblance_of_texts(gram.data, tokens, classes)}
 
     return torch.tensor(folder.stage("words", compute)["resemblance"])
 

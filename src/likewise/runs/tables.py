@@ -26,6 +26,7 @@ from likewise.runs.store import Arrays, RunStore
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.duplicates import DUPLICATE_COLUMNS, Duplicates, input_features, pair_similarity
 from likewise.statistics.label_issues import LabelSuspicion, advice
+from likewise.statistics.shared_words import TokenInput
 from likewise.statistics.spot_check import spot_check
 from likewise.statistics.targets import accuracy_warning, are_chances
 from likewise.thumbnails import kept
@@ -62,6 +63,7 @@ def write_tables(
     added: Arrays,
     index: IndexFolder | None = None,
     passages: Arrays | None = None,
+    tokens: TokenInput | None = None,
 ) -> None:
     """Write the tables of a run.
 
@@ -74,6 +76,7 @@ def write_tables(
         added: The columns that the user gave, as `user_columns` returns them.
         index: That of the same samples, whose pictures are read; None if none was kept.
         passages: What tokens contribute to similarities, as `likewise.runs.neighbors` found it.
+        tokens: Which input holds the tokens of texts; None if that is not known.
 
     """
     found, n = results.found, data.n
@@ -87,7 +90,7 @@ def write_tables(
     columns |= added
     folder.state |= {**_describe(results, shown, n), "own_columns": list(shown.extra)}
     folder.write_table("neighbors.parquet", _neighbor_table(near))
-    folder.write_table("duplicates.parquet", _duplicate_table(results, data, columns))
+    folder.write_table("duplicates.parquet", _duplicate_table(results, data, columns, tokens))
     lists = {
         "counts": found["counts"].astype(np.int32),
         "coordinates": found["coordinates"].astype(np.float32),
@@ -248,7 +251,9 @@ def written(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
-def _duplicate_table(results: Results, data: Batches, columns: Arrays) -> dict[str, Any]:
+def _duplicate_table(
+    results: Results, data: Batches, columns: Arrays, tokens: TokenInput | None
+) -> dict[str, Any]:
     """Return the pairs that are nearly the same sample, the most similar first, with their inputs compared."""
     pairs = results.duplicate_pairs[:MOST_DUPLICATES]
     first, second = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
@@ -257,19 +262,21 @@ def _duplicate_table(results: Results, data: Batches, columns: Arrays) -> dict[s
         "first": first,
         "second": second,
         "similarity": pairs[:, 2],
-        "input_similarity": _input_similarities(data, first, second),
+        "input_similarity": _input_similarities(data, tokens, first, second),
         **({} if classes is None else {"same_label": (classes[first] == classes[second]).numpy()}),
         **({} if split is None else {"first_split": split[first], "second_split": split[second]}),
     }
 
 
-def _input_similarities(data: Batches, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _input_similarities(
+    data: Batches, tokens: TokenInput | None, first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
     """Return the similarity of the inputs of pairs, (p,), NaN where inputs are of no known kind."""
     if not len(first):
         return np.zeros(0)
     usual = np.linspace(0, data.n - 1, min(data.n, 1000)).astype(int)  # whose mean is what is usual
     places = np.unique(np.concatenate([first, second, usual]))
-    features = input_features(data.take(places.tolist()))
+    features = input_features(data.take(places.tolist()), tokens)
     if features is None:
         return np.full(len(first), np.nan)
     mean = features[np.searchsorted(places, usual)].double().mean(0)

@@ -30,7 +30,7 @@ from likewise.gram.matrix import dataset_outputs
 from likewise.identity import fingerprint_code
 from likewise.model import Network
 from likewise.progress import announce
-from likewise.readouts import all_outputs
+from likewise.readouts import all_outputs, are_chances
 from likewise.statistics.neighbors import contradiction
 from likewise.statistics.targets import MOST_CLASSES, class_chances
 from likewise.torch_state import preserve_generators
@@ -234,13 +234,16 @@ class _Run:
             raise TypeError(f"train must return a trained torch.nn.Module, found {describe(model)}.")
         net = Network(model, all_outputs)
         outputs = dataset_outputs(net, self.data.take(held.tolist()), masked=True).cpu()
+        if are_chances(outputs):  # so may a few logits look: the other samples show whether they are
+            others = dataset_outputs(net, self.data.take(kept), masked=True).cpu()
+            outputs = torch.cat([outputs, others])
         chances = class_chances(outputs, self.labels)
         if chances is None:
             raise ValueError(
                 f"Labels go up to {int(self.labels.max())}, but the model that train returned has {outputs.shape[1]} "
                 "outputs: these are not its classes."
             )
-        return chances.double()
+        return chances[: len(held)].double()
 
     def _subset(self, places: list[int]) -> Dataset[Any]:
         """Return samples to train on: items of the user's data set, or (input, label) pairs."""

@@ -13,7 +13,8 @@ at most (CHANCE / 5)^(2/D), with D the dimension estimated from the distances to
 one sample in a thousand then has such a neighbor by chance.
 
 Texts also count as near-duplicates if at most RATIO of the words of the longer one are missing in the other. Texts
-built from templates are all close to each other, so none of them is closer than usual.
+built from templates are all close to each other, so none of them is closer than usual. Padding is no word: 0 in the
+`attention_mask`, or `padding_idx` of the embedding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from likewise.checks import check_flag, check_integer, check_number
 from likewise.data import Batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.statistics.neighbors import merge_largest
+from likewise.statistics.shared_words import TokenInput, find_token_input
 from likewise.statistics.targets import of_classes, refuse_unbounded
 from likewise.wording import counted
 
@@ -163,7 +165,8 @@ def duplicates(
     if k < 1:
         raise ValueError("One sample has no other sample to compare with: pass at least two.")
     splits = None if split is None else _split_numbers(split, gram)
-    rows, columns = _classes(gram, labels)
+    classes = _classes(gram, labels)
+    rows, columns = classes or (torch.zeros(n, dtype=torch.int64), torch.zeros(m, dtype=torch.int64))
     near = _nearest_inputs(gram, k) if check_flag("compare_inputs", compare_inputs) else None
     partners = torch.zeros(n, 0, dtype=torch.int64) if near is None else near.places
     ((places, similar, others),) = pair_source(gram, sketch).visit(PartnersReducer(k, partners))
@@ -175,7 +178,7 @@ def duplicates(
             by_inputs |= near.words <= (RATIO if ratio is None else ratio) + 1e-9
         found.append((by_inputs, others.cpu(), near.places))
     pairs = torch.cat([_pair_rows(chosen, values, where) for chosen, values, where in found])
-    return _collect(pairs, gram, near, rows, columns, splits)
+    return _collect(pairs, gram, near, classes, splits)
 
 
 def close_pairs(
@@ -226,11 +229,17 @@ def _chance_ratio(distance: Tensor) -> float:
     return float((CHANCE / k) ** (2 * inverse))
 
 
-def input_features(data: Batches) -> Tensor | None:
-    """Return numbers by which to compare inputs, (n, f) float32; None for unknown kinds of inputs."""
+def input_features(data: Batches, tokens: TokenInput | None = None) -> Tensor | None:
+    """Return numbers by which to compare inputs, (n, f) float32; None for unknown kinds of inputs.
+
+    Args:
+        data: The samples.
+        tokens: Which input holds the tokens of texts, and which of them are padding; None if that is not known.
+
+    """
     parts = list[Tensor]()
     for batch in data:
-        numbers = _numbers(batch.inputs)
+        numbers = _numbers(batch.inputs) if tokens is None else _word_counts(*tokens.read(batch.inputs))
         if numbers is None:
             return None
         parts.append(numbers)
@@ -276,8 +285,9 @@ class _NearestInputs(NamedTuple):
 
 def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
     """Return the k columns with the most similar inputs; None for unknown kinds of inputs."""
-    mine = input_features(gram.data)
-    theirs = mine if gram.square else input_features(gram.columns)
+    tokens = find_token_input(gram)
+    mine = input_features(gram.data, tokens)
+    theirs = mine if gram.square else input_features(gram.columns, tokens)
     if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
         return None
     mean = theirs.double().mean(0).float()
@@ -301,7 +311,7 @@ def _nearest_inputs(gram: GramMatrix, k: int) -> _NearestInputs | None:
     )
     order = exact.argsort(dim=1, descending=True)
     where, exact = where.gather(1, order), exact.gather(1, order)
-    is_text = holds_words(gram.data.samples(range(1)).inputs)
+    is_text = tokens is not None or holds_words(gram.data.samples(range(1)).inputs)
     return _NearestInputs(
         where, exact, mine, theirs, differing_words(mine, theirs, where) if is_text else None
     )
@@ -357,24 +367,27 @@ def _numbers(inputs: Any) -> Tensor | None:
 def _word_counts(ids: Tensor, mask: Any) -> Tensor:
     """Return how often each word occurs, (n, buckets)."""
     weights = torch.ones(ids.shape) if mask is None else mask.detach().cpu().float()
-    return torch.zeros(len(ids), WORDS).scatter_add_(1, ids.long() % WORDS, weights)
+    return torch.zeros(len(ids), WORDS).scatter_add_(1, ids.cpu().long() % WORDS, weights)
 
 
-def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor]:
-    """Return the classes of rows and columns; a single class if there are none."""
-    n, m = gram.shape
+def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the classes of rows and columns; None unless both are known."""
+    m = gram.shape[1]
     theirs = gram.columns.labels() if labels is None else torch.as_tensor(labels)
-    known = None if theirs is None or len(theirs) != m else of_classes(theirs, 2)
+    known = None if theirs is None or len(theirs) != m else _class_numbers(theirs)
     if labels is not None and known is None:
         raise ValueError(f"labels must be class numbers, one for each of {m} samples.")
     if gram.square:
         mine = known
     else:
         own = gram.data.labels()
-        mine = None if own is None else of_classes(own, 2)
-    if known is None or mine is None:
-        return torch.zeros(n, dtype=torch.int64), torch.zeros(m, dtype=torch.int64)
-    return mine, known
+        mine = None if own is None else _class_numbers(own)
+    return None if known is None or mine is None else (mine, known)
+
+
+def _class_numbers(labels: Tensor) -> Tensor | None:
+    """Return labels as class numbers, also if they are one-hot; None if they are values."""
+    return of_classes(labels, max(2, labels[0].numel()))
 
 
 def _split_numbers(split: Any, gram: GramMatrix) -> Tensor:
@@ -398,8 +411,7 @@ def _collect(
     pairs: Tensor,
     gram: GramMatrix,
     near: _NearestInputs | None,
-    rows: Tensor,
-    columns: Tensor,
+    classes: tuple[Tensor, Tensor] | None,
     splits: Tensor | None,
 ) -> Duplicates:
     """Return the pairs, each once, the most similar first."""
@@ -416,11 +428,10 @@ def _collect(
     best = torch.maximum(similarity, inputs.nan_to_num(-1))
     order = best.argsort(descending=True, stable=True)
     first, second, similarity, inputs = first[order], second[order], similarity[order], inputs[order]
-    has_labels = bool((rows > 0).any()) or bool((columns > 0).any())
     across = torch.full(first.shape, not gram.square)
     if splits is not None:
         across = splits[first] != splits[second]
     counts = torch.bincount(first, minlength=gram.shape[0])
     counts = counts + torch.bincount(second, minlength=gram.shape[0]) if gram.square else counts
-    same = (rows[first] == columns[second]) if has_labels else None
+    same = None if classes is None else classes[0][first] == classes[1][second]
     return Duplicates(first, second, similarity, inputs, same, across, counts)

@@ -120,9 +120,10 @@ def fit_quality(
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
     if not gram.square:
         raise ValueError("fit_quality needs one data set: build the GramMatrix without columns.")
-    variance, overall = _label_variance(gram, found)
+    given = _Targets.of(gram, found)
+    variance, overall = _label_variance(gram, given.values(gram.d))
     neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
-    learned, supported, classes = _support(gram, found, sketch)
+    learned, supported, classes = _support(gram, given, sketch)
     verdict: Verdict = "fit"
     if math.isnan(learned - supported):  # the paper's rule is left
         crowd = float(neighbors.median()) > gram.shape[1] / 2
@@ -160,9 +161,32 @@ def decide_verdict(
     return "underfit" if gap < underfit_below and learned < LEARNED else "fit"
 
 
-def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
-    """Return the label variance around each sample, weighted by k^I, and that of all labels."""
-    y = label_values(labels, gram.d).cpu()
+class _Targets(NamedTuple):
+    """Labels, and what the network predicts; the fields after the first are None if its neighbors know the label."""
+
+    labels: Tensor
+    outputs: Tensor | None = None  # (n, q)
+    classes: Tensor | None = None  # (n,) class numbers, if the labels are classes
+
+    @classmethod
+    def of(cls, gram: GramMatrix, labels: Tensor) -> "_Targets":
+        """Return those of labels, (n, ...)."""
+        if not gram.of_network or readout_looks_at_label(gram):
+            return cls(labels)
+        outputs = model_outputs(gram)
+        return cls(labels, outputs, of_classes(labels, outputs.shape[1]))
+
+    def values(self, d: int) -> Tensor:
+        """Return the labels as numbers to average, (n, q): classes one-hot, integers of one output as they are."""
+        if self.classes is not None:
+            return label_values(self.classes, d).cpu()
+        if self.outputs is not None and self.outputs.shape[1] == 1:
+            return self.labels.reshape(len(self.labels), -1).double().cpu()
+        return label_values(self.labels, d).cpu()
+
+
+def _label_variance(gram: GramMatrix, y: Tensor) -> tuple[Tensor, float]:
+    """Return the variance of labels (n, q) around each sample, weighted by k^I, and that of all labels."""
     y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
     inner = gram.with_kernel(INNER_PRODUCT)
     sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, y.square()], 1)).cpu()
@@ -172,12 +196,11 @@ def _label_variance(gram: GramMatrix, labels: Tensor) -> tuple[Tensor, float]:
     return variance, float(y.var(0, correction=0).sum())
 
 
-def _support(gram: GramMatrix, labels: Tensor, sketch: int | None) -> tuple[float, float, bool]:
+def _support(gram: GramMatrix, given: _Targets, sketch: int | None) -> tuple[float, float, bool]:
     """Return the share of labels that outputs predict, the share that neighbors' labels do, and if they are classes."""
-    if not gram.of_network or readout_looks_at_label(gram):
-        return math.nan, math.nan, True  # no network, or one whose neighbors know the label
-    outputs = model_outputs(gram)
-    classes = of_classes(labels, outputs.shape[1])
+    labels, outputs, classes = given
+    if outputs is None:
+        return math.nan, math.nan, True
     chances = None if classes is None else class_chances(outputs, classes)
     if classes is not None and chances is not None:
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()

@@ -10,6 +10,7 @@ r the ranks (d as a rule), and ‖f − f'‖ ≤ slope · ‖a − a'‖. For d
 """
 
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,8 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
     """Return a bound of ‖f(x) − f(x')‖ for each pair, (n, m), from similarities alone.
 
     Infinite where the outputs are not those of a last linear layer with a bias, or an activation of
-    it, whose parameters are used once and among those compared.
+    it, whose parameters are used once and among those compared; or where a readout takes another
+    output for another sample.
 
     Args:
         gram: Plain or centered; its kernel is ignored.
@@ -95,11 +97,25 @@ def lipschitz_bound(gram: GramMatrix) -> Tensor:
 
 
 def output_head(gram: GramMatrix) -> Head | None:
-    """Return the network's last linear layer, seen on the first samples."""
+    """Return the last linear layer if all outputs, of rows and columns, are those of it or of one activation of it.
+
+    A readout by label or by prediction is one output for some samples and another for others: it has no head. One
+    forward pass.
+    """
     if not gram.of_network:
         return None
     with gram.net.evaluation_mode():
-        return last_linear(gram.net, gram.data.samples(range(min(3, gram.data.n))))
+        first = gram.data.samples(range(min(3, gram.data.n)))
+        layer = last_linear(gram.net, first)
+        if layer is None:
+            return None
+        slopes: dict[_Map, float] | None = None
+        for samples in chain(gram.data, () if gram.square else gram.columns):
+            found = _slopes(gram.net, layer, samples)
+            slopes = found if slopes is None else {one: slopes[one] for one in slopes if one in found}
+            if not slopes:
+                return None
+        return Head(*layer, min(slopes.values())) if slopes else None
 
 
 def reach(gram: GramMatrix, head: Head) -> Reach:
@@ -134,53 +150,62 @@ class _Call(NamedTuple):
         return f"{prefix}weight", f"{prefix}bias"
 
 
-def last_linear(net: Network, samples: Samples) -> Head | None:
-    """Return the layer, or None if there is none, it has no bias, or its parameters are shared.
+_Map = tuple[Callable[..., Tensor], int | None]  # an activation, and the column of it that is the only output
+
+
+def last_linear(net: Network, samples: Samples) -> tuple[str, str] | None:
+    """Return the names of its weight and bias, or None if there is none, it has no bias, or they are shared.
 
     Call it inside `net.evaluation_mode`.
     """
+    call, _ = _last_call(net, samples)
+    if call is None or not set(call.parameters) <= set(net.names) or not _is_used_once(net, call, samples):
+        return None
+    return call.parameters
+
+
+def _last_call(net: Network, samples: Samples) -> tuple[_Call | None, Tensor]:
+    """Return the last call of a linear layer with a bias, None unless it is of one vector a sample; and the outputs."""
     layers = {
         name: module
         for name, module in net.model.named_modules()
         if isinstance(module, nn.Linear) and module.bias is not None
     }
-    calls: list[_Call] = []
+    last: _Call | None = None
 
     def record(name: str, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        calls.append(_Call(name, layers[name], inputs[0].clone(), outputs.clone()))
+        nonlocal last
+        last = _Call(name, layers[name], inputs[0].clone(), outputs.clone())
 
     with record_calls(net.model, layers, record):
         outputs = net.function({}, samples.inputs, samples.labels, samples.ids)
-    if not calls or calls[-1].outputs.dim() != 2:
-        return None
-    last = calls[-1]
-    weight, bias = last.parameters
-    slope = _slope(last, outputs)
-    if slope is None or not {weight, bias} <= set(net.names) or not _is_used_once(net, last, samples):
-        return None
-    return Head(weight, bias, slope)
+    return (last if last is not None and last.outputs.dim() == 2 else None), outputs
 
 
-def _slope(call: _Call, outputs: Tensor) -> float | None:
-    """Return a Lipschitz constant from the layer's inputs to the network's outputs."""
+def _slopes(net: Network, layer: tuple[str, str], samples: Samples) -> dict[_Map, float]:
+    """Return Lipschitz constants from a layer's inputs to the outputs, by each map from one to the other that fits."""
+    call, outputs = _last_call(net, samples)
+    if call is None or call.parameters != layer:
+        return {}
     weight, bias = call.module.weight.detach(), call.module.bias.detach()
     affine = torch.nn.functional.linear(call.inputs, weight, bias)
     if not torch.allclose(
         affine, call.outputs, rtol=1e-3, atol=1e-6
     ):  # a hook, or a subclass with its own forward
-        return None
+        return {}
+    found, norm = dict[_Map, float](), float(torch.linalg.matrix_norm(weight.double(), 2))
     for activation, steepest in ACTIVATIONS:
         active = activation(call.outputs)
         if active.shape == outputs.shape and torch.allclose(active, outputs):
-            return steepest * float(torch.linalg.matrix_norm(weight.double(), 2))
-        for i in range(active.shape[1] if outputs.shape[1] == 1 else 0):
-            if torch.allclose(active[:, i], outputs[:, 0]):
-                return steepest * float(weight[i].double().norm())
+            found[activation, None] = steepest * norm
+        elif outputs.shape == (len(active), 1):
+            fits = torch.isclose(active, outputs).all(0).nonzero()[:, 0].tolist()
+            found |= {(activation, i): steepest * float(weight[i].double().norm()) for i in fits}
     log_softmax = call.outputs.log_softmax(1)
     if log_softmax.shape == outputs.shape and torch.allclose(log_softmax, outputs):
         # The derivative Id − 1 pᵀ is longest where p is certain: √classes.
-        return outputs.shape[1] ** 0.5 * float(torch.linalg.matrix_norm(weight.double(), 2))
-    return None
+        found[torch.log_softmax, None] = outputs.shape[1] ** 0.5 * norm
+    return found
 
 
 def _is_used_once(net: Network, call: _Call, samples: Samples) -> bool:

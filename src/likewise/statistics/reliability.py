@@ -211,6 +211,7 @@ SHIFTED = 0.05  # share of predictions beyond that from which a warning is given
 BY_NEIGHBORS = 0.4  # weight of the log-odds by all ingredients; the rest is by the confidence alone
 TEMPERATURES = 0.1, 10.0
 SMALLEST = 1e-30  # probability
+ROUNDING = 1e-9  # of the spread of an ingredient
 
 
 class CalibrationWarning(UserWarning):
@@ -348,7 +349,11 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     values = _check_truth(found, truth)
     temperature = None if found.probabilities is None else _fit_temperature(found.probabilities, values[:, 0])
     features = _ingredients(found, temperature)
-    scale = features.mean(0), features.std(0, correction=0).clamp(min=1e-9)
+    spread = features.std(0, correction=0)
+    spread[spread < ROUNDING] = (
+        math.inf
+    )  # what is the same for all held-out predictions says nothing about others
+    scale = features.mean(0), spread
     standard = (features - scale[0]) / scale[1]
     if found.confidence is not None:
         outcome = (found.prediction.cpu() == values[:, 0]).double()
