@@ -1,8 +1,8 @@
 """Do the cheap defaults of a run rank labels as exact pairs of all outputs do?
 
 Digits of scikit-learn with 5 % wrong labels that the network has memorized (the demo's network and training, other
-seeds): average precision of `label_suspicion` with all outputs and exact pairs, with four combinations and exact pairs,
-and with sketches of 1,024 numbers of four combinations, which is what `analyze` takes where pairs are many.
+seeds): average precision of `label_suspicion` with all outputs and exact pairs, with four combinations or contrasts
+and exact pairs, and with sketches of 1,024 numbers of four contrasts, as `analyze` takes them where pairs are many.
 
     python benchmarks/default_readout.py --seeds 0 1 2
 """
@@ -20,7 +20,8 @@ from likewise.cli import demo
 WAYS = {
     "all outputs, exact": (lw.all_outputs, None),
     "4 combinations, exact": (lw.projected_outputs(4), None),
-    "4 combinations, sketches of 1,024": (lw.projected_outputs(4), 1024),
+    "4 contrasts, exact": (lw.class_contrasts(4), None),
+    "4 contrasts, sketches of 1,024": (lw.class_contrasts(4), 1024),
 }
 
 
