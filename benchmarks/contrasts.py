@@ -2,6 +2,7 @@
 
     python benchmarks/contrasts.py --data DIR                         20 minutes on one thread
     python benchmarks/contrasts.py --data DIR --only fashion-mnist
+    python benchmarks/contrasts.py --data DIR --layers               all outputs, the weights of one layer at a time
 
 A convolutional network of 290,000 parameters, 3,000 images of MNIST or Fashion-MNIST (none of those of labels.py), 40
 epochs, 10 % of the labels wrong: average precision of the votes of sketches of 1,024 numbers, and the similarities of
@@ -49,10 +50,18 @@ def fresh() -> nn.Sequential:
     return conv6().to(memory_format=torch.channels_last)
 
 
-def similarities(model: nn.Module, readout: Readout, x: Tensor) -> Tensor:
+def ways(model: nn.Module, layers: bool) -> dict[str, lw.Network]:
+    """Return the networks to compare, by the name of what they compare."""
+    if not layers:
+        return {name: lw.Network(model, readout) for name, readout in READOUTS.items()}
+    weights = [name for name, value in model.named_parameters() if value.dim() > 1]
+    return {name: lw.Network(model, lw.all_outputs, parameters=[name]) for name in weights}
+
+
+def similarities(net: lw.Network, x: Tensor) -> Tensor:
     """Return the centered similarities of all pairs of the first images."""
     few = x[:COMPARED]
-    dense = lw.GramMatrix(lw.Network(model, readout), few, centered=True, max_memory=MEMORY).dense()
+    dense = lw.GramMatrix(net, few, centered=True, max_memory=MEMORY).dense()
     return dense[tuple(torch.triu_indices(len(few), len(few), 1))]
 
 
@@ -62,6 +71,7 @@ def main() -> None:
     )
     data_folder(parser)
     parser.add_argument("--only", choices=["mnist", "fashion-mnist"], help="images")
+    parser.add_argument("--layers", action="store_true", help="compare layers, each with all outputs")
     a = parser.parse_args()
     torch.set_num_threads(1)
     print("| images, noise | readout | average precision | correlation | off by | CPU seconds |")
@@ -69,14 +79,14 @@ def main() -> None:
     for name, noise in product([a.only] if a.only else ["mnist", "fashion-mnist"], ["uniform", "instance"]):
         x, y = images(name, a.data, first=FIRST, count=COUNT)
         model, labels = memorized(x, y, noise)
-        exact, chances = similarities(model, lw.all_outputs, x), evaluated(model, x).softmax(1)
-        for what, readout in READOUTS.items():
-            gram = lw.GramMatrix(lw.Network(model, readout), (x, labels), max_memory=MEMORY)
+        exact, chances = similarities(lw.Network(model, lw.all_outputs), x), evaluated(model, x).softmax(1)
+        for what, net in ways(model, a.layers).items():
+            gram = lw.GramMatrix(net, (x, labels), max_memory=MEMORY)
             start = time.process_time()
             found = combined_suspicion(class_votes(gram, labels, sketch=1024), labels, chances)
             seconds = time.process_time() - start
             precision = average_precision_score(labels != y, found.suspicion)
-            ours = similarities(model, readout, x)
+            ours = similarities(net, x)
             correlation = torch.corrcoef(torch.stack([exact, ours]))[0, 1]
             apart = (exact - ours).square().mean().sqrt()
             print(
