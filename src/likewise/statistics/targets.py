@@ -100,7 +100,12 @@ def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
-    found = found.squeeze(-1) if found.dim() == 2 and found.shape[1] == 1 else found
+    return check_class_numbers(found)
+
+
+def check_class_numbers(labels: Tensor) -> Tensor:
+    """Return labels as class numbers, (m,), if they are integers from 0, one per sample; otherwise raise."""
+    found = labels.squeeze(-1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.is_floating_point() or found.is_complex() or found.dim() != 1 or int(found.min()) < 0:
         raise ValueError(
             f"Class numbers from 0 are needed, one per sample; found labels of {found.dtype}, shape "
