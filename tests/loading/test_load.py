@@ -557,6 +557,19 @@ def test_missing_values_are_named(folder, frame, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_booleans_with_missing_cells_are_named(folder, suffix):
+    frame, path = pandas.DataFrame({"size": [1, 2, 3], "wild": [True, None, False]}), folder / f"t{suffix}"
+    if suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        save(frame, path)
+    for options in ({}, {"columns": ["size", "wild"]}):
+        with pytest.raises(ValueError, match=r"'wild' of .* holds nan in row 1 .* 1 cells"):
+            data(str(path), **options)
+    assert data(str(path), columns=["size"]).columns == ("size",)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
 def test_a_word_among_numbers_is_named_and_columns_of_text_are_noted(folder, frame, suffix):
     path = folder / f"t{suffix}"
 

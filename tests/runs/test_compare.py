@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -125,3 +126,29 @@ def test_another_order_of_classes_is_called_that(tmp_path):
     ]
     with pytest.raises(ValueError, match=r"their classes in different orders \(a, b and b, a\)"):
         compare_runs(*runs)
+
+
+@pytest.mark.parametrize("n", [1, 8, 12])
+def test_densities_that_are_all_the_same_have_no_rank_correlation(tmp_path, capsys, n):
+    torch.manual_seed(0)
+    x, net = torch.randn(n, 4).double(), torch.nn.Linear(4, 2).double()
+    alike = torch.nn.Sequential(torch.nn.Threshold(10.0, 1.0), torch.nn.Linear(4, 2)).double()
+    runs = [lw.analyze(model, x, out=tmp_path / str(i)) for i, model in enumerate((net, alike))]
+    options = {"across_settings": True}  # parameters have other names
+    summary = compare_runs(*runs, **options).summary
+    assert summary.density_correlation is None and summary.kept_neighbors <= 1
+    page = write_comparison(*runs, tmp_path / "page.html", **options).read_text()
+    assert "then 1.000" in page and "rank correlation" not in page
+    words = ["compare", str(tmp_path / "0"), str(tmp_path / "1"), "--across-settings", "--format", "json"]
+    capsys.readouterr()
+    assert exit_code(words) == 0
+    assert json.loads(capsys.readouterr().out)["summary"]["density_correlation"] is None
+
+
+def test_samples_without_a_density_are_left_out_of_the_rank_correlation(tmp_path):
+    torch.manual_seed(0)
+    run = lw.analyze(torch.nn.Linear(4, 2), torch.randn(12, 4), out=tmp_path)
+    run.table.loc[3, "density"] = np.nan
+    assert compare_runs(run, run).summary.density_correlation == pytest.approx(1)
+    run.table["density"] = np.nan
+    assert compare_runs(run, run).summary.density_correlation is None

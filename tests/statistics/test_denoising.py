@@ -40,3 +40,18 @@ def test_estimated_factors_are_the_same_for_every_batch_size():
     for found in others:
         torch.testing.assert_close(found.factor, whole.factor, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(found.factor_error, whole.factor_error, rtol=1e-6, atol=1e-9)
+
+
+def test_smoothed_labels_are_one_hot_where_labels_are_classes_of_the_network():
+    counts = torch.arange(12) * 3 % 7
+    gram = lw.GramMatrix(nn.Linear(3, 1), X)
+    found, values = (lw.denoising(gram, labels).smoothed_label for labels in (counts, counts.float()))
+    assert found.shape == (12, 1) and torch.equal(found, values)  # one output: whole numbers are values
+    assert lw.denoising(gram, counts % 2).smoothed_label.shape == (12, 2)
+    several = nn.Linear(3, 7)
+    for readout in (lw.label_against_rest, lw.one_output(0), lw.all_outputs):
+        found = lw.denoising(lw.GramMatrix(lw.Network(several, readout), (X, counts))).smoothed_label
+        assert found.shape == (12, 7)
+    whole = lw.GramMatrix(several, X)
+    one_hot, floats = (lw.denoising(whole, labels).smoothed_label for labels in (counts, counts.float()))
+    assert torch.equal(one_hot, floats)

@@ -140,6 +140,38 @@ def test_one_hot_labels_are_classes_and_one_class_is_a_label(digits):
     assert lw.duplicates(lw.GramMatrix(net, (x, torch.rand(len(x))))).same_label is None
 
 
+def test_class_numbers_as_floats_are_classes(digits):
+    net, x, y = digits
+    expected = lw.duplicates(lw.GramMatrix(net, (x, y)))
+    for found in (
+        lw.duplicates(lw.GramMatrix(net, (x, y.float()))),
+        lw.duplicates(lw.GramMatrix(net, x), y.float()),
+    ):
+        assert pairs(found) == pairs(expected) and torch.equal(found.same_label, expected.same_label)
+
+
+def test_labels_that_are_no_classes_are_refused_or_values(digits):
+    net, x, y = digits
+    x, y = x[:40], y[:40]
+    for wrong, message in (
+        (torch.where(y == 0, -1, y), "Class numbers from 0"),
+        (torch.where(y == 0, -1.0, y.float()), "Class numbers from 0"),
+        (torch.where(y == 0, -100, y), "are -100"),
+        (torch.where(y == 0, torch.nan, y.float()), "NaN or infinite"),
+        (y + 10**9, "more than 100000 classes"),
+    ):
+        for build in (
+            lambda wrong=wrong: lw.duplicates(lw.GramMatrix(net, (x, wrong))),
+            lambda wrong=wrong: lw.duplicates(lw.GramMatrix(net, x), wrong),
+            lambda wrong=wrong: lw.duplicates(lw.GramMatrix(net, (x, wrong), columns=(x, y))),
+        ):
+            with pytest.raises(ValueError, match=message):
+                build()
+    one = torch.nn.Linear(64, 1)
+    for values in (y - 5, y + 10**9, y.float(), torch.rand(40) + 10):
+        assert lw.duplicates(lw.GramMatrix(one, (x, values))).same_label is None
+
+
 class PaddedTexts(torch.nn.Module):
     """The mean of the words of texts, which 0 fills up."""
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import likewise as lw
-from likewise.statistics.target_issues import is_label_matrix
+from likewise.statistics.target_issues import is_label_matrix, values_from_votes
 
 
 def naive_weights(gram):
@@ -88,6 +88,37 @@ def test_scores_of_honest_values_are_standard_normal():
     assert 0.62 < (found.score < 1).double().mean() < 0.75
     assert (found.score < 2).double().mean() > 0.92
     assert found.flagged.sum() <= 3
+
+
+def mostly_zero_counts():
+    torch.manual_seed(0)
+    y = torch.where(torch.rand(300) < 0.8, 0, torch.poisson(torch.full((300,), 5.0)))
+    y[7] = 60  # a wrong count
+    return torch.randn(300, 4), y
+
+
+def test_of_counts_that_are_mostly_zero_the_others_are_not_flagged():
+    x, y = mostly_zero_counts()
+    model = torch.nn.Linear(4, 1)
+    for weight in (0, 0.05):  # it predicts nearly a constant
+        torch.nn.init.constant_(model.weight, weight)
+        found = lw.value_suspicion(lw.GramMatrix(model, (x, y)))
+        assert found.score.argmax() == 7 and found.flagged[7] and found.score[7] < 30
+        assert found.flagged.sum() <= 3 < (y > 0).sum() / 10
+
+
+def test_nothing_is_flagged_where_all_residuals_are_equal():
+    torch.manual_seed(0)
+    x = torch.randn(300, 4)
+    found = lw.value_suspicion(lw.GramMatrix(torch.nn.Linear(4, 1), (x, torch.full((300,), 0.3))))
+    assert found.score.abs().max() == 0 and not found.flagged.any()
+    values = torch.stack([x[:, 0], x[:, 1]], 1).double()
+    same, one = values.mean(0).expand(300, 2), torch.ones(300).double()
+    wanted = values_from_votes(same, one, values, None)
+    biased = values_from_votes(same, one, values, values + 0.5)  # the network is off by the same everywhere
+    torch.testing.assert_close(biased.score, wanted.score)
+    constant = values_from_votes(same, one, torch.full((300, 2), 0.3).double(), values)
+    assert constant.score.max() == 0
 
 
 def test_a_wrong_word_and_a_wrong_patch_are_found_where_they_are():

@@ -301,9 +301,15 @@ def _numbers(frame: "DataFrame", asked: list[str] | None, name: str) -> tuple[Te
 
 
 def _numeric(frame: "DataFrame") -> set[str]:
-    """Return the columns that hold numbers."""
-    is_numeric = library("pandas", "pandas").api.types.is_numeric_dtype
-    return {column for column, dtype in frame.dtypes.items() if is_numeric(dtype)}
+    """Return the columns that hold numbers or booleans, also if cells are missing."""
+    types = library("pandas", "pandas").api.types
+    return {
+        column
+        for column, dtype in frame.dtypes.items()
+        if types.is_numeric_dtype(dtype)
+        # Booleans with missing cells are objects to pandas.
+        or (types.is_object_dtype(dtype) and types.infer_dtype(frame[column], skipna=True) == "boolean")
+    }
 
 
 def _refuse_dirty(frame: "DataFrame", numeric: set[str], name: str) -> None:

@@ -20,7 +20,9 @@ class ComparisonSummary(NamedTuple):
 
     samples: int
     kept_neighbors: float  # mean share of a sample's neighbors that are so in both
-    density_correlation: float  # Spearman's, between the two runs
+    density_correlation: (
+        float | None
+    )  # Spearman's, between the two runs; None where a run's densities are all the same
     median_density_before: float
     median_density_after: float
     label_issues_gone: int | None
@@ -72,7 +74,7 @@ def compare_runs(before: Analysis, after: Analysis, *, across_settings: bool = F
     summary = ComparisonSummary(
         samples=len(first),
         kept_neighbors=float(np.mean(kept)) if len(kept) else 0.0,
-        density_correlation=float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
+        density_correlation=_rank_correlation(first["density"], second["density"]),
         median_density_before=float(first["density"].median()),
         median_density_after=float(second["density"].median()),
         label_issues_gone=gone,
@@ -112,13 +114,22 @@ def write_comparison(
     return Path(path)
 
 
+def _rank_correlation(first: "pandas.Series", second: "pandas.Series") -> float | None:
+    """Return Spearman's correlation of the values that both have; None if those of one are all the same."""
+    known = first.notna() & second.notna()
+    if min(first[known].nunique(), second[known].nunique()) < 2:
+        return None
+    return float(np.corrcoef(first[known].rank(), second[known].rank())[0, 1])
+
+
 def _lines(summary: ComparisonSummary) -> list[tuple[str, str]]:
+    correlation = summary.density_correlation
     found = [
         ("Neighbors that stay", f"{percent(summary.kept_neighbors)}, the mean over samples"),
         (
             "Mean similarity to all others",
-            f"median {summary.median_density_before:.3f}, then {summary.median_density_after:.3f}; rank correlation "
-            f"{summary.density_correlation:.2f}",
+            f"median {summary.median_density_before:.3f}, then {summary.median_density_after:.3f}"
+            + ("" if correlation is None else f"; rank correlation {correlation:.2f}"),
         ),
     ]
     if summary.predictions_changed is not None:
@@ -210,6 +221,8 @@ def _refuse_other_data(before: Analysis, after: Analysis) -> None:
 
 
 def _kept_share(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the share of each row of `first` that is in the same row of `second`."""
+    """Return the share of each row of `first` that is in the same row of `second`; 1 of no neighbors."""
     k = min(first.shape[1], second.shape[1])
+    if k == 0:
+        return np.ones(len(first))
     return (first[:, :k, None] == second[:, None, :k]).any(2).mean(1)

@@ -25,7 +25,7 @@ from likewise.gram.matrix import finite_outputs
 from likewise.gram.products import Products, Weights
 from likewise.kernels import INNER_PRODUCT, Kernel, whole_block
 from likewise.statistics.lipschitz import Reach, output_head, pair_bounds, reach
-from likewise.statistics.targets import given_labels, label_values, refuse_centered
+from likewise.statistics.targets import count_outputs, given_labels, label_values, refuse_centered
 
 DRAWN_TOGETHER = 16  # samples whose random signs come from one generator
 FEWEST_DRAWS, MOST_DRAWS = 4, 1_000_000  # fewer have no error bar
@@ -41,7 +41,8 @@ class Denoising(NamedTuple):
         effective_neighbors: (n,) 1/factor²: the number of equal samples that would average out as much.
         shift: (n, d) the prediction minus the mean prediction around it.
         smoothed_prediction: (n, d) E_k[ŷ].
-        smoothed_label: (n, q) E_k[ỹ], classes one-hot; None without labels.
+        smoothed_label: (n, q) E_k[ỹ], classes one-hot, integers of a network with one output as values (0 and 1 are
+            classes); None without labels.
         negative_share: (n,) share of the weights' mass that is negative; 0: a true average.
         bound: (n,) bound on ‖shift‖, from similarities alone; infinite if none is known, see denoising.
         factor_error: (n,) standard error of the factor; 0 if exact.
@@ -104,7 +105,7 @@ def denoising(
     exact, seed = check_flag("exact", exact), check_seed("seed", seed)
     inner = gram.with_kernel(INNER_PRODUCT)
     found = given_labels(gram, labels)
-    means = _Means(inner, None if found is None else label_values(found, gram.d))
+    means = _Means(inner, None if found is None else label_values(found, gram.d, count_outputs(gram)))
     unit = means.unit
     pairs = _from_pairs(inner, unit, None if exact else draws, seed)
     squares = Squares(pairs.squares, torch.zeros_like(pairs.squares))

@@ -30,7 +30,15 @@ from likewise.data import Batches
 from likewise.gram import GramMatrix, Reducer, Strip, pair_source
 from likewise.statistics.neighbors import merge_largest
 from likewise.statistics.shared_words import TokenInput, find_token_input
-from likewise.statistics.targets import of_classes, refuse_unbounded
+from likewise.statistics.targets import (
+    MOST_CLASSES,
+    check_class_numbers,
+    count_outputs,
+    finite_labels,
+    given_labels,
+    of_classes,
+    refuse_unbounded,
+)
 from likewise.wording import counted
 
 if TYPE_CHECKING:
@@ -132,7 +140,7 @@ def duplicates(
     Args:
         gram: Pairs within one data set, or between the rows and the columns. Similarities are centered.
         labels: (m,) class numbers of the columns, for one threshold per class; None uses the labels of the data, or one
-            threshold for all samples if there are none.
+            threshold for all samples if there are none or they are values.
         split: (n,) the split of each sample, numbers or names, within one data set.
         k: How many nearest samples of each to consider, by the network and by the inputs.
         ratio: A pair counts if it is closer than this times the median distance to the fifth nearest sample in its
@@ -143,6 +151,9 @@ def duplicates(
 
     Returns:
         Duplicates, the most similar pairs first.
+
+    Raises:
+        ValueError: Labels are NaN, −100 or, for a classifier, negative.
 
     Example:
         >>> import torch, likewise as lw
@@ -372,22 +383,30 @@ def _word_counts(ids: Tensor, mask: Any) -> Tensor:
 
 def _classes(gram: GramMatrix, labels: Any) -> tuple[Tensor, Tensor] | None:
     """Return the classes of rows and columns; None unless both are known."""
-    m = gram.shape[1]
-    theirs = gram.columns.labels() if labels is None else torch.as_tensor(labels)
-    known = None if theirs is None or len(theirs) != m else _class_numbers(theirs)
+    theirs = given_labels(gram, labels)
+    known = None if theirs is None else _class_numbers(theirs, gram)
     if labels is not None and known is None:
-        raise ValueError(f"labels must be class numbers, one for each of {m} samples.")
+        raise ValueError(f"labels must be class numbers, one for each of {gram.shape[1]} samples.")
     if gram.square:
         mine = known
     else:
         own = gram.data.labels()
-        mine = None if own is None else _class_numbers(own)
+        mine = None if own is None else _class_numbers(finite_labels(own), gram)
     return None if known is None or mine is None else (mine, known)
 
 
-def _class_numbers(labels: Tensor) -> Tensor | None:
-    """Return labels as class numbers, also if they are one-hot; None if they are values."""
-    return of_classes(labels, max(2, labels[0].numel()))
+def _class_numbers(labels: Tensor, gram: GramMatrix) -> Tensor | None:
+    """Return labels as class numbers, also if they are one-hot or floats; None if they are values."""
+    width = labels[0].numel()
+    classes = of_classes(labels, max(2, width))
+    if width > 1 or (classes is not None and int(classes.max()) < MOST_CLASSES):
+        return classes
+    flat, outputs = labels.reshape(-1), count_outputs(gram)
+    if outputs == 1:
+        return None
+    if flat.is_floating_point() and ((flat != flat.round()).any() or flat.max() >= (outputs or MOST_CLASSES)):
+        return None
+    return check_class_numbers(flat.long())
 
 
 def _split_numbers(split: Any, gram: GramMatrix) -> Tensor:

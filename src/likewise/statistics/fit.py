@@ -178,11 +178,7 @@ class _Targets(NamedTuple):
 
     def values(self, d: int) -> Tensor:
         """Return the labels as numbers to average, (n, q): classes one-hot, integers of one output as they are."""
-        if self.classes is not None:
-            return label_values(self.classes, d).cpu()
-        if self.outputs is not None and self.outputs.shape[1] == 1:
-            return self.labels.reshape(len(self.labels), -1).double().cpu()
-        return label_values(self.labels, d).cpu()
+        return label_values(self.labels, d, None if self.outputs is None else self.outputs.shape[1]).cpu()
 
 
 def _label_variance(gram: GramMatrix, y: Tensor) -> tuple[Tensor, float]:

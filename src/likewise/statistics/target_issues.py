@@ -31,6 +31,8 @@ from likewise.statistics.targets import given_labels, model_outputs, refuse_unbo
 
 FLAG_Z = 3.5  # robust standard deviations beyond which a value is flagged: two in ten thousand by chance
 MEMORIZED = 0.1  # of the votes' residual: a network whose own residuals are smaller has memorized its targets
+ROUNDING = 1e-12  # of the largest value: residuals that differ by less are equal
+NEARLY_EQUAL = 1e-4  # of the standard deviation: a median deviation below this is rounding of float32 outputs
 TEMPERATURE = 0.1  # of the mean over cells that is one number per sample: near the largest
 
 
@@ -67,7 +69,7 @@ class ValueSuspicion(NamedTuple):
     Attributes:
         suspicion: (n,) in [0, 1]: the share of residuals of right targets that are smaller, if these are normal.
         expected: (n, q) the target expected from the neighbors' targets.
-        score: (n,) residual in robust standard deviations, the largest of the q numbers.
+        score: (n,) residual in robust standard deviations, the largest of the q numbers; 0 if all residuals are equal.
         flagged: (n,) beyond 3.5 of them.
 
     Example:
@@ -212,13 +214,16 @@ def values_from_votes(sums: Tensor, total: Tensor, values: Tensor, outputs: Tens
     """
     means = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-300)[:, None], values.mean(0))
     expected = torch.stack([_rescale_to_values(m, v) for m, v in zip(means.T, values.T, strict=True)], 1)
+    rounding = ROUNDING * values.abs().amax(0)
     residual = values - expected
-    scores = residual / _robust_scale(residual)
+    scale = _robust_scale(residual, rounding)
+    scores = residual / scale
     if outputs is not None:
-        own = values - outputs
-        if bool((_robust_scale(own) > MEMORIZED * _robust_scale(residual)).all()):
-            scores = (scores + own / _robust_scale(own)) / 2
-            scores = scores / _robust_scale(scores)
+        own, varies = values - outputs, scale.isfinite()
+        own_scale = _robust_scale(own, rounding)
+        if bool(varies.any()) and bool((own_scale > MEMORIZED * scale)[varies].all()):
+            scores = torch.where(varies, (scores + own / own_scale) / 2, 0)
+            scores = scores / _robust_scale(scores, ROUNDING)
     score = scores.abs().amax(1)
     suspicion = torch.erf(score / math.sqrt(2))
     return ValueSuspicion(suspicion, expected, score, score > FLAG_Z)
@@ -448,7 +453,13 @@ def _rescale_to_values(means: Tensor, values: Tensor) -> Tensor:
     return values.median() + slope * (means - means.median())
 
 
-def _robust_scale(residual: Tensor) -> Tensor:
-    """Return a robust standard deviation of each column, by the median absolute deviation."""
-    spread = 1.4826 * (residual - residual.median(0).values).abs().median(0).values
-    return spread.clamp(min=1e-12 * residual.abs().amax().clamp(min=1e-300))
+def _robust_scale(residual: Tensor, rounding: Tensor | float) -> Tensor:
+    """Return a robust standard deviation of each column, by the median absolute deviation; inf if all are equal.
+
+    If more than half of a column are equal, as for counts that are mostly 0, it is the standard deviation around them.
+    """
+    distance = (residual - residual.median(0).values).abs()
+    spread = distance.square().mean(0).sqrt()
+    robust = 1.4826 * distance.median(0).values
+    scale = torch.where(robust > NEARLY_EQUAL * spread, robust, spread)
+    return torch.where(spread > rounding, scale, torch.inf)

@@ -100,7 +100,12 @@ def class_numbers(gram: GramMatrix, labels: Any) -> Tensor:
     found = given_labels(gram, labels)
     if found is None:
         raise ValueError("Labels are needed: pass them, or give the data as (X, y).")
-    found = found.squeeze(-1) if found.dim() == 2 and found.shape[1] == 1 else found
+    return check_class_numbers(found)
+
+
+def check_class_numbers(labels: Tensor) -> Tensor:
+    """Return labels as class numbers, (m,), if they are integers from 0, one per sample; otherwise raise."""
+    found = labels.squeeze(-1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
     if found.is_floating_point() or found.is_complex() or found.dim() != 1 or int(found.min()) < 0:
         raise ValueError(
             f"Class numbers from 0 are needed, one per sample; found labels of {found.dtype}, shape "
@@ -164,6 +169,21 @@ def model_outputs(gram: GramMatrix) -> Tensor:
         return dataset_outputs(net, gram.data, masked=True).cpu()
 
 
+def count_outputs(gram: GramMatrix) -> int | None:
+    """Return how many outputs the model has, whatever the readout compares; None if the readout looks at the label."""
+    if not gram.of_network or readout_looks_at_label(gram):
+        return None
+    net, first = gram.net, gram.data.samples(range(1))
+    if net.readout is all_outputs:
+        return gram.d
+    whole = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
+    try:
+        with whole.evaluation_mode():
+            return whole.function({}, first.inputs, first.labels, first.ids).shape[1]
+    except TypeError:
+        return gram.d  # only the readout understands what the model returns
+
+
 def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
     """Return the probability of each class, (n, c), if outputs (n, d) can be classes; else None.
 
@@ -193,14 +213,19 @@ def accuracy_warning(chances: Tensor | None, classes: Tensor) -> str | None:
     )
 
 
-def label_values(labels: Tensor, d: int) -> Tensor:
+def label_values(labels: Tensor, d: int, outputs: int | None = None) -> Tensor:
     """Return labels as numbers to average, (m, q): classes one-hot, numbers unchanged.
 
-    Integers from 0 to below MOST_CLASSES, one per sample, are classes. There are at least d columns, so that a part of
-    the data without the last class is treated the same.
+    Args:
+        labels: (m, ...).
+        d: Least number of columns of classes, so that a part of the data without the last class is treated the same.
+        outputs: How many outputs the model has: `of_classes` decides what a class is, and other labels of one output
+            are values. None if unknown: integers from 0 to below MOST_CLASSES, one per sample, are classes.
+
     """
-    flat = labels.reshape(len(labels), -1)
-    whole = not labels.is_floating_point() and flat.shape[1] == 1
-    if whole and int(flat.min()) >= 0 and int(flat.max()) < MOST_CLASSES:
+    classes = None if outputs is None else of_classes(labels, outputs)
+    flat = (labels if classes is None else classes).reshape(len(labels), -1)
+    is_whole = not flat.is_floating_point() and flat.shape[1] == 1 and (classes is not None or outputs != 1)
+    if is_whole and int(flat.min()) >= 0 and int(flat.max()) < MOST_CLASSES:
         return torch.nn.functional.one_hot(flat[:, 0].long(), max(d, int(flat.max()) + 1)).double()
     return flat.double()
