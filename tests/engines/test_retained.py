@@ -10,13 +10,18 @@ from torch import nn
 import likewise as lw
 import nets
 from likewise.data import batches
-from likewise.engines import MemoryMeter
+from likewise.engines import MemoryMeter, retained
 from likewise.engines.factors import DenseGradient, FactoredGradient
 from likewise.engines.gradient_batch import GradientBatch
 from likewise.engines.retained import RetainedGradients
 from likewise.gram import products
 from likewise.statistics.denoising import row_squares
 from simulated_graphs import simulate_graphs
+
+
+@pytest.fixture(autouse=True)
+def _small_tensors(monkeypatch):
+    monkeypatch.setattr(retained, "LEAST_BYTES", 0)
 
 
 class CountedCalls:
@@ -52,6 +57,15 @@ def test_retained_gradients_give_the_same_products(make, d):
     for value, ours in zip(expected[:2], found[:2], strict=True):
         torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-12)
     assert gram.engine._retained is None
+
+
+def test_batches_of_small_tensors_are_computed_again(monkeypatch):
+    model, x = nets.case(nets.conv, 2, 13)
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), batches(x, 4), engine="layers")
+    weights = torch.randn(13, 2, 1, dtype=torch.float64)
+    assert two_passes(gram, weights, 2**30)[2] == len(gram.data)
+    monkeypatch.setattr(retained, "LEAST_BYTES", 2**12)
+    assert two_passes(gram, weights, 2**30)[2] == 0
 
 
 def test_what_does_not_fit_is_computed_again():
