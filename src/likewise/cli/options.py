@@ -300,8 +300,8 @@ def _load_readout(text: str) -> Any:
         named = readouts.named_readout(text)
         if named is None:
             raise ValueError(
-                f"There is no readout {text!r}: use auto, projected_outputs(8), {', '.join(readouts.NAMED)}, or an "
-                "import string such as mine.py:readout."
+                f"There is no readout {text!r}: use auto, projected_outputs(8), class_contrasts(8), "
+                f"{', '.join(readouts.NAMED)}, or an import string such as mine.py:readout."
             )
         return named
     found = loading.import_object(text)

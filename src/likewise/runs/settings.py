@@ -138,8 +138,8 @@ class Settings(BaseModel):
     limit: int | None = Field(default=None, ge=1, description="Use at most this many samples.")
     readout: str = Field(
         default="auto",
-        description=f"The outputs whose gradients are compared: auto, projected_outputs(8), {', '.join(NAMED)}, or an "
-        "import string.",
+        description="The outputs whose gradients are compared: auto, projected_outputs(8), class_contrasts(8), "
+        f"{', '.join(NAMED)}, or an import string.",
     )
     parameters: Names | None = Field(
         default=None,
