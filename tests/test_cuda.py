@@ -9,6 +9,7 @@ from torch import nn
 import likewise as lw
 import nets
 from likewise import losses
+from likewise.engines import retained
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -55,6 +56,24 @@ def test_a_gpu_gives_the_numbers_of_the_host(make):
     for found, value in zip(numbers(model, x, y), expected, strict=True):
         assert (found.cpu() - value).abs().nan_to_num().max() < 1e-6 * (1 + value.nan_to_num().abs().max())
     assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("make", list(nets.SHAPES), ids=lambda m: m.__name__)
+def test_retained_gradients_give_the_numbers_of_the_host(make, monkeypatch):
+    monkeypatch.setattr(retained, "LEAST_BYTES", 0)
+    model, x = nets.case(make, 2, 41)
+    weights = torch.linspace(-1, 1, 41, dtype=torch.float64)
+
+    def sums():
+        gram = lw.GramMatrix(
+            model, lw.batches(x, size=4), max_memory=2**28
+        )  # eleven chunks, the last of one sample
+        return [lw.soft_neighbors(gram), lw.uncertainty(gram), (gram @ weights.to(gram.device)).cpu()]
+
+    expected = sums()
+    model.cuda()
+    for found, value in zip(sums(), expected, strict=True):
+        assert (found.cpu() - value).abs().max() < 1e-6 * (1 + value.abs().max())
 
 
 def tensors_of(result):

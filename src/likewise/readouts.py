@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -258,9 +258,14 @@ class _Matrices:
 class _Combinations(ABC):
     """Outputs times a matrix that follows from their number."""
 
+    factory: ClassVar[str]  # the public function that returns it
+    noun: ClassVar[str]
     r: int
     seed: int
     matrices: _Matrices = field(default_factory=_Matrices, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"{self.factory}({self.r}, seed={self.seed})"
 
     def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
         every = all_outputs(outputs)
@@ -273,16 +278,14 @@ class _Combinations(ABC):
 
 
 class _ProjectedOutputs(_Combinations):
-    def __repr__(self) -> str:
-        return f"projected_outputs({self.r}, seed={self.seed})"
+    factory, noun = "projected_outputs", "combinations"
 
     def _build(self, d: int) -> Tensor:
         return orthonormal_columns(d, min(self.r, d), self.seed)
 
 
 class _ClassContrasts(_Combinations):
-    def __repr__(self) -> str:
-        return f"class_contrasts({self.r}, seed={self.seed})"
+    factory, noun = "class_contrasts", "contrasts"
 
     def __call__(self, outputs: Outputs, labels: Tensor | None = None) -> Tensor:
         scores = _scores(outputs)
@@ -327,9 +330,9 @@ def class_contrasts(r: int, seed: int = 0) -> Readout:
     """Return the readout of r random orthonormal contrasts of class scores: combinations whose weights add up to 0.
 
     What is added to the scores of all classes changes no probability, and does not count here. Of 256 draws, the one
-    whose two most similar classes are furthest apart is taken (beyond 64 classes, the first). So few contrasts tell
-    classes apart better than as many of `projected_outputs`; r = classes − 1 leaves out their sum alone. `analyze`
-    compares four of them where it sketches the gradients of a classifier.
+    whose two most similar classes are furthest apart is taken (beyond 64 classes, the first): a draw of
+    `projected_outputs` can treat two classes as one. r = classes − 1 leaves out their sum alone. `analyze` compares
+    four contrasts where it sketches the gradients of a classifier.
 
     Args:
         r: Number of contrasts; at most classes − 1 are used.
@@ -723,14 +726,9 @@ class AutomaticReadout:
     def _message(self, scores: Tensor) -> str:
         found = f"{type(self._model).__name__} returns {self.outputs:,} outputs a sample"
         if isinstance(self.chosen, _Combinations):
-            what, factory = (
-                ("contrasts", "class_contrasts")
-                if isinstance(self.chosen, _ClassContrasts)
-                else ("combinations", "projected_outputs")
-            )
             return (
-                f"{found}: gradients of {self.combinations} random {what} of them are compared, "
-                f"readout=likewise.{factory}({self.combinations}). All of them: "
+                f"{found}: gradients of {self.combinations} random {self.chosen.noun} of them are compared, "
+                f"readout=likewise.{self.chosen.factory}({self.combinations}). All of them: "
                 "readout=likewise.all_outputs; of classes also likewise.predicted_class."
             )
         return (
@@ -843,7 +841,10 @@ def check_readout(readout: Any) -> ExtraArguments:
 
 
 FACTORIES: tuple[Any, ...] = (
-    *(one_output, label_against_random, projected_outputs, class_contrasts),
+    one_output,
+    label_against_random,
+    projected_outputs,
+    class_contrasts,
     sequence_log_likelihood,
 )
 NAMED: Mapping[str, Readout] = {  # what settings and the command line call them
@@ -860,9 +861,7 @@ def named_readout(text: str) -> Readout | None:
     """Return the readout of a name in NAMED, or of "projected_outputs(8)" and "class_contrasts(4, seed=0)"."""
     combinations = re.fullmatch(r"(projected_outputs|class_contrasts)\((\d+)(?:, *seed=(\d+))?\)", text)
     if combinations is not None:
-        combine = {"projected_outputs": projected_outputs, "class_contrasts": class_contrasts}[
-            combinations[1]
-        ]
+        combine = projected_outputs if combinations[1] == "projected_outputs" else class_contrasts
         return combine(int(combinations[2]), int(combinations[3] or 0))
     return NAMED.get(text)
 

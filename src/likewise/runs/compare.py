@@ -22,7 +22,7 @@ class ComparisonSummary(NamedTuple):
     kept_neighbors: float  # mean share of a sample's neighbors that are so in both
     density_correlation: (
         float | None
-    )  # Spearman's, between the two runs; None where a run's densities are all the same
+    )  # Spearman's, of the two runs; None where all densities of one are equal
     median_density_before: float
     median_density_after: float
     label_issues_gone: int | None

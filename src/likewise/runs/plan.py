@@ -39,9 +39,8 @@ SAMPLES_TIMED = 32  # samples timed for a plan, at most
 NOTICEABLE = 0.2  # seconds that the timed samples should take
 SOON = 1.0  # seconds of multiplications below which the rest of a run takes longer
 WIDTH = 1024  # numbers per sample of a sketch
-SKETCHED_OUTPUTS = (
-    4  # combinations of outputs, or contrasts of classes, where gradients are sketched (docs/method.md)
-)
+# Combinations of outputs, or contrasts of classes, where gradients are sketched (docs/method.md).
+SKETCHED_OUTPUTS = 4
 
 
 class Method(NamedTuple):

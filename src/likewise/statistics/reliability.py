@@ -350,9 +350,8 @@ def calibrate(found: Reliability, truth: Tensor, levels: int = 10) -> Calibratio
     temperature = None if found.probabilities is None else _fit_temperature(found.probabilities, values[:, 0])
     features = _ingredients(found, temperature)
     spread = features.std(0, correction=0)
-    spread[spread < ROUNDING] = (
-        math.inf
-    )  # what is the same for all held-out predictions says nothing about others
+    # What is the same for all held-out predictions says nothing about others.
+    spread[spread < ROUNDING] = math.inf
     scale = features.mean(0), spread
     standard = (features - scale[0]) / scale[1]
     if found.confidence is not None:
