@@ -356,6 +356,12 @@ class Network:
             raise RuntimeError("There is no current evaluation: call this inside `evaluation_mode`.")
         self._evaluation.on_leaving.append(callback)
 
+    def copy_state(self) -> None:
+        """Make the copies that calls in the current evaluation need, now instead of inside the first call."""
+        with exclusive:
+            for name, value in {**self._own_parameters(), **self._own_buffers()}.items():
+                self._detached(name, value)
+
     def copied_state(self) -> list[Tensor]:
         """Return the copies of parameters and buffers that replace them in the current evaluation."""
         return [copy.value for copy in self._evaluation.copies.values()]

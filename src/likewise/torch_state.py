@@ -203,6 +203,11 @@ def _complete(restore: Callable[[], None]) -> None:
         raise
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a small tensor of the host on a device, without waiting for what a GPU still has to do."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 _OPERATIONS = {"matmul": ("cuda.matmul",), "convolution": ("cudnn.conv", "cudnn.rnn")}
 _OLDER = {"matmul": ("cuda.matmul",), "convolution": ("cudnn",)}  # before PyTorch 2.9
 

@@ -79,6 +79,33 @@ def test_weights_may_change_between_passes(monkeypatch):
     assert torch.equal(after, lw.soft_neighbors(lw.GramMatrix(model, lw.batches((x, y), size=8))))
 
 
+def test_the_first_chunk_of_a_later_pass_is_recorded(monkeypatch):
+    torch.manual_seed(0)
+    model, x = convolutional().eval(), torch.randn(50, 3, 8, 8)
+    calls = []
+    model.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+    with simulate_graphs(monkeypatch):
+        gram = lw.GramMatrix(model, lw.batches(x, size=10))
+        first = lw.soft_neighbors(gram)
+        before = calls.count(10)
+        second = lw.soft_neighbors(gram)
+        assert calls.count(10) == before + 1  # the recording; checks call the model on fewer samples
+    torch.testing.assert_close(second, first, rtol=1e-6, atol=0)
+
+
+def test_of_two_chunks_the_first_is_called(monkeypatch):
+    torch.manual_seed(0)
+    model, x = convolutional().eval(), torch.randn(20, 3, 8, 8)
+    calls = []
+    model.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+    with simulate_graphs(monkeypatch):
+        gram = lw.GramMatrix(model, lw.batches(x, size=10))
+        for _ in range(3):
+            before = calls.count(10)
+            lw.soft_neighbors(gram)
+    assert calls.count(10) == before + 2  # called, and recorded
+
+
 def test_samples_of_other_shapes_come_in_between(monkeypatch):
     torch.manual_seed(0)
     pool = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)]

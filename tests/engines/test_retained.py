@@ -126,6 +126,27 @@ def test_statistics_read_most_samples_once(statistic, recorded, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_wrong_retained_gradients_are_noticed(monkeypatch):
+    monkeypatch.setattr(products, "RETAINING_DEVICES", {"cpu"})
+    torch.manual_seed(0)
+    model, x = convolutional(), torch.randn(64, 3, 8, 8)
+    gram = lw.GramMatrix(lw.Network(model, lw.one_output(0)), batches(x, 8), max_memory=2**28)
+    expected = lw.soft_neighbors(gram)
+    get = RetainedGradients.get
+
+    def get_overwritten(self, samples):
+        found = get(self, samples)
+        if found is not None:
+            found.by_parameter["6.weight"].deltas.mul_(1.5)
+        return found
+
+    monkeypatch.setattr(RetainedGradients, "get", get_overwritten)
+    with pytest.raises(lw.GradientMismatchError):
+        lw.soft_neighbors(gram)
+    monkeypatch.undo()
+    torch.testing.assert_close(lw.soft_neighbors(gram), expected, rtol=1e-6, atol=0)
+
+
 def test_max_memory_holds_with_retained_gradients(monkeypatch):
     torch.manual_seed(0)
     model, x = convolutional(), torch.randn(400, 3, 8, 8)

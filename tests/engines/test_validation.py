@@ -627,7 +627,9 @@ def test_columns_of_a_large_network_are_checked_though_their_ids_are_those_of_ro
 def test_samples_verified_before_the_first_pass_are_checked_again_only_with_autocast(monkeypatch, autocast):
     monkeypatch.setattr(validation, "LARGE", 0)
     checked = []
-    monkeypatch.setattr(pass_check.PassCheck, "_check", lambda self, candidate: checked.append(candidate))
+    monkeypatch.setattr(
+        pass_check.PassCheck, "_conclude", lambda self, candidate, _: checked.append(candidate)
+    )
     net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), autocast=autocast)
     gram = lw.GramMatrix(net, torch.randn(2, 4))
     gram.diagonal()

@@ -343,6 +343,12 @@ class Engine(ABC):
 
         """
 
+    def begin_pass(self, n: int) -> None:  # noqa: B027
+        """Announce a pass: until `finish_checks`, gradients are asked for of n samples, once each.
+
+        Optional; it lets an engine prepare for so many. Call it inside `net.evaluation_mode`.
+        """
+
     def retain(self, max_bytes: int, n: int) -> AbstractContextManager[None]:
         """Let later passes inside over the same n samples read what the first computed; does nothing by default."""
         del max_bytes, n

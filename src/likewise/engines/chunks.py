@@ -2,9 +2,10 @@
 
 A chunk of a deep network is thousands of small operations, which take Python longer to launch than a GPU to compute.
 So the second chunk of one shape is recorded, step by step, as CUDA graphs (its gradients, their self kernels, their
-products), and those after it are replayed. Graphs live as long as the evaluation of the network in which they were
-recorded: no weight, mode or setting can change meanwhile. A model that synchronizes with the GPU, for instance to
-branch on a value, cannot be recorded and is called as it is.
+products), and those after it are replayed. In later passes, which are known to be recordable, the first chunk is
+recorded. Graphs live as long as the evaluation of the network in which they were recorded: no weight, mode or setting
+can change meanwhile. A model that synchronizes with the GPU, for instance to branch on a value, cannot be recorded and
+is called as it is.
 """
 
 import gc
@@ -173,6 +174,7 @@ class _State:
 
 
 MOST_REPLACED = 2  # in one evaluation: recording takes as long as two chunks
+FEWEST = 3  # chunks of a pass of which the first is recorded
 
 
 class ChunkGraphs:
@@ -192,7 +194,14 @@ class ChunkGraphs:
         self._state: _State | None = None
         self._stream: Any = None
         self._rehearsed = self.in_use = False
+        self._recorded: list[tuple[int, Any]] = []  # number and shapes of samples whose gradients once were
+        self._recorded_steps: set[Any] = set()  # by path and shapes of tensors
+        self._announced = 0  # samples of the pass that begins
         self.problem = _find_obstacle(net)
+
+    def begin_pass(self, n: int) -> None:
+        """Announce a pass over n samples."""
+        self._announced = n
 
     def chunk(self, samples: Samples, compute: Compute, of: object = None) -> Chunk | None:
         """Return the gradients of samples, recorded or replayed; None where that is impossible or of no use.
@@ -208,6 +217,7 @@ class ChunkGraphs:
             return None
         state, shapes = self._open(), _shapes(samples)
         last, state.last = state.last, (len(samples), shapes)
+        is_repeated = last == state.last or (last is None and self._follows_recorded(state.last))
         if state.gradients is not None:
             if state.of == of and state.fits(samples, shapes):
                 return self._replay(state, samples)
@@ -216,11 +226,18 @@ class ChunkGraphs:
             )  # other parameters are taken one after another, other shapes in turns
             state.forget()
         state.of = of
-        if last != state.last or state.replaced > MOST_REPLACED:
+        if not is_repeated or state.replaced > MOST_REPLACED:
             return None
         if not self._rehearsed:
             return self._rehearse(samples, compute)
         return self._replay(state, samples) if self._record_gradients(state, samples, compute) else None
+
+    def _follows_recorded(self, chunk: tuple[int, Any]) -> bool:
+        """Whether the first chunk of an evaluation is recorded: others like it were, and several follow.
+
+        What a model caches for such samples, it has cached outside of a recording.
+        """
+        return chunk in self._recorded and self._announced >= FEWEST * chunk[0]
 
     def play(
         self,
@@ -232,14 +249,18 @@ class ChunkGraphs:
     ) -> _Recording | None:
         """Return a step of the chunk that was replayed last; None where it must be called as it is.
 
-        The first call of a step is never recorded: it may set up what all others read.
+        The first call of a step is not recorded, since it may set up what all others read; but for a step that reads
+        nothing beside gradients and has been recorded before.
         """
         state = self._state
         assert state is not None
         key = path, tuple((t.shape, t.dtype) for t in tensors)
         known = state.steps.get(key)
         if known is None or known.reads is not reads:
-            if state.called.get(key, self) is not reads or self.problem is not None:
+            was_called = state.called.get(key, self) is reads or (
+                reads is None and key in self._recorded_steps
+            )
+            if not was_called or self.problem is not None:
                 state.called[key] = reads
                 return None
             state.steps.pop(key, None)
@@ -247,6 +268,7 @@ class ChunkGraphs:
             if known is None:
                 return None
             state.steps[key] = known
+            self._recorded_steps.add(key)
         with self._on_device():
             for mine, given in zip(known.inputs, tensors, strict=True):
                 mine.copy_(given)
@@ -268,7 +290,7 @@ class ChunkGraphs:
             def close() -> None:
                 graphs = reference()
                 if graphs is not None:
-                    graphs._state = None
+                    graphs._state, graphs._announced = None, 0
 
             self._net.call_on_leaving(close)
         return self._state
@@ -299,11 +321,14 @@ class ChunkGraphs:
         """Record the gradients of a chunk; return whether that was possible."""
         placed = self._placed(samples)
         own = Samples(*tree_map(_clone, (placed.inputs, placed.labels, placed.ids)))
+        self._net.copy_state()
         torch.cuda.empty_cache()  # a graph cannot use memory that other work left behind
         recorded = self._try_to_record(lambda: compute(own))
         if recorded is None:
             return False
         state.samples, state.shapes = own, _shapes(samples)
+        if state.last not in self._recorded:
+            self._recorded.append(state.last)
         state.gradients = _Recording(recorded[0], [], None, recorded[1])
         state.read = [(t, t._version) for t in self._net.copied_state()]
         return True

@@ -155,10 +155,14 @@ def first_mismatch(net: Network, ours: Parts, theirs: Parts, tolerance: float) -
     """Return the name of the first parameter for which two vectors differ, if any."""
     if not theirs:
         return None
-    limit = tolerance * _stack([_largest(part) for part in theirs]).max().clamp(min=1e-37)
-    apart = _stack([_largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)])
-    within = (apart <= limit).tolist()  # NaN is no agreement; one wait for the device
+    within = are_within(ours, theirs, tolerance).tolist()  # one wait for the device
     return next((name for name, agrees in zip(net.names, within, strict=True) if not agrees), None)
+
+
+def are_within(ours: Parts, theirs: Parts, tolerance: float) -> Tensor:
+    """Return for each parameter whether two vectors agree, relative to the largest entry of all; NaN never does."""
+    limit = tolerance * _stack([_largest(part) for part in theirs]).max().clamp(min=1e-37)
+    return _stack([_largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)]) <= limit
 
 
 def _stack(values: Parts) -> Tensor:

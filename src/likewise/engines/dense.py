@@ -151,6 +151,11 @@ class DenseEngine(Engine):
                 self_kernels.append(self._self_kernel(*raw, exponent))
         return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
 
+    def begin_pass(self, n: int) -> None:
+        """Announce a pass over n samples."""
+        if self._check is not None:
+            self._check.begin_pass(n)
+
     def finish_checks(self) -> None:
         """Check a sample of the pass."""
         if self._check is not None:

@@ -19,6 +19,7 @@ from likewise.engines.comparison import (
     FLOAT64_TOLERANCE,
     Parts,
     all_finite,
+    are_within,
     first_mismatch,
     gradient_parts,
     in_float64,
@@ -30,7 +31,7 @@ from likewise.engines.comparison import (
 )
 from likewise.engines.tracer import repeat_samples
 from likewise.model import Network
-from likewise.torch_state import full_float32
+from likewise.torch_state import full_float32, send
 
 WINDOW = 1024  # samples of a pass of which one is checked on the way
 SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the way
@@ -44,7 +45,8 @@ class PassCheck:
     """Compares samples of a random batch of every pass with autograd in other batches.
 
     Up to 32 samples of the batch in the first pass, and in every pass whose number is a power of two; else four. Four
-    more in every 1024 as long as these take less than 0.5 % of the time. Which ones, a seeded generator decides.
+    more in every 1024 as long as these take less than 0.5 % of the time. A seeded generator decides which: at once
+    in a pass of known length (`begin_pass`), else anew with every batch.
     """
 
     def __init__(self, net: Network, seed: int = 0, verified: Samples | None = None) -> None:
@@ -70,8 +72,18 @@ class PassCheck:
     def _begin(self) -> None:
         """Reset for a new pass."""
         self._pending: _Candidate | None = None
+        self._agreement: Tensor | None = None  # of the pending samples with autograd, once it is computed
         self._seen, self._start, self._spent = 0, time.perf_counter(), 0.0
+        self._length = self._selected = (
+            0  # samples of a pass that was announced, and which of them is checked
+        )
         self._extra = self._below(WINDOW)  # the next sample to check on the way
+
+    def begin_pass(self, n: int) -> None:
+        """Select a sample of a pass over n samples; call it inside `net.evaluation_mode`, before the first batch."""
+        self._begin()
+        self._forget_if_stopped()
+        self._length, self._selected = n, self._below(n)
 
     def offer(
         self,
@@ -96,12 +108,13 @@ class PassCheck:
         """
         n = len(samples) if count is None else count
         if self._verified is not None and is_same_batch(self._verified, samples):
+            self._skip(n)
             return
 
         def candidate(place: int, most: int) -> _Candidate:
             order = torch.randperm(n, generator=self._generator)
             places = torch.cat([torch.tensor([place]), order[order != place][: most - 1]])
-            compared = None if outputs is None else outputs[places.to(outputs.device)].clone()
+            compared = None if outputs is None else outputs[send(places, outputs.device)]
             # An engine that takes each sample alone moves none: the gradient of one is enough.
             weights = torch.randn(1 if outputs is None else len(places), d, generator=self._generator)
             ours = gradient(places[: len(weights)], weights)
@@ -110,8 +123,8 @@ class PassCheck:
         if self._seen == 0:
             self._start = time.perf_counter()
             self._forget_if_stopped()
-        place = self._below(self._seen + n)
-        if place < n:  # so that every sample of a pass of any length is as likely
+        place = self._select(n)
+        if 0 <= place < n:
             self._pending = candidate(place, self._most(outputs))
         if self._seen <= self._extra < self._seen + n:
             if self._spent + self._cost <= SHARE * (time.perf_counter() - self._start):
@@ -119,6 +132,19 @@ class PassCheck:
                 self._spent += self._cost
             self._extra = (self._extra // WINDOW + 1) * WINDOW + self._below(WINDOW)
         self._seen += n
+
+    def _select(self, n: int) -> int:
+        """Return the place of the sample to check, counted from the next n: among them or not."""
+        if self._seen < self._length:
+            return self._selected - self._seen
+        return self._below(self._seen + n)  # so that every sample of a pass of any length is as likely
+
+    def _skip(self, n: int) -> None:
+        """Take the next n samples out of a pass of known length."""
+        if self._seen < self._length:
+            self._length -= n
+            if self._selected >= self._seen:
+                self._selected = self._seen + self._below(self._length - self._seen)
 
     def _most(self, outputs: Tensor | None) -> int:
         """Return how many samples of a batch are checked together."""
@@ -141,21 +167,32 @@ class PassCheck:
 
         self._net.call_on_leaving(begin)
 
+    def start_checks(self) -> None:
+        """Compare the selected samples, without waiting for a GPU; call it at the end of a pass."""
+        if self._pending is not None and self._agreement is None:
+            self._agreement = _agreement_in_other_batches(self._net, self._pending)
+
     def finish_checks(self) -> None:
-        """Check the selected samples; call it at the end of a pass."""
-        pending, self._verified = self._pending, None
+        """Raise if the selected samples are wrong; call it at the end of a pass."""
+        self.start_checks()
+        (pending, agreement), self._verified = (self._pending, self._agreement), None
         self._begin()
         if pending is not None:
+            assert agreement is not None
             self._passes += 1
-            self._check(pending)
+            self._conclude(pending, agreement)
 
     def _check(self, candidate: "_Candidate") -> None:
         start = time.perf_counter()
-        if not _agrees_in_other_batches(self._net, candidate):
+        self._conclude(candidate, _agreement_in_other_batches(self._net, candidate))
+        self._cost = (time.perf_counter() - start) * min(1, FEW / len(candidate.places))
+
+    def _conclude(self, candidate: "_Candidate", agreement: Tensor) -> None:
+        """Raise if outputs or gradients are wrong; where they agree with those of smaller batches, they are right."""
+        if not agreement:
             tolerance = max(rounding_tolerance(self._net), inner_tolerance(self._net, candidate.sample))
             _check_outputs(self._net, candidate, tolerance)
             _check_gradient(self._net, candidate, tolerance)
-        self._cost = (time.perf_counter() - start) * min(1, FEW / len(candidate.places))
 
     def _below(self, bound: int) -> int:
         return int(torch.randint(max(1, bound), (), generator=self._generator))
@@ -201,23 +238,25 @@ class _Candidate(NamedTuple):
         return inside
 
 
-def _agrees_in_other_batches(net: Network, candidate: _Candidate) -> bool:
-    """Whether outputs and gradients are those of smaller batches: one forward and one backward of each sample."""
+def _agreement_in_other_batches(net: Network, candidate: _Candidate) -> Tensor:
+    """Return whether outputs and gradients are those of smaller batches, (), without waiting for a GPU.
+
+    It takes a forward and a backward pass of each sample.
+    """
     if candidate.outputs is None or len(candidate.places) < 2:
-        return False
+        return torch.tensor(False)
     parameters = {name: value.requires_grad_() for name, value in net.parameters.items()}
-    tolerance, total = rounding_tolerance(net), Parts()
+    tolerance, total, agree = rounding_tolerance(net), Parts(), list[Tensor]()
     for group in candidate.groups:
         with torch.enable_grad():
             outputs = network_outputs(net, candidate.samples[candidate.places[group]], parameters)
-            weighted = (outputs * candidate.weights[group].to(outputs)).sum()
+            weighted = (outputs * send(candidate.weights[group], outputs.device).to(outputs)).sum()
         outputs = outputs.detach()
-        apart = (candidate.outputs[group.to(outputs.device)] - outputs).abs().max()
-        if not apart <= tolerance * outputs.abs().max():
-            return False
+        apart = (candidate.outputs[send(group, outputs.device)] - outputs).abs().max()
+        agree.append(apart <= tolerance * outputs.abs().max())
         theirs = gradient_parts(weighted, parameters)
         total = [a + b for a, b in zip(total, theirs, strict=True)] if total else theirs
-    return first_mismatch(net, candidate.gradient, total, tolerance) is None
+    return torch.stack([*agree, are_within(candidate.gradient, total, tolerance).all()]).all()
 
 
 def _outputs_in_groups(net: Network, candidate: _Candidate) -> Tensor:

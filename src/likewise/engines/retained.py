@@ -5,7 +5,7 @@ each operation, is smaller than the gradients. To read it replaces a forward and
 second pass of a transformer or a deep convolutional network.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,11 +61,11 @@ class RetainedGradients:
         if block is None:
             self._is_closed = True
             return
-        pairs = zip(copied.items(), block.split(sizes), strict=True)
-        copies = {place: _write(tensor, memory) for (place, tensor), memory in pairs}
+        copies = _copy_all(copied, block.split(sizes))
         kept = _map_batch(gradients, lambda tensor: copies.get(_place(tensor), tensor))
         only_ids = Samples(samples.ids, None, samples.ids)  # inputs may be large
-        self._batches[tuple(samples.ids.tolist())] = replace(kept, samples=only_ids)
+        outputs = None if gradients.outputs is None else gradients.outputs[: len(samples)].clone()
+        self._batches[tuple(samples.ids.tolist())] = replace(kept, samples=only_ids, outputs=outputs)
 
     def _take(self, size: int, count: int, gradients: GradientBatch) -> Tensor | None:
         """Return so many bytes, None where they are not left; what the first batch takes tells how many all need."""
@@ -115,12 +115,19 @@ def _without_repeats(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _write(tensor: Tensor, memory: Tensor) -> Tensor:
-    """Return a copy in this memory, in the order of the tensor's dimensions in its own."""
-    distinct = _without_repeats(tensor)
-    order = sorted(range(distinct.dim()), key=distinct.stride().__getitem__, reverse=True)
-    numbers = memory[: distinct.numel() * distinct.element_size()].view(distinct.dtype)
-    copied = numbers.view([distinct.shape[dim] for dim in order]).permute(
-        [order.index(dim) for dim in range(distinct.dim())]
-    )
-    return copied.copy_(distinct).expand(tensor.shape)
+def _copy_all(tensors: dict[Place, Tensor], memory: Sequence[Tensor]) -> dict[Place, Tensor]:
+    """Return copies of tensors in these parts of memory, written by one call."""
+    distinct = [_without_repeats(tensor) for tensor in tensors.values()]
+    copies = list(map(_view_like, distinct, memory))
+    if copies:
+        torch._foreach_copy_(copies, distinct)
+    pairs = zip(tensors.items(), copies, strict=True)
+    return {place: copy.expand(tensor.shape) for (place, tensor), copy in pairs}
+
+
+def _view_like(tensor: Tensor, memory: Tensor) -> Tensor:
+    """Return memory as a tensor of this shape, its dimensions in the order of the tensor's own memory."""
+    order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+    numbers = memory[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
+    ordered = numbers.view([tensor.shape[dim] for dim in order])
+    return ordered.permute([order.index(dim) for dim in range(tensor.dim())])

@@ -53,7 +53,7 @@ from likewise.engines.tracer import (
 from likewise.engines.validation import KEEP_ORDER, find_fault_of_batch
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
 from likewise.model import Network
-from likewise.torch_state import full_float32
+from likewise.torch_state import full_float32, send
 
 
 class _Directions:
@@ -457,8 +457,16 @@ class TracedEngine(Engine):
         self._finite_checks.note(total, chunk.samples)
         return total
 
+    def begin_pass(self, n: int) -> None:
+        """Announce a pass over n samples: which one is checked is known then, and chunks are recorded sooner."""
+        if self._check is not None:
+            self._check.begin_pass(n)
+        self.graphs.begin_pass(n)
+
     def finish_checks(self) -> None:
         """Raise the errors deferred so as not to synchronize with a GPU, and check a sample of the pass."""
+        if self._check is not None:
+            self._check.start_checks()  # while the GPU is still busy with the pass
         self._finite_checks.finish_checks()
         if self._check is None:
             return
@@ -501,7 +509,9 @@ class TracedEngine(Engine):
         retained = self._retained if names is None and self._net.observer is None else None
         known = None if retained is None else retained.get(part)
         if known is not None:
-            return Chunk(part, known)
+            chunk = Chunk(part, known)
+            self._offer(chunk, len(part))
+            return chunk
         chunk = self._compute_chunk(part, names)
         if retained is not None:
             retained.keep(part, chunk.gradients)
@@ -517,16 +527,21 @@ class TracedEngine(Engine):
             observed = chunk.observed(len(part))
             if observed is not None:
                 self._net.observer.keep(part.ids, observed)
-        if self._check is not None and names is None:
+        if names is None:
+            self._offer(chunk, len(batch))
+        return chunk if len(part) > 1 else chunk.first()
+
+    def _offer(self, chunk: Chunk, count: int) -> None:
+        """Let samples of a chunk be checked, of the first `count`."""
+        if self._check is not None:
             self._check.offer(
                 chunk.called_on,
                 chunk.outputs,
                 lambda places, weights: self._sum_at(chunk.gradients, places, weights),
                 chunk.d,
-                count=len(batch),
+                count=count,
                 again=self._sum_again,
             )
-        return chunk if len(part) > 1 else chunk.first()
 
     def _sum_again(self, samples: Samples, places: Tensor, weights: Tensor) -> list[Tensor]:
         """Return Σₓ J(x)ᵀ w(x) of samples at some places of a batch, by parameter, computed again."""
@@ -534,10 +549,10 @@ class TracedEngine(Engine):
 
     def _sum_at(self, gradients: GradientBatch, places: Tensor, weights: Tensor) -> list[Tensor]:
         """Return Σₓ J(x)ᵀ w(x) of samples at some places, by parameter, for weights of these, (k, d)."""
-        if 2 * len(places) > len(gradients.samples):
+        if 2 * len(places) > len(gradients.samples) or self._device.type == "cuda":  # few launches
             inside = torch.zeros(len(gradients.samples), gradients.d)
             inside[places] = weights
-            return gradients.copy().weighted_sum(self._net, inside.to(self._device))
+            return gradients.copy().weighted_sum(self._net, send(inside, self._device))
         total: list[Tensor] = []
         for few, some in zip(places.split(COPIED), weights.to(self._device).split(COPIED), strict=True):
             term = gradients.part(few).weighted_sum(self._net, some)

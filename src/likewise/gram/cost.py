@@ -15,7 +15,7 @@ from torch import Tensor
 from likewise.data import Batches, Samples
 from likewise.distributed import Clock, Pass, record_passes
 from likewise.engines import Engine, MemoryMeter, OperationCounter
-from likewise.gram.products import Products
+from likewise.gram.products import SUMMING, Products
 from likewise.gram.strips import Tiles
 from likewise.kernels import Kernel, mean_diagonal
 from likewise.linalg import accumulation_dtype
@@ -217,7 +217,7 @@ def _extrapolate(
     few: Pass, more: Pass, small: _DryRun, large: _DryRun, n: int, m: int, gradient_evaluations: int
 ) -> float:
     """Return what a pass takes of all samples, given what it took of fewer and of more."""
-    if more.what == "summing gradients":
+    if more.what == SUMMING:
         return more.cost * m / large.m
     if more.what != "pairs":
         return more.cost * n / large.n

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Batches, Samples
-from likewise.distributed import join_results, sum_results
+from likewise.distributed import join_results, own_share, sum_results
 from likewise.engines import Engine, SelfKernelCache, ZeroGradientLog
 from likewise.fingerprint import Fingerprint
 from likewise.kernels import Kernel, mean_diagonal
@@ -25,6 +25,7 @@ from likewise.model import Network
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these places
 RETAINING_DEVICES = {"cuda"}
+SUMMING, READING = "summing gradients", "reading off"  # what the two passes are called
 
 
 class LinearProducts(ABC):
@@ -147,6 +148,12 @@ class Products(LinearProducts):
             batch_size = max(1, batch_size // 2)
         return data.spans(batch_size * (256 // batch_size) if batch_size < 256 else min(batch_size, 2048))
 
+    def _begin(self, data: Batches, what: str) -> list[range]:
+        """Return the batches of a pass, and announce to the engine what this process computes of them."""
+        spans = self.spans(data)
+        self.engine.begin_pass(sum(map(len, own_share(spans, what))))
+        return spans
+
     def add_to(self, fingerprint: Fingerprint, name: str) -> None:
         """Add what ranks that share a pass must have in common."""
         fingerprint.add("network", self.net)
@@ -169,8 +176,8 @@ class Products(LinearProducts):
             return result.total
 
         with self.net.evaluation_mode():
-            settle = self.engine.finish_checks
-            total = sum_results(term, self.spans(self.columns), "summing gradients", self, settle)
+            spans = self._begin(self.columns, SUMMING)
+            total = sum_results(term, spans, SUMMING, self, self.engine.finish_checks)
         if self.rows is not self.columns:  # else the second pass names them
             zero_gradients.warn()
         return total
@@ -187,9 +194,8 @@ class Products(LinearProducts):
             return read(where, result.outputs)
 
         with self.net.evaluation_mode():
-            outputs = join_results(
-                project, self.spans(self.rows), "reading off", self, self.engine.finish_checks
-            )
+            spans = self._begin(self.rows, READING)
+            outputs = join_results(project, spans, READING, self, self.engine.finish_checks)
         zero_gradients.warn()
         return outputs
 
@@ -273,8 +279,8 @@ class Products(LinearProducts):
             return total
 
         with self.net.evaluation_mode():
-            spans = self.spans(self.columns)
-            total = sum_results(term, spans, "summing gradients", self, self.engine.finish_checks)
+            spans = self._begin(self.columns, SUMMING)
+            total = sum_results(term, spans, SUMMING, self, self.engine.finish_checks)
         if self.rows is not self.columns:  # else the second pass names them
             zero_gradients.warn()
         return total
@@ -295,8 +301,8 @@ class Products(LinearProducts):
             return result
 
         with self.net.evaluation_mode():
-            spans = self.spans(self.rows)
-            results = join_results(project, spans, "reading off", self, self.engine.finish_checks)
+            spans = self._begin(self.rows, READING)
+            results = join_results(project, spans, READING, self, self.engine.finish_checks)
         zero_gradients.warn()
         return results
 

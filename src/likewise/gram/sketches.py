@@ -21,7 +21,7 @@ from torch import Tensor
 
 from likewise.checks import check_integer
 from likewise.data import Samples
-from likewise.distributed import join_results
+from likewise.distributed import join_results, own_share
 from likewise.engines import Engine, GradientParts, RowBlock
 from likewise.engines.factors import concatenate
 from likewise.engines.memory import equal_size
@@ -505,10 +505,11 @@ def sketch_rows(
     with gram.net.evaluation_mode():
         size = max(1, sketch_bytes(engine, data.samples(range(1)), gram.d))
         most = min(data.size, gram.max_memory // 2 // size, engine.gradient_batch_size or data.size)
-        height = equal_size(data.size, most)
+        spans = data.spans(equal_size(data.size, most))
+        engine.begin_pass(sum(map(len, own_share(spans, what))))
         joined = join_results(
             lambda w: tuple(sketch(engine, data.samples(w))),
-            data.spans(height),
+            spans,
             what,
             gram,
             engine.finish_checks,

@@ -107,6 +107,7 @@ class Task:
         features: list[Features] = []
         shown: list[Any] = []
         record = DataRecord()
+        self.projector.gram.engine.begin_pass(len(where))
         for span in self.projector.batches(self.data, where):
             samples = self.data.samples(span)
             record.add(range(span.start - where.start, span.stop - where.start), samples)

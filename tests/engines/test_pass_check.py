@@ -1,0 +1,70 @@
+"""Which samples of a pass are compared with autograd."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+import likewise as lw
+from likewise.engines.pass_check import PassCheck
+
+
+def offered(check, data, announced=None):
+    """Return the places whose gradients a pass over the data asks for, batch by batch."""
+    asked = []
+
+    def gradient(start):
+        def at(places, weights):
+            asked.append(start + int(places[0]))
+            return [torch.zeros(1)]
+
+        return at
+
+    if announced is not None:
+        check.begin_pass(announced)
+    start = 0
+    for samples in data:
+        check.offer(samples, None, gradient(start), 1)
+        start += len(samples)
+    return asked
+
+
+def test_of_an_announced_pass_one_sample_is_selected_and_any_is_as_likely():
+    net = lw.Network(nn.Linear(2, 1))
+    data = lw.batches(torch.randn(12, 2), size=5)
+    counts = Counter()
+    with net.evaluation_mode():
+        check = PassCheck(net)
+        for _ in range(1200):
+            asked = offered(check, data, announced=12)
+            assert len(asked) == 1
+            counts.update(asked)
+    assert sorted(counts) == list(range(12))
+    assert all(60 < count < 140 for count in counts.values())
+
+
+def test_of_any_other_pass_every_sample_is_as_likely_in_the_end():
+    net = lw.Network(nn.Linear(2, 1))
+    data = lw.batches(torch.randn(12, 2), size=5)
+    with net.evaluation_mode():
+        check = PassCheck(net)
+        counts = Counter(offered(check, data)[-1] for _ in range(1200) if check._begin() is None)
+    assert sorted(counts) == list(range(12))
+    assert all(60 < count < 140 for count in counts.values())
+
+
+def test_samples_that_set_up_has_verified_are_not_selected():
+    net = lw.Network(nn.Linear(2, 1))
+    data = lw.batches(torch.randn(12, 2), size=5)
+    with net.evaluation_mode():
+        for seed in range(50):
+            (asked,) = offered(PassCheck(net, seed, verified=data[0]), data, announced=12)
+            assert asked >= 5
+
+
+def test_a_pass_that_is_longer_than_announced_is_checked_too():
+    net = lw.Network(nn.Linear(2, 1))
+    data = lw.batches(torch.randn(12, 2), size=5)
+    with net.evaluation_mode():
+        last = Counter(offered(PassCheck(net, seed), data, announced=5)[-1] for seed in range(200))
+    assert min(last) < 5 <= max(last)
