@@ -159,6 +159,33 @@ def test_max_memory_holds_with_retained_gradients(monkeypatch):
         assert meter.peak < max_memory
 
 
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_where_few_gradients_would_fit_batches_are_larger(statistic, monkeypatch):
+    torch.manual_seed(0)
+    model, x, sizes = convolutional(), torch.randn(1200, 3, 8, 8), []
+    every = {name: None for name in STATISTICS} | {
+        "denoising": lambda g: (
+            row_squares(g, torch.eye(g.d, dtype=torch.float64).expand(1200, -1, -1), 8, 0).sums
+        )
+    }
+    run = every[statistic] or STATISTICS[statistic]
+
+    def matrix():
+        net = lw.Network(model, lw.label_against_rest)
+        return lw.GramMatrix(net, lw.batches((x, torch.arange(1200) % 4), size=512), max_memory=2**22)
+
+    expected, small = run(matrix()), matrix().engine.batch_size
+    monkeypatch.setattr(products, "RETAINING_DEVICES", {"cpu"})
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    gram = matrix()
+    assert gram.engine.name == "layers"
+    with MemoryMeter() as meter:
+        found = run(gram)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert max(sizes) > 1.2 * small and meter.peak < 2**22
+    assert gram.engine.batch_size == small
+
+
 def test_only_copies_are_kept():
     samples, inputs = lw.batches(torch.randn(4, 2), size=4)[0], torch.randn(4, 5, 6)
     gradient = FactoredGradient(inputs, torch.randn(4, 1, 5, 3))

@@ -8,7 +8,14 @@ from torch import nn
 
 import likewise as lw
 from likewise.gram import Reducer
-from likewise.gram.sketches import Sketch, Sketches, error_factors, similarity_errors, whiten_sketches
+from likewise.gram.sketches import (
+    Sketch,
+    Sketches,
+    draw_signs,
+    error_factors,
+    similarity_errors,
+    whiten_sketches,
+)
 from nets import SHAPES, case
 
 
@@ -44,6 +51,18 @@ class Both(Reducer):
 
 def every(source):
     return source.visit(Both())[0][0]
+
+
+def test_signs_of_one_draw_are_independent():
+    like = torch.zeros(0, dtype=torch.float32)
+    signs = draw_signs(64 * 3000 + 5, torch.Generator().manual_seed(0), like)
+    assert torch.equal(signs.abs(), torch.ones(64 * 3000 + 5))
+    words = signs[: 64 * 3000].view(3000, 64).double()
+    assert (words.mean(0).abs() < 4.5 / 3000**0.5).all()
+    together = words.T @ words / 3000 - torch.eye(64)
+    assert (together.abs() < 5 / 3000**0.5).all() and abs(float(signs.mean())) < 4 / signs.numel() ** 0.5
+    again = draw_signs(64 * 3000 + 5, torch.Generator().manual_seed(0), like.double())
+    assert torch.equal(again, signs.double())
 
 
 @pytest.mark.parametrize("engine", ["layers", "autograd"])

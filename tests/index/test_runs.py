@@ -84,7 +84,7 @@ def test_the_index_of_a_run_with_projected_outputs_is_asked_without_naming_them(
 
 def test_the_index_of_a_run_states_the_errors_of_its_own_projection(tmp_path):
     torch.manual_seed(0)
-    x = torch.randn(640, 3) @ torch.randn(3, 20)  # few directions, so that projections differ
+    x = torch.randn(640, 2) @ torch.randn(2, 20)  # few directions, so that projections differ
     model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 1))
     y = torch.arange(640) % 2
     lw.analyze(model, (x, y), out=tmp_path / "run", sketch=64, readout=lw.all_outputs)
@@ -93,4 +93,5 @@ def test_the_index_of_a_run_states_the_errors_of_its_own_projection(tmp_path):
     places = torch.linspace(0, 639, 32, dtype=torch.float64).long()
     exact = lw.GramMatrix(index.network, x[places]).dense()
     expected = error_factors(index.sketches(places), exact.double(), 1)
-    assert torch.allclose(factors, torch.tensor(expected), rtol=0.02) and (factors - 1).abs().min() > 0.05
+    assert torch.allclose(factors, torch.tensor(expected), rtol=0.005)
+    assert (factors - 1).abs().max() > 0.05

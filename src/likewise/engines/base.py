@@ -354,6 +354,11 @@ class Engine(ABC):
         del max_bytes, n
         return nullcontext()
 
+    def enlarged(self, size: int) -> AbstractContextManager[None]:
+        """Take batches of `size` samples inside, if that is more than now; does nothing by default."""
+        del size
+        return nullcontext()
+
     @property
     def gradient_batch_size(self) -> int | None:
         """Samples that fit into max_memory where only gradients are computed, None if unknown."""

@@ -1,4 +1,4 @@
-"""Gradients of a pass that the next one needs again, kept in the memory that batches leave.
+"""Gradients that are needed again, kept in the memory that batches leave.
 
 The two passes of a product read the same gradients. What these are computed from, the inputs and output gradients of
 each operation, is smaller than the gradients. To read it replaces a forward and a backward pass: two thirds of the
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
-from likewise.engines.factors import map_tensors
+from likewise.engines.factors import ParameterGradient, map_tensors
 from likewise.engines.gradient_batch import GradientBatch
 from likewise.engines.memory import is_out_of_memory
 from likewise.model import Parameters
@@ -33,11 +33,23 @@ class RetainedGradients:
         max_bytes: Of all of them.
         n: Samples of the data set: no more memory is taken than these need.
         parameters: Of the network, which are not copied.
+        least_bytes: Of a tensor, on the mean of a batch that is kept; LEAST_BYTES if None.
+        names: Of the parameters whose gradients are kept; all if None.
 
     """
 
-    def __init__(self, max_bytes: int, n: int, parameters: Parameters) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        n: int,
+        parameters: Parameters,
+        *,
+        least_bytes: int | None = None,
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        self.names = names
         self._max_bytes, self._n = max_bytes, n
+        self._least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
         self._parameters = {_place(value) for value in parameters.values()}
         self._batches: dict[tuple[int, ...], GradientBatch] = {}
         self._left: Tensor | None = None  # (bytes,) not written yet
@@ -52,11 +64,14 @@ class RetainedGradients:
         """Copy the gradients of samples, as long as they fit."""
         if self._is_closed:
             return
+        if self.names is not None:
+            named = gradients.by_parameter
+            gradients = replace(gradients, by_parameter={k: named[k] for k in self.names if k in named})
         tensors: dict[Place, Tensor] = {}
         _map_batch(gradients, lambda tensor: tensors.setdefault(_place(tensor), tensor))
         copied = {place: tensor for place, tensor in tensors.items() if place not in self._parameters}
         sizes = [_padded_bytes(tensor) for tensor in copied.values()]
-        is_worthwhile = sum(sizes) >= LEAST_BYTES * len(sizes)
+        is_worthwhile = sum(sizes) >= self._least_bytes * len(sizes)
         block = self._take(sum(sizes), len(samples), gradients) if is_worthwhile else None
         if block is None:
             self._is_closed = True
@@ -77,6 +92,13 @@ class RetainedGradients:
             return None
         block, self._left = self._left.split([size, len(self._left) - size])
         return block
+
+
+def retained_bytes(gradient: ParameterGradient, shape: torch.Size) -> int:
+    """Return the bytes that a gradient takes when it is kept; `shape` is the parameter's, which is not copied."""
+    tensors: dict[Place, Tensor] = {}
+    map_tensors(gradient, lambda tensor: tensors.setdefault(_place(tensor), tensor))
+    return sum(_padded_bytes(tensor) for tensor in tensors.values() if tensor.shape != shape)
 
 
 def _map_batch(gradients: GradientBatch, convert: Callable[[Tensor], Tensor]) -> GradientBatch:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -36,11 +36,17 @@ from likewise.engines.base import (
 )
 from likewise.engines.chunks import Chunk, ChunkGraphs
 from likewise.engines.dense import jacobians_one_by_one
-from likewise.engines.factors import DenseGradient, FactoredGradient, ParameterGradient, gram_from_rows
+from likewise.engines.factors import (
+    DenseGradient,
+    FactoredGradient,
+    ParameterGradient,
+    concatenate,
+    gram_from_rows,
+)
 from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
 from likewise.engines.pass_check import PassCheck, is_same_batch
-from likewise.engines.retained import RetainedGradients
+from likewise.engines.retained import RetainedGradients, retained_bytes
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -52,7 +58,7 @@ from likewise.engines.tracer import (
 )
 from likewise.engines.validation import KEEP_ORDER, find_fault_of_batch
 from likewise.linalg import Power, accumulation_dtype, matrix_power, rank_floor
-from likewise.model import Network
+from likewise.model import Network, Parameters
 from likewise.torch_state import full_float32, send
 
 
@@ -107,7 +113,7 @@ class TracedEngine(Engine):
         gradient_size: int | None = None,
     ) -> None:
         self._check, self._gradient_size = check, gradient_size or size
-        self._factor_sizes = None if known is None else _factor_sizes(known)
+        self._forms = None if known is None else _forms(known, net.parameters)
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
         self._kept: GradientBatch | None = None
@@ -153,6 +159,16 @@ class TracedEngine(Engine):
             self._retained = None
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # so large a block would be split for small tensors, and asked for again
+
+    @contextmanager
+    def enlarged(self, size: int) -> Iterator[None]:
+        """Take batches of `size` samples inside, if that is more than now."""
+        before = self._size
+        self._size = self.batch_size = max(before, size)
+        try:
+            yield
+        finally:
+            self._size = self.batch_size = before
 
     def _take_kept(self, samples: Samples) -> GradientBatch | None:
         kept, self._kept = self._kept, None
@@ -238,17 +254,42 @@ class TracedEngine(Engine):
 
     def _known_factor_sizes(self, samples: Samples) -> dict[str, tuple[int, int]]:
         """Return the entries of inputs, and of output gradients of one output, of parameters that stay factored."""
-        if self._factor_sizes is None:  # as `_chunks` calls the model
-            self._factor_sizes = _factor_sizes(self.gradients(repeat_samples(samples[:1], 2)))
-        return {k: v for k, v in self._factor_sizes.items() if self._outer is None or k in self._outer}
+        factors = self._known_forms(samples).factors
+        return {k: v for k, v in factors.items() if self._outer is None or k in self._outer}
 
-    def parameter_features(self, samples: Samples, names: tuple[str, ...]) -> Features:
-        """Return J(x) of some parameters: outer products of linear layers as factors, everything else dense."""
+    def _known_forms(self, samples: Samples) -> "_Forms":
+        if self._forms is None:  # as `_chunks` calls the model
+            self._forms = _forms(self.gradients(repeat_samples(samples[:1], 2)), self._net.parameters)
+        return self._forms
+
+    def retained_bytes(self, samples: Samples) -> dict[str, int]:
+        """Return the bytes of one sample's gradient of each parameter in the form in which the trace has it.
+
+        There are none of parameters that stay factored, whose features are that form.
+        """
+        factors = self._known_factor_sizes(samples)
+        known = self._known_forms(samples).retained_bytes.items()
+        return {name: size for name, size in known if name not in factors}
+
+    def parameter_features(
+        self, samples: Samples, names: tuple[str, ...], retained: RetainedGradients | None = None
+    ) -> Features:
+        """Return J(x) of some parameters: outer products of linear layers as factors, everything else dense.
+
+        Args:
+            samples: The samples.
+            names: Of the parameters.
+            retained: Keeps gradients of other parameters, in the form in which the trace has them.
+
+        """
         parts = []
         if self._outer is None:  # as they were counted: else a linear layer would take all its entries
             self._outer = frozenset(self._known_factor_sizes(samples))
-        for chunk in self._chunks(samples, names):
+        every = set(names) | set(() if retained is None else retained.names or ())
+        for chunk in self._chunks(samples, tuple(name for name in self._numel if name in every)):
             gradients = chunk.gradients
+            if retained is not None:
+                retained.keep(chunk.samples, gradients)
             known = self._outer_products(gradients, names)
             rows = self._rows(
                 gradients, {k: v for k, v in self._numel.items() if k in names and k not in known}
@@ -265,6 +306,19 @@ class TracedEngine(Engine):
             del chunk, gradients, known
         tensors = list(join_tensors(parts))
         return Features(tensors[0], tuple(zip(tensors[1::2], tensors[2::2], strict=True)), None)
+
+    def retained_features(
+        self, ids: Tensor, names: tuple[str, ...], retained: RetainedGradients
+    ) -> Features | None:
+        """Return J(x) of parameters whose gradients were kept; None where those of a sample were not."""
+        parts = list[Tensor]()
+        for part in Samples(ids, None, ids).split(equal_size(len(ids), self._size)):
+            gradients = retained.get(part)
+            if gradients is None:
+                return None
+            parts.append(self._rows(gradients, {k: v for k, v in self._numel.items() if k in names}))
+            self._finite_checks.note(parts[-1], part)
+        return Features(concatenate(parts, 0), (), None)
 
     def _features(self, chunk: Chunk, exponent: float) -> Features:
         gram: Tensor | None = None
@@ -402,6 +456,7 @@ class TracedEngine(Engine):
             self._add_weighted_sums(total, chunk, scaled, scale)
             if not exponent and not total.sum().isfinite():
                 check_finite(chunk.gradients.self_gram(self._device), chunk.samples)
+            del chunk
         return VjpResult(total, concatenate_powers(self_kernels))
 
     def jvp(
@@ -422,6 +477,7 @@ class TracedEngine(Engine):
             products = chunk.per_sample("jvp", multiply, known)
             self._finite_checks.note(products, chunk.samples)
             outputs.append(products * known.scale.view(-1))
+            del chunk
         return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
 
     def _split_directions(self, directions: Tensor) -> "_Directions":
@@ -637,10 +693,22 @@ def _split_by_size(numels: dict[str, int]) -> tuple[dict[str, int], dict[str, in
     return small, {name: size for name, size in numels.items() if name not in small}
 
 
-def _factor_sizes(gradients: GradientBatch) -> dict[str, tuple[int, int]]:
-    """Return the entries of inputs, and of output gradients of one output, of outer products."""
-    outer = _outer_products(gradients)
-    return {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()}
+class _Forms(NamedTuple):
+    """In what form the trace has gradients, by parameter."""
+
+    factors: dict[str, tuple[int, int]]  # of outer products: entries of inputs, and of one output's gradients
+    retained_bytes: dict[str, int]  # of one sample
+
+
+def _forms(gradients: GradientBatch, parameters: Parameters) -> _Forms:
+    n, outer = len(gradients.samples), _outer_products(gradients)
+    return _Forms(
+        {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()},
+        {
+            name: -(-retained_bytes(gradient, parameters[name].shape) // n)
+            for name, gradient in gradients.by_parameter.items()
+        },
+    )
 
 
 def _unit_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,14 @@ from likewise.fingerprint import Fingerprint
 from likewise.gram.centering import CenteredPair, Centering, CenteringCache, warn_of_cancellation
 from likewise.gram.cost import PairOperations, Plan, count_pair_operations, plan_statistic
 from likewise.gram.features import FeatureCache, KeptFeatures
-from likewise.gram.layerwise import PASS, group_parameters, layerwise_strips
+from likewise.gram.layerwise import (
+    FEWEST,
+    PASS,
+    LayerPlan,
+    ParameterBytes,
+    layerwise_strips,
+    plan_layers,
+)
 from likewise.gram.products import Products, RowSums
 from likewise.gram.strips import (
     DirectionStrips,
@@ -524,11 +531,11 @@ class GramMatrix:
             return self._direction_strips(dtype)
         if whole._fits_one_batch():
             return self._joint_strips(tiles)
-        groups, engine = whole._parameter_groups(), self.engine
-        if groups is None or not isinstance(engine, TracedEngine):
+        plan, engine = whole._layer_plan(), self.engine
+        if plan is None or not isinstance(engine, TracedEngine):
             return tiles
         self_kernels = self.self_kernel() if self.d > 1 else None
-        return layerwise_strips(self.net, engine, tiles, groups, self_kernels)
+        return layerwise_strips(self.net, engine, tiles, plan, self_kernels)
 
     def _fits_one_batch(self) -> bool:
         """Whether samples are so few that the inner products of all their gradients cost less than to whiten these."""
@@ -541,22 +548,25 @@ class GramMatrix:
     def _joint_strips(self, tiles: Tiles) -> JointStrips:
         return JointStrips(**{field.name: getattr(tiles, field.name) for field in fields(ExactStrips)})
 
-    def _parameter_groups(self) -> list[tuple[str, ...]] | None:
-        """Return groups of parameters by which all pairs cost less than by strips of rows, None if there are none."""
+    def _layer_plan(self) -> LayerPlan | None:
+        """Return how all pairs are computed layer by layer, None if strips of rows cost less."""
         tiles = self.tiles()
         by_groups = self.square and tiles.is_mirrored and self.kernel.reduce is mean_diagonal
         if not by_groups or tiles.fits or world_size() > 1 or 64 * self.data.n**2 > self.max_memory:
             return None
-        entries = self._setup.feature_entries
-        if entries is None:
+        parameters = self._setup.parameter_bytes
+        if parameters is None:
             return None
         batch, memory = min(self.data.size, self.engine.batch_size or self.data.size), self.engine.memory
-        spare = self.max_memory - memory.fixed_bytes - batch * memory.bytes_per_sample - 64 * self.data.n**2
-        itemsize = max(4, self.net.dtype.itemsize)
-        groups = group_parameters(entries, self.data.n, batch, itemsize, int(0.9 * spare))
-        if groups is None or PASS * len(groups) * self.data.n >= tiles.gradient_evaluations:
+        rest = self.max_memory - memory.fixed_bytes - 64 * self.data.n**2
+        sizes = [batch]
+        while sizes[-1] >= 2 * FEWEST and not self.data.given:
+            sizes.append(sizes[-1] // 2)
+        limits = {size: int(0.9 * (rest - size * memory.bytes_per_sample)) for size in sizes}
+        plan = plan_layers(parameters, self.data.n, limits)
+        if plan is None or PASS * len(plan.groups) * self.data.n >= tiles.gradient_evaluations:
             return None
-        return groups
+        return plan
 
     def _direction_strips(self, dtype: torch.dtype | None) -> DirectionStrips:
         products = self.products()
@@ -743,7 +753,7 @@ class _Setup:
         self._row_shape: tuple[int, int] | None = None
         self._feature_bytes: int | None = None
         self._operations: dict[Kernel, PairOperations] = {}
-        self._entries: tuple[dict[str, int] | None] | None = None
+        self._parameter_bytes: tuple[dict[str, ParameterBytes] | None] | None = None
 
     def of(self, net: Network) -> "_Setup":
         """Return the same for other parameters of the model."""
@@ -803,15 +813,19 @@ class _Setup:
             return self._feature_bytes
 
     @property
-    def feature_entries(self) -> dict[str, int] | None:
-        """How many numbers the features of a sample have for each parameter; None if these cannot be taken alone."""
+    def parameter_bytes(self) -> dict[str, ParameterBytes] | None:
+        """What the gradient of each parameter takes, of one sample; None if they cannot be taken alone."""
         with exclusive:
-            if self._entries is None:
+            if self._parameter_bytes is None:
                 engine, first, (d, _) = self.engine, self._data.samples(range(1)), self.row_shape
                 with self._net.evaluation_mode():
-                    known = engine.feature_entries(first, d) if isinstance(engine, TracedEngine) else None
-                    self._entries = (known,)
-            return self._entries[0]
+                    known = None
+                    if isinstance(engine, TracedEngine):
+                        itemsize, kept = max(4, self._net.dtype.itemsize), engine.retained_bytes(first)
+                        entries = engine.feature_entries(first, d).items()
+                        known = {k: ParameterBytes(itemsize * count, kept.get(k)) for k, count in entries}
+                    self._parameter_bytes = (known,)
+            return self._parameter_bytes[0]
 
     def count_operations(self, kernel: Kernel, columns: Batches) -> PairOperations:
         """Return what columns cost when they are compared with few rows, counted on two of them."""

@@ -25,6 +25,8 @@ from likewise.model import Network
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these places
 RETAINING_DEVICES = {"cuda"}
+LEAST_RETAINED = 0.25  # of the samples; to retain gradients of fewer gains less than larger batches do
+RETAINED_SIZE = 0.5  # of retained gradients, in shares of what their sample takes in a batch: 0.44 to 0.57
 SUMMING, READING = "summing gradients", "reading off"  # what the two passes are called
 
 
@@ -102,36 +104,47 @@ class Products(LinearProducts):
         return max(1, self.max_memory // 8 // (8 * self.p))
 
     @property
-    def _retains(self) -> bool:
-        """Whether gradients are kept for later passes: on a GPU.
+    def _takes_all_memory(self) -> bool:
+        """Whether passes take all of max_memory, for larger batches or for gradients that are retained: on a GPU.
 
-        On a CPU it would save 15 to 28 % of N_S (2026-11-18), for gigabytes that other programs share.
+        On a CPU retained gradients would save 15 to 28 % of N_S (2026-11-18), for gigabytes that other programs share.
         """
         device = next(iter(self.net.parameters.values())).device
-        return (
-            self.rows is self.columns
-            and device.type in RETAINING_DEVICES
-            and self.engine.memory.bytes_per_sample > 0
-        )
+        return device.type in RETAINING_DEVICES and self.engine.memory.bytes_per_sample > 0
+
+    @property
+    def _retains(self) -> bool:
+        """Whether gradients are kept for later passes: those of enough samples fit beside a batch."""
+        if not self._takes_all_memory or self.rows is not self.columns:
+            return False
+        memory, batch = self.engine.memory, min(self.engine.batch_size or 1, self.columns.size)
+        fitting = self._room(1) // memory.bytes_per_sample - batch
+        return fitting >= LEAST_RETAINED * RETAINED_SIZE * self.rows.n
+
+    def _room(self, c: int) -> int:
+        """Return the bytes that c vectors leave for batches and retained gradients."""
+        vectors = 16 * self.p * (min(c, self.vectors_per_pass) - 1)
+        kept = 8 * self.rows.n * self.d**2  # self kernels
+        return self.max_memory * 15 // 16 - self.engine.memory.fixed_bytes - vectors - kept
 
     @contextmanager
-    def retain_gradients(self, c: int) -> Iterator[None]:
-        """Let several passes share what was recorded, and gradients as far as a batch and c vectors leave memory."""
+    def use_memory(self, c: int) -> Iterator[None]:
+        """Let several passes share what was recorded, and on a GPU the memory that c vectors leave.
+
+        It is for gradients that a later pass reads again; where few of them would fit, it is for larger batches.
+        """
         with self.net.evaluation_mode():
-            if not self._retains:
+            if not self._takes_all_memory:
                 yield
                 return
-            memory, largest = self.engine.memory, max(map(len, self.spans(self.columns)))
-            batch = min(largest, self.engine.batch_size or largest) * memory.bytes_per_sample
-            vectors = 16 * self.p * (min(c, self.vectors_per_pass) - 1)
-            rest = (
-                self.max_memory * 15 // 16
-                - memory.fixed_bytes
-                - batch
-                - vectors
-                - 8 * self.rows.n * self.d**2
-            )
-            with self.engine.retain(rest, self.rows.n):
+            each = self.engine.memory.bytes_per_sample
+            if not self._retains:
+                with self.engine.enlarged(self._room(c) // each):
+                    yield
+                return
+            largest = max(map(len, self.spans(self.columns)))
+            batch = min(largest, self.engine.batch_size or largest) * each
+            with self.engine.retain(self._room(c) - batch, self.rows.n):
                 yield
 
     @property
@@ -203,7 +216,7 @@ class Products(LinearProducts):
         """Return read(places, S(x) Σ S(x')ᵀ w(x')) in float64, in as many rounds as vectors need to fit."""
         group = self.vectors_per_pass
         if c > group:
-            with self.retain_gradients(group):
+            with self.use_memory(group):
                 rounds = [
                     self.product(_some_columns(weights, slice(i, i + group)), min(group, c - i))
                     for i in range(0, c, group)
@@ -211,7 +224,7 @@ class Products(LinearProducts):
             return read(range(self.rows.n), torch.cat(rounds, 2))
         same = self.rows is self.columns and self.left_power == self.right_power
         cache = SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
-        with self.retain_gradients(c):
+        with self.use_memory(c):
             return self.jvp(self.vjp(weights, cache), read, cache)
 
     def sums_and_diagonals(self, kernels: Sequence[Kernel]) -> list[RowSums] | None:
@@ -225,7 +238,7 @@ class Products(LinearProducts):
         used = [[i for i in range(self.d) if a[i].any()] for a in coefficients]
         if sum(map(len, used)) > self.vectors_per_pass:
             return None
-        with self.retain_gradients(sum(map(len, used))):
+        with self.use_memory(sum(map(len, used))):
             return self._sums_and_diagonals(kernels, coefficients, used)
 
     def _sums_and_diagonals(

@@ -44,7 +44,7 @@ NARROWEST = 16  # numbers a sample
 REPLICATES = (
     4  # of 2, an error made by two large coordinates shows in one sign only; of 8, narrow sketches err more
 )
-COORDINATES = "small parameters last"  # the order of explicit coordinates: another one gives other sketches
+COORDINATES = "small parameters last, signs of 64 bits"  # their order and signs: others give other sketches
 LEAST_ERROR = 1e-4  # below, similarities of sketches differ from exact ones by rounding
 FEWEST_PAIRS = 400  # by which the errors of a projection are told
 CHUNK = 4096  # vectors that are converted to float64 at a time
@@ -142,11 +142,21 @@ class Sketch:
 
             runs = 1 + parts.width // self.buckets
             run_signs = signs(REPLICATES, runs) * REPLICATES**-0.5
-            self._maps = [signs(max(parts.width, 1)).to(like), run_signs.to(like)]
+            self._maps = [draw_signs(max(parts.width, 1), generator, like), run_signs.to(like)]
             for a, delta in parts.factors:
                 self._maps.append((signs(a.shape[1], self.q) * self.q**-0.5).to(like))
                 self._maps.append(signs(delta.shape[2], self.q).to(like))
         return self._maps
+
+
+def draw_signs(count: int, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Return random signs, of 64 from one draw on the host: of 86 million, single draws take half a second."""
+    words = torch.empty(-(-count // 64), dtype=torch.int64).random_(
+        torch.iinfo(torch.int64).min, None, generator=generator
+    )
+    octets = words.view(torch.uint8).to(like.device)
+    bits = octets[:, None] >> torch.arange(8, dtype=torch.uint8, device=like.device) & 1
+    return bits.flatten()[:count].to(like.dtype).mul_(2).sub_(1)
 
 
 def _whiten(total: Tensor, square: Tensor) -> Sketched:

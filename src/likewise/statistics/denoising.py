@@ -249,7 +249,7 @@ def row_squares(gram: GramMatrix, left: Tensor, draws: int, seed: int) -> Square
     if draws < 4:
         raise ValueError(f"At least 4 draws are needed for an error bar, found {draws}.")
     products = gram.products()
-    with products.retain_gradients(products.vectors_per_pass):
+    with products.use_memory(products.vectors_per_pass):
         return _squares_by_signs(products, left, draws, seed)
 
 
