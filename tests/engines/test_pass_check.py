@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.engines import pass_check
 from likewise.engines.pass_check import PassCheck
 
 
@@ -68,3 +69,20 @@ def test_a_pass_that_is_longer_than_announced_is_checked_too():
     with net.evaluation_mode():
         last = Counter(offered(PassCheck(net, seed), data, announced=5)[-1] for seed in range(200))
     assert min(last) < 5 <= max(last)
+
+
+def test_samples_are_checked_on_the_way_once_a_pass_has_shown_the_cost(monkeypatch):
+    monkeypatch.setattr(pass_check, "SHARE", 1000)
+    net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)))
+    gram = lw.GramMatrix(net, lw.batches(torch.randn(5000, 4), size=100))
+    checked, check = [], PassCheck._check
+
+    def count(self, candidate):
+        checked.append(len(candidate.places))
+        check(self, candidate)
+
+    monkeypatch.setattr(PassCheck, "_check", count)
+    gram @ torch.ones(5000)
+    before = len(checked)
+    gram @ torch.ones(5000)
+    assert len(checked) >= before + 8 and set(checked) == {pass_check.FEW}  # one in 1024, in each of two passes

@@ -6,7 +6,8 @@ batch are checked together, from their sum with random weights: a gradient in th
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -170,7 +171,8 @@ class PassCheck:
     def start_checks(self) -> None:
         """Compare the selected samples, without waiting for a GPU; call it at the end of a pass."""
         if self._pending is not None and self._agreement is None:
-            self._agreement = _agreement_in_other_batches(self._net, self._pending)
+            with self._time_check(self._pending):
+                self._agreement = _agreement_in_other_batches(self._net, self._pending)
 
     def finish_checks(self) -> None:
         """Raise if the selected samples are wrong; call it at the end of a pass."""
@@ -183,8 +185,14 @@ class PassCheck:
             self._conclude(pending, agreement)
 
     def _check(self, candidate: "_Candidate") -> None:
+        with self._time_check(candidate):
+            self._conclude(candidate, _agreement_in_other_batches(self._net, candidate))
+
+    @contextmanager
+    def _time_check(self, candidate: "_Candidate") -> Iterator[None]:
+        """Measure what a check of few samples costs, given that of a candidate's: it decides on checks on the way."""
         start = time.perf_counter()
-        self._conclude(candidate, _agreement_in_other_batches(self._net, candidate))
+        yield
         self._cost = (time.perf_counter() - start) * min(1, FEW / len(candidate.places))
 
     def _conclude(self, candidate: "_Candidate", agreement: Tensor) -> None:
