@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 
@@ -85,4 +86,20 @@ def test_samples_are_checked_on_the_way_once_a_pass_has_shown_the_cost(monkeypat
     gram @ torch.ones(5000)
     before = len(checked)
     gram @ torch.ones(5000)
-    assert len(checked) >= before + 8 and set(checked) == {pass_check.FEW}  # one in 1024, in each of two passes
+    assert len(checked) >= before + 8  # one in 1024, in each of two passes
+    assert set(checked) == {pass_check.FEW}
+
+
+def test_a_sample_that_is_not_finite_is_named_as_such_also_where_it_is_checked_on_the_way(monkeypatch):
+    monkeypatch.setattr(pass_check, "SHARE", 1e9)
+    monkeypatch.setattr(pass_check, "WINDOW", 5)  # one of nearly every batch
+    torch.manual_seed(0)
+    x = torch.randn(60, 4)
+    net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)))
+    gram = lw.GramMatrix(net, lw.batches(x, size=6))
+    gram @ torch.ones(60)
+    for place in range(3, 60, 6):
+        bad = x.clone()
+        bad[place, 0] = torch.nan
+        with pytest.raises(ValueError, match=rf"not finite, the first with ids \[{place}\]"):
+            gram.with_columns(lw.batches(bad, size=6)) @ torch.ones(60)
