@@ -79,6 +79,12 @@ def test_gradients_that_do_not_fit_after_all_are_computed_again(monkeypatch):
     assert len(calls) == kept + 5  # once more for each batch of the layer
 
 
+def test_what_a_large_model_keeps_is_counted_for_all_outputs(monkeypatch):
+    expected = make_matrix(2**31)._setup.parameter_bytes
+    monkeypatch.setattr("likewise.engines.validation.LARGE", 0)  # one combination of outputs is known of it
+    assert make_matrix(2**31)._setup.parameter_bytes == expected
+
+
 def test_statistics_take_pairs_layer_by_layer():
     few, whole = (make_matrix(memory, lw.label_against_rest, centered=True) for memory in (10_000_000, 2**31))
     assert few._layer_plan() is not None

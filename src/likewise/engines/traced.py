@@ -258,18 +258,28 @@ class TracedEngine(Engine):
         return {k: v for k, v in factors.items() if self._outer is None or k in self._outer}
 
     def _known_forms(self, samples: Samples) -> "_Forms":
-        if self._forms is None:  # as `_chunks` calls the model
-            self._forms = _forms(self.gradients(repeat_samples(samples[:1], 2)), self._net.parameters)
+        if self._forms is None:
+            self._forms = self._compute_forms(samples)
         return self._forms
 
-    def retained_bytes(self, samples: Samples) -> dict[str, int]:
+    def _compute_forms(self, samples: Samples) -> "_Forms":
+        gradients = self.gradients(repeat_samples(samples[:1], 2))  # as `_chunks` calls the model
+        return _forms(gradients, self._net.parameters)
+
+    def retained_bytes(self, samples: Samples, d: int) -> dict[str, int]:
         """Return the bytes of one sample's gradient of each parameter in the form in which the trace has it.
 
         There are none of parameters that stay factored, whose features are that form.
+
+        Args:
+            samples: The first of which is looked at, if gradients of fewer outputs are all that is known.
+            d: The number of outputs.
+
         """
-        factors = self._known_factor_sizes(samples)
-        known = self._known_forms(samples).retained_bytes.items()
-        return {name: size for name, size in known if name not in factors}
+        factors, forms = self._known_factor_sizes(samples), self._known_forms(samples)
+        if forms.d != d:
+            forms = self._forms = self._compute_forms(samples)
+        return {name: size for name, size in forms.retained_bytes.items() if name not in factors}
 
     def parameter_features(
         self, samples: Samples, names: tuple[str, ...], retained: RetainedGradients | None = None
@@ -696,13 +706,15 @@ def _split_by_size(numels: dict[str, int]) -> tuple[dict[str, int], dict[str, in
 class _Forms(NamedTuple):
     """In what form the trace has gradients, by parameter."""
 
+    d: int  # outputs of which they are
     factors: dict[str, tuple[int, int]]  # of outer products: entries of inputs, and of one output's gradients
-    retained_bytes: dict[str, int]  # of one sample
+    retained_bytes: dict[str, int]  # of one sample and all these outputs
 
 
 def _forms(gradients: GradientBatch, parameters: Parameters) -> _Forms:
     n, outer = len(gradients.samples), _outer_products(gradients)
     return _Forms(
+        gradients.d,
         {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()},
         {
             name: -(-retained_bytes(gradient, parameters[name].shape) // n)

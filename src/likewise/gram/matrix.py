@@ -821,7 +821,7 @@ class _Setup:
                 with self._net.evaluation_mode():
                     known = None
                     if isinstance(engine, TracedEngine):
-                        itemsize, kept = max(4, self._net.dtype.itemsize), engine.retained_bytes(first)
+                        itemsize, kept = max(4, self._net.dtype.itemsize), engine.retained_bytes(first, d)
                         entries = engine.feature_entries(first, d).items()
                         known = {k: ParameterBytes(itemsize * count, kept.get(k)) for k, count in entries}
                     self._parameter_bytes = (known,)
