@@ -58,7 +58,7 @@ def test_layer_by_layer_is_all_at_once(readout, kernel, monkeypatch):
     assert isinstance(few._exact_strips(None), DenseStrips)
     expected = whole.dense()
     assert (few.dense() - expected).abs().max() < 1e-10 * expected.abs().max()
-    groups = in_groups(plan, few._setup.parameter_bytes)
+    groups = in_groups(plan, few._setup.parameter_bytes())
     monkeypatch.setattr(type(few), "_layer_plan", lambda gram: groups)
     again = make_matrix(memory, readout, kernel=kernel)
     assert (again.dense() - expected).abs().max() < 1e-10 * expected.abs().max()
@@ -80,9 +80,19 @@ def test_gradients_that_do_not_fit_after_all_are_computed_again(monkeypatch):
 
 
 def test_what_a_large_model_keeps_is_counted_for_all_outputs(monkeypatch):
-    expected = make_matrix(2**31)._setup.parameter_bytes
+    expected = make_matrix(2**31)._setup.parameter_bytes()
     monkeypatch.setattr("likewise.engines.validation.LARGE", 0)  # one combination of outputs is known of it
-    assert make_matrix(2**31)._setup.parameter_bytes == expected
+    assert make_matrix(2**31)._setup.parameter_bytes() == expected
+
+
+def test_a_gradient_that_is_no_outer_product_after_all_is_counted_anew():
+    gram = make_matrix(2**31)
+    before = gram._setup.parameter_bytes()["head.weight"]
+    gram.engine._outer = frozenset()  # as when a batch has several positions per sample
+    after = gram._setup.parameter_bytes()["head.weight"]
+    factors, dense = 8 * (32 * 9 + 3 * 3), 8 * 3 * (32 * 9 * 3)
+    assert (before.formed, before.kept, after.formed) == (factors, None, dense)
+    assert after.kept is not None
 
 
 def test_statistics_take_pairs_layer_by_layer():

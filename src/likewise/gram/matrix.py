@@ -554,7 +554,7 @@ class GramMatrix:
         by_groups = self.square and tiles.is_mirrored and self.kernel.reduce is mean_diagonal
         if not by_groups or tiles.fits or world_size() > 1 or 64 * self.data.n**2 > self.max_memory:
             return None
-        parameters = self._setup.parameter_bytes
+        parameters = self._setup.parameter_bytes()
         if parameters is None:
             return None
         batch, memory = min(self.data.size, self.engine.batch_size or self.data.size), self.engine.memory
@@ -753,7 +753,6 @@ class _Setup:
         self._row_shape: tuple[int, int] | None = None
         self._feature_bytes: int | None = None
         self._operations: dict[Kernel, PairOperations] = {}
-        self._parameter_bytes: tuple[dict[str, ParameterBytes] | None] | None = None
 
     def of(self, net: Network) -> "_Setup":
         """Return the same for other parameters of the model."""
@@ -812,20 +811,17 @@ class _Setup:
                     self._feature_bytes = 8 * d**2 + self.engine.feature_bytes(first, d)
             return self._feature_bytes
 
-    @property
     def parameter_bytes(self) -> dict[str, ParameterBytes] | None:
-        """What the gradient of each parameter takes, of one sample; None if they cannot be taken alone."""
+        """Return what the gradient of each parameter takes, of one sample; None if they cannot be taken alone."""
         with exclusive:
-            if self._parameter_bytes is None:
-                engine, first, (d, _) = self.engine, self._data.samples(range(1)), self.row_shape
-                with self._net.evaluation_mode():
-                    known = None
-                    if isinstance(engine, TracedEngine):
-                        itemsize, kept = max(4, self._net.dtype.itemsize), engine.retained_bytes(first, d)
-                        entries = engine.feature_entries(first, d).items()
-                        known = {k: ParameterBytes(itemsize * count, kept.get(k)) for k, count in entries}
-                    self._parameter_bytes = (known,)
-            return self._parameter_bytes[0]
+            engine, first, (d, _) = self.engine, self._data.samples(range(1)), self.row_shape
+            if not isinstance(engine, TracedEngine):
+                return None
+            # Counted each time: gradients may turn out to come in other parts.
+            with self._net.evaluation_mode():
+                itemsize, kept = max(4, self._net.dtype.itemsize), engine.retained_bytes(first, d)
+                entries = engine.feature_entries(first, d).items()
+            return {name: ParameterBytes(itemsize * count, kept.get(name)) for name, count in entries}
 
     def count_operations(self, kernel: Kernel, columns: Batches) -> PairOperations:
         """Return what columns cost when they are compared with few rows, counted on two of them."""
