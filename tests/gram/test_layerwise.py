@@ -96,8 +96,8 @@ def test_a_gradient_that_is_no_outer_product_after_all_is_counted_anew():
 
 
 def test_statistics_take_pairs_layer_by_layer():
-    few, whole = (make_matrix(memory, lw.label_against_rest, centered=True) for memory in (10_000_000, 2**31))
-    assert few._layer_plan() is not None
+    few, whole = (make_matrix(memory, lw.label_against_rest, centered=True) for memory in (8_000_000, 2**31))
+    assert len(few._layer_plan().groups) > 1
     found, expected = (lw.nearest(gram, 3) for gram in (few, whole))
     assert torch.equal(found.indices, expected.indices)
     assert (found.similarities - expected.similarities).abs().max() < 1e-9
@@ -153,6 +153,12 @@ def test_small_inputs_of_large_gradients_are_kept():
         ("a", "e"), (("b",), ("c",), ("d",)), 210
     )  # 210 and 80 · (7 + 3), more than 30 · (7 + 3)
     assert len(group_parameters(sizes, n=7, batch=1, limit=1009)) == 2
+
+
+def test_nothing_is_kept_where_gradients_would_not_fit_beside_it():
+    sizes = of_bytes((40, 10), (40, 10))
+    assert plan_layers(sizes, 7, {1: 469}) == ([Group(("a",), (), 0), Group(("b",), (), 0)], 1)
+    assert plan_layers(sizes, 7, {1: 540}) == ([Group((), (("a",), ("b",)), 140)], 1)
 
 
 def test_smaller_batches_are_taken_for_fewer_groups_only():

@@ -87,7 +87,12 @@ def plan_layers(parameters: dict[str, ParameterBytes], n: int, limits: dict[int,
             are formed; the batch to prefer first.
 
     """
-    known = ((group_parameters(parameters, n, batch, limit), batch) for batch, limit in limits.items())
+    plain = {name: size._replace(kept=None) for name, size in parameters.items()}
+    known = (
+        (group_parameters(sizes, n, batch, limit), batch)
+        for sizes in (parameters, plain)  # where little fits, what is kept takes memory that a gradient needs
+        for batch, limit in limits.items()
+    )
     plans = [LayerPlan(groups, batch) for groups, batch in known if groups is not None]
     return min(plans, key=lambda plan: len(plan.groups), default=None)
 
