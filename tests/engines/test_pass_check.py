@@ -72,6 +72,28 @@ def test_a_pass_that_is_longer_than_announced_is_checked_too():
     assert min(last) < 5 <= max(last)
 
 
+def test_what_an_interrupted_pass_has_compared_says_nothing_of_samples_selected_later():
+    net, samples = lw.Network(nn.Linear(2, 1)), lw.batches(torch.randn(4, 2), size=4)[0]
+
+    def offer(check, factor):
+        def gradient(places, weights):
+            total = weights.T @ samples.inputs[places]
+            return [factor * total.flatten(), factor * weights.sum(0)]
+
+        check.offer(samples, net.function({}, samples.inputs), gradient, 1)
+
+    with net.evaluation_mode():
+        check = PassCheck(net)
+        check.begin_pass(4)
+        offer(check, factor=1)
+        check.start_checks()  # and something else raises before the pass is finished
+        before = check._pending
+        while check._pending is before:
+            offer(check, factor=2)
+        with pytest.raises(lw.GradientMismatchError):
+            check.finish_checks()
+
+
 def test_samples_are_checked_on_the_way_once_a_pass_has_shown_the_cost(monkeypatch):
     monkeypatch.setattr(pass_check, "SHARE", 1000)
     net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)))

@@ -126,7 +126,7 @@ class PassCheck:
             self._forget_if_stopped()
         place = self._select(n)
         if 0 <= place < n:
-            self._pending = candidate(place, self._most(outputs))
+            self._pending, self._agreement = candidate(place, self._most(outputs)), None
         if self._seen <= self._extra < self._seen + n:
             if self._spent + self._cost <= SHARE * (time.perf_counter() - self._start):
                 self._check(candidate(self._extra - self._seen, FEW))
