@@ -75,9 +75,8 @@ class PassCheck:
         self._pending: _Candidate | None = None
         self._agreement: Tensor | None = None  # of the pending samples with autograd, once it is computed
         self._seen, self._start, self._spent = 0, time.perf_counter(), 0.0
-        self._length = self._selected = (
-            0  # samples of a pass that was announced, and which of them is checked
-        )
+        self._length = 0  # samples of a pass that was announced
+        self._selected = 0  # which of these is checked
         self._extra = self._below(WINDOW)  # the next sample to check on the way
 
     def begin_pass(self, n: int) -> None:
