@@ -1,5 +1,7 @@
 """Memory is counted before it is taken, and max_memory is kept."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -279,3 +281,38 @@ def test_a_chunk_of_gradients_is_free_before_the_next_is_computed():
                 engine.self_kernel(samples[:count])
             peaks.append(meter.peak)
     assert peaks[1] < 1.2 * peaks[0]
+
+
+USES = {
+    "self kernels": lambda e, s: e.self_kernel(s),
+    "rows": lambda e, s: e.rows(s, -0.5),
+    "features": lambda e, s: e.features(s, -0.5),
+    "vjp": lambda e, s: e.vjp(s, torch.ones(12, 3, 1, dtype=torch.float64), -0.5),
+    "jvp": lambda e, s: e.jvp(s, torch.ones(1, sum(e._numel.values()), dtype=torch.float64), -0.5),
+    "parts": lambda e, s: e.map_parts(s, lambda parts: (parts.factors_gram,), None),
+    "by parameter": lambda e, s: e.map_by_parameter(
+        s, e._numel, lambda named: (named["3.weight"].self_gram(),), None
+    ),
+    "of some parameters": lambda e, s: e.parameter_features(s, ("0.weight", "3.weight")),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_gradients_of_one_chunk_are_gone_before_the_next_is_computed(use, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)).eval()
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), lw.batches(torch.randn(12, 3, 8, 8), size=12))
+    engine, compute, references, alive = gram.engine, TracedEngine.gradients, [], []
+    engine._size = engine._gradient_size = 4
+
+    def gradients(self, samples, names=None):
+        alive.append(sum(reference() is not None for reference in references))
+        batch = compute(self, samples, names)
+        references.extend(map(weakref.ref, batch.by_parameter.values()))
+        return batch
+
+    engine.feature_entries(gram.data.samples(range(1)), 3)  # looks at gradients of its own
+    monkeypatch.setattr(TracedEngine, "gradients", gradients)
+    with gram.net.evaluation_mode():
+        USES[use](engine, gram.data.samples(range(12)))
+    assert alive == [0, 0, 0]

@@ -292,30 +292,35 @@ class TracedEngine(Engine):
             retained: Keeps gradients of other parameters, in the form in which the trace has them.
 
         """
-        parts = []
         if self._outer is None:  # as they were counted: else a linear layer would take all its entries
             self._outer = frozenset(self._known_factor_sizes(samples))
         every = set(names) | set(() if retained is None else retained.names or ())
-        for chunk in self._chunks(samples, tuple(name for name in self._numel if name in every)):
+
+        def compute(chunk: Chunk) -> tuple[Tensor, ...]:
             gradients = chunk.gradients
             if retained is not None:
                 retained.keep(chunk.samples, gradients)
-            known = self._outer_products(gradients, names)
-            rows = self._rows(
-                gradients, {k: v for k, v in self._numel.items() if k in names and k not in known}
-            )
-            self._finite_checks.note(rows, chunk.samples)
-            tensors = [rows]
-            for gradient in known.values():
-                inputs, scale = _unit_inputs(gradient.inputs[:, 0].to(rows.dtype))
-                deltas = gradient.deltas[:, :, 0].to(rows.dtype) * scale[:, None, None]
-                for tensor in (inputs, deltas):
-                    self._finite_checks.note(tensor, chunk.samples)
-                tensors += [inputs, deltas]
-            parts.append(tuple(tensors))
-            del chunk, gradients, known
-        tensors = list(join_tensors(parts))
+            return self._plain_features(chunk.samples, gradients, names)
+
+        chunks = self._chunks(samples, tuple(name for name in self._numel if name in every))
+        tensors = list(join_tensors(list(map(compute, chunks))))
         return Features(tensors[0], tuple(zip(tensors[1::2], tensors[2::2], strict=True)), None)
+
+    def _plain_features(
+        self, samples: Samples, gradients: GradientBatch, names: tuple[str, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return J(x) of some parameters as the tensors of features: dense rows, then the factors."""
+        known = self._outer_products(gradients, names)
+        rows = self._rows(gradients, {k: v for k, v in self._numel.items() if k in names and k not in known})
+        self._finite_checks.note(rows, samples)
+        tensors = [rows]
+        for gradient in known.values():
+            inputs, scale = _unit_inputs(gradient.inputs[:, 0].to(rows.dtype))
+            deltas = gradient.deltas[:, :, 0].to(rows.dtype) * scale[:, None, None]
+            for tensor in (inputs, deltas):
+                self._finite_checks.note(tensor, samples)
+            tensors += [inputs, deltas]
+        return tuple(tensors)
 
     def retained_features(
         self, ids: Tensor, names: tuple[str, ...], retained: RetainedGradients
@@ -409,8 +414,8 @@ class TracedEngine(Engine):
     ) -> Iterator[Mapping[str, ParameterGradient]]:
         """Yield J(x) by parameter, in the form in which the trace has them."""
         del numels
-        for chunk in self._chunks(samples, size=self._gradient_size):
-            yield chunk.gradients.by_parameter
+        chunks = self._chunks(samples, size=self._gradient_size)
+        yield from map(lambda chunk: chunk.gradients.by_parameter, chunks)
 
     def map_by_parameter(
         self,
@@ -421,11 +426,14 @@ class TracedEngine(Engine):
     ) -> tuple[Tensor, ...]:
         """Return function(J(x) by parameter), joined over consecutive samples."""
         del numels
-        results = [
-            chunk.per_sample("by parameter", lambda gradients: function(gradients.by_parameter), reads)
-            for chunk in self._chunks(samples, size=self._gradient_size)
-        ]
-        return join_tensors(results)
+
+        def compute(chunk: Chunk) -> tuple[Tensor, ...]:
+            found: tuple[Tensor, ...] = chunk.per_sample(
+                "by parameter", lambda gradients: function(gradients.by_parameter), reads
+            )
+            return found
+
+        return join_tensors(list(map(compute, self._chunks(samples, size=self._gradient_size))))
 
     def largest_part(self, samples: Samples, d: int) -> int:
         """Return the number of entries of the largest dense part of one sample with d outputs."""
