@@ -11,6 +11,7 @@ from likewise.engines.factors import (
     EmbeddingGradient,
     FactoredGradient,
     SharedGradient,
+    SlicedGradient,
     SubsetGradient,
     combine_outputs,
     sum_pairs_of_blocks,
@@ -61,13 +62,59 @@ GRADIENTS = {  # of a matrix (5, 6), or of a vector of 5
 }
 
 
+SLICED = SlicedGradient(
+    {6: GRADIENTS["factored"].part(slice(None)), 36: GRADIENTS["inputs first"].permute((6, 5), (1, 0))},
+    {6: 30, 36: 30},
+    66,
+)
+
+
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_two_sided_projections_are_those_of_the_formed_gradient(name):
-    gradient = GRADIENTS[name]
+@pytest.mark.parametrize("is_formed", [False, True], ids=["", "formed"])
+def test_two_sided_projections_are_those_of_the_formed_gradient(name, is_formed):
+    gradient = GRADIENTS[name].part(slice(None))
+    if is_formed:
+        gradient.self_gram(), gradient.rows()
     left, right = drawn(3, 5, 4), drawn(3, gradient.rows().shape[2] // 5, 2)
     formed = gradient.rows().unflatten(2, (5, -1))
     expected = torch.einsum("ndij,bik,bjl->ndbkl", formed, left, right)
     assert (gradient.project_two_sided(left, right) - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("columns", [6, 11], ids=["whole rows", "parts of rows"])
+def test_two_sided_projections_of_slices_are_those_of_the_formed_gradient(columns):
+    rows = 66 // columns
+    left, right = drawn(3, rows, 4), drawn(3, columns, 2)
+    expected = torch.einsum("ndij,bik,bjl->ndbkl", SLICED.rows().unflatten(2, (rows, -1)), left, right)
+    assert (SLICED.project_two_sided(left, right) - expected).abs().max() < 1e-12
+
+
+OPTIONS = {  # kernel, options
+    "plain": ((4, 3, 3), ([1], [0], [1], False, [0], 1)),
+    "padded, stride 2, dilated": ((4, 3, 3, 2), ([2, 1], [1, 2], [1, 2], False, [0, 0], 1)),
+    "1 x 1, stride 2": ((4, 3, 1, 1), ([2, 2], [0, 0], [1, 1], False, [0, 0], 1)),
+    "volumes": ((4, 3, 2, 2, 2), ([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)),
+    "groups": ((4, 3, 3), ([1], [0], [1], False, [0], 2)),
+    "transposed": ((3, 4, 3), ([2], [1], [1], True, [0], 1)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("is_formed", [False, True], ids=["", "formed"])
+def test_two_sided_projections_of_convolutions_are_those_of_the_formed_gradient(name, is_formed):
+    shape, arguments = OPTIONS[name]
+    options, kernel = ConvolutionOptions(*arguments), drawn(*shape)
+    channels = shape[0] if options.transposed else shape[1] * options.groups
+    inputs = drawn(2, channels, *[7] * (len(shape) - 2))
+    deltas = drawn(2, 2, *options.forward(inputs, kernel).shape[1:])
+    gradient = ConvolutionGradient(inputs, deltas, kernel, options)
+    if is_formed:
+        assert gradient._dense is not None
+    left, right = drawn(3, shape[0], 4), drawn(3, kernel[0].numel(), 2)
+    expected = torch.einsum(
+        "ndij,bik,bjl->ndbkl", gradient.part(slice(None)).rows().unflatten(2, (shape[0], -1)), left, right
+    )
+    assert (gradient.project_two_sided(left, right) - expected).abs().max() < 1e-11
 
 
 CONVOLUTION = ConvolutionGradient(

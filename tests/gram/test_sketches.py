@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import likewise as lw
+from likewise.engines.factors import FactoredGradient
 from likewise.gram import Reducer
 from likewise.gram.sketches import (
     Sketch,
@@ -76,6 +77,75 @@ def test_inner_products_are_kept_on_average(engine):
     error = (found.mean(0) - exact) / found.std(0)
     assert error.abs().mean() < 0.3  # 60 draws: a standard error is 0.13 standard deviations
     assert error.abs().max() < 0.9
+
+
+class Matrices(nn.Module):
+    """Long-sided weights: of a convolution, of packed projections, and a table that is an output layer as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(30, 24)
+        self.attention = nn.MultiheadAttention(24, 2, batch_first=True)
+        self.convolution = nn.Conv1d(24, 20, 3)
+        self.last = nn.Linear(20, 24)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = torch.tanh(self.convolution(x.mT)).mT
+        return (torch.tanh(self.last(x)) @ self.table.weight.T).mean(1)[:, :2]
+
+
+def matrices(n=24):
+    torch.manual_seed(1)
+    return lw.GramMatrix(lw.Network(Matrices().double(), lw.all_outputs), torch.randint(30, (n, 9)))
+
+
+def test_matrices_with_long_sides_are_projected_without_being_formed(monkeypatch):
+    gram, formed = matrices(), []
+    rows = FactoredGradient.rows
+    with gram.net.evaluation_mode():
+        first = gram.data.samples(range(1))
+        assert Sketch(32, 0).dependent_buckets(gram.engine, first) == 4
+        assert Sketch(512, 0).dependent_buckets(gram.engine, first) == 1  # longer than all sides
+        names = Sketch(32, 0)._find_matrices(gram.engine, first)
+        assert set(names) >= {"table.weight", "convolution.weight", "last.weight"}
+        monkeypatch.setattr(FactoredGradient, "rows", lambda g: formed.append(g) or rows(g))
+        Sketch(32, 0)(gram.engine, gram.data.samples(range(24)))
+    assert not formed
+
+
+@pytest.mark.parametrize("q", [32, 512], ids=["from two sides", "formed"])
+def test_inner_products_are_kept_on_average_whatever_is_projected_from_two_sides(q):
+    gram = matrices()
+    exact = gram.with_kernel(lw.INNER_PRODUCT).dense() * gram.d
+    found = torch.stack(
+        [torch.einsum("ndq,mdq->nm", *[sketched(gram, q, seed).rows] * 2) for seed in range(60)]
+    )
+    error = (found.mean(0) - exact) / found.std(0)
+    assert error.abs().mean() < 0.3 and error.abs().max() < 0.9
+    torch.testing.assert_close(sketched(gram, q).squares, gram.self_kernel().diagonal(dim1=1, dim2=2).sum(1))
+
+
+def test_blocks_of_a_projection_are_told_in_the_errors():
+    """Of layers in which one input dominates: their numbers are far from independent."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(64, 64, 2), nn.Tanh(), nn.Conv1d(64, 64, 2), nn.Flatten(), nn.Linear(192, 1)
+    )
+    x = torch.randn(40, 64, 5, dtype=torch.float64) * 0.3 + torch.randn(64, 5, dtype=torch.float64)
+    gram = lw.GramMatrix(model.double(), x)
+    with gram.net.evaluation_mode():
+        group = Sketch(68, 0).dependent_buckets(gram.engine, gram.data.samples(range(1)))
+    exact, inside = gram.dense(), {1: 0.0, group: 0.0}
+    apart, seeds = ~torch.eye(40, dtype=torch.bool), 30
+    for seed in range(seeds):
+        plain = whiten_sketches(sketched(gram, 68, seed))
+        off = (plain @ plain.T - exact)[apart].abs()
+        for size in inside:
+            errors = similarity_errors(plain, plain, 1, size)[apart]
+            inside[size] += float((off <= 1.96 * errors).double().mean()) / seeds
+    assert group == 4 and 0.9 < inside[group] < 0.99 and inside[1] < inside[group], inside
 
 
 def test_the_error_falls_as_the_root_of_the_width():

@@ -11,7 +11,7 @@ the jvp S(x) u.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NamedTuple
 
@@ -209,6 +209,9 @@ class GradientParts(NamedTuple):
     width: int  # entries of all dense parts together
     explicit: Iterable[tuple[int, Iterable[RowBlock]]]  # first column, and the rows, to be consumed at once
     factors: tuple[tuple[Tensor, Tensor], ...]
+    matrices: Iterable[
+        tuple[str, Iterable[ParameterGradient]]
+    ] = ()  # of those asked for, likewise, not formed yet
 
 
 class VjpResult(NamedTuple):
@@ -302,8 +305,17 @@ class Engine(ABC):
         del reads
         return join_tensors([function(gradients) for gradients in self.by_parameter(samples, numels)])
 
+    def matrices(self, samples: Samples) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of the parameters that `map_parts` can yield as matrices; none by default."""
+        del samples
+        return {}
+
     def map_parts(
-        self, samples: Samples, function: Callable[[GradientParts], tuple[Tensor, ...]], reads: object
+        self,
+        samples: Samples,
+        function: Callable[[GradientParts], tuple[Tensor, ...]],
+        reads: object,
+        matrices: Collection[str] = (),
     ) -> tuple[Tensor, ...]:
         """Return function(parts of J(x)), joined over consecutive samples.
 
@@ -311,8 +323,10 @@ class Engine(ABC):
             samples: The batch.
             function: Returns tensors with one entry for each sample.
             reads: What it computes with beside the parts; the function is the same for the same object.
+            matrices: Names of parameters whose gradients are not formed, of those that `matrices` knows.
 
         """
+        del matrices
         return join_tensors([function(parts) for parts in self.parts(samples)])
 
     def largest_part(self, samples: Samples, d: int) -> int:

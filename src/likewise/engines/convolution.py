@@ -25,7 +25,9 @@ from likewise.engines.factors import (
     concatenate,
     gram_from_positions,
     gram_from_rows,
+    project_last,
     squared_norms,
+    sum_positions,
 )
 from likewise.engines.memory import equal_size
 from likewise.linalg import product
@@ -241,6 +243,20 @@ class ConvolutionGradient(ParameterGradient):
         total = sum(product(self._dense[i].flatten(0, 1), by_offset[:, :, i]) for i in range(k))
         assert isinstance(total, Tensor)
         return total.unflatten(0, (n, d))
+
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R = Σ_t (Lᵀ δ_t) (Rᵀ a_t)ᵀ: a convolution with R as the kernel has Rᵀ a_t of all windows."""
+        n, d, o = self.deltas.shape[:3]
+        i, t = self.kernel[0].numel(), self._positions
+        plain = not self.options.transposed and self.options.groups == 1
+        if not plain or ("_dense" in self.__dict__ and d * o * i < t * (i + d * o)):
+            return super().project_two_sided(left, right)
+        blocks, _, k = right.shape
+        kernel = right.mT.reshape(blocks * k, *self.kernel.shape[1:]).to(self.dtype)
+        inputs = self.options.forward(self.inputs, kernel).reshape(n, 1, blocks, k, t)
+        with products_like_convolutions(self.inputs.device):
+            deltas = project_last(self.deltas.flatten(3).mT, left)
+            return sum_positions(deltas, inputs.to(deltas.dtype).permute(0, 1, 4, 2, 3))
 
     def part(self, where: slice | Tensor) -> "ConvolutionGradient":
         """Return the gradients of some of the samples."""

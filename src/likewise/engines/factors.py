@@ -108,10 +108,10 @@ class ParameterGradient(ABC):
         """
         rows = self.rows().to(left.dtype)
         if right.shape[1] == 1:  # a vector: one product for all blocks
-            projected = _project_last(rows.unsqueeze(2), left)[:, :, 0]  # (n, d, blocks, k)
+            projected = project_last(rows.unsqueeze(2), left)[:, :, 0]  # (n, d, blocks, k)
             return projected.unsqueeze(4) * right
         matrices = rows.reshape(*rows.shape[:2], left.shape[1], right.shape[1])
-        return _sum_positions(left.transpose(0, 1)[None, None], _project_last(matrices, right))
+        return sum_positions(left.transpose(0, 1)[None, None], project_last(matrices, right))
 
 
 class StructuredGradient(ParameterGradient):
@@ -274,10 +274,14 @@ class FactoredGradient(StructuredGradient):
         wanted = (self.inputs.shape[2], self.deltas.shape[3])
         if (left.shape[1], right.shape[1]) != (wanted if self.inputs_first else wanted[::-1]):
             return super().project_two_sided(left, right)  # the parameter is a view of the matrix
+        _, d, t, o = self.deltas.shape
+        i = self.inputs.shape[2]
+        if self.is_dense and d * o * i < t * (i + d * o):
+            return super().project_two_sided(left, right)
         of_inputs, of_deltas = (left, right) if self.inputs_first else (right, left)
-        inputs = _project_last(self.inputs.unsqueeze(1), of_inputs)  # (n, 1, t, blocks, k)
-        deltas = _project_last(self.deltas, of_deltas)
-        return _sum_positions(*((inputs, deltas) if self.inputs_first else (deltas, inputs)))
+        inputs = project_last(self.inputs.unsqueeze(1), of_inputs)  # (n, 1, t, blocks, k)
+        deltas = project_last(self.deltas, of_deltas)
+        return sum_positions(*((inputs, deltas) if self.inputs_first else (deltas, inputs)))
 
     def paired_gram(self, n: int) -> Tensor:
         """Return J(x) J(x')ᵀ of the first n samples with the next n, from positions where that is cheaper."""
@@ -377,10 +381,10 @@ class EmbeddingGradient(StructuredGradient):
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R, from the rows of L that are looked up."""
-        deltas = _project_last(self.deltas, right)
+        deltas = project_last(self.deltas, right)
         known = (self.indices >= 0)[:, :, None, None]
         looked_up = left.transpose(0, 1)[self.indices.clamp(min=0)] * known  # (n, t, blocks, k)
-        return _sum_positions(looked_up.to(deltas.dtype).unsqueeze(1), deltas)
+        return sum_positions(looked_up.to(deltas.dtype).unsqueeze(1), deltas)
 
     def part(self, where: slice | Tensor) -> "EmbeddingGradient":
         """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
@@ -446,6 +450,17 @@ class SlicedGradient(ParameterGradient):
             part.jvp(directions[:, start : start + self.sizes[start]]) for start, part in self.parts.items()
         ]
         return torch.stack(transformed).sum(0)
+
+    def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return Lᵀ G R, of slices that consist of whole rows without forming G."""
+        columns = right.shape[1]
+        if any(start % columns or self.sizes[start] % columns for start in self.parts):
+            return super().project_two_sided(left, right)
+        projected = [
+            part.project_two_sided(left[:, start // columns : (start + self.sizes[start]) // columns], right)
+            for start, part in self.parts.items()
+        ]
+        return torch.stack(projected).sum(0)
 
     def permute(self, shape: Sequence[int], order: Sequence[int]) -> ParameterGradient:
         """Return the gradients of a stack of transposed matrices, one a slice; any other view is dense."""
@@ -625,7 +640,7 @@ def _group_deltas(deltas: Tensor, places: Tensor) -> Tensor:
     return deltas[places].transpose(1, 2).flatten(2, 3)
 
 
-def _project_last(values: Tensor, maps: Tensor) -> Tensor:
+def project_last(values: Tensor, maps: Tensor) -> Tensor:
     """Return values (n, d, t, size) by maps (blocks, size, k), (n, d, t, blocks, k), in float32 or wider."""
     joined = maps.transpose(0, 1).flatten(1).to(values.dtype)  # one product for all blocks
     projected = values @ joined
@@ -633,7 +648,7 @@ def _project_last(values: Tensor, maps: Tensor) -> Tensor:
     return wide.unflatten(3, (maps.shape[0], maps.shape[2]))
 
 
-def _sum_positions(left: Tensor, right: Tensor) -> Tensor:
+def sum_positions(left: Tensor, right: Tensor) -> Tensor:
     """Return Σ_t l_t r_tᵀ of each block, (n, d, blocks, k, l), given (n, d or 1, t, blocks, k) and (..., l)."""
     if left.device.type == "cpu":
         return left.permute(0, 1, 3, 4, 2) @ right.transpose(2, 3)

@@ -6,9 +6,10 @@ operation. A dense gradient is formed only where nothing cheaper gives the resul
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import NamedTuple, final
 
 import torch
@@ -257,6 +258,12 @@ class TracedEngine(Engine):
         factors = self._known_forms(samples).factors
         return {k: v for k, v in factors.items() if self._outer is None or k in self._outer}
 
+    def _settled_factors(self, samples: Samples) -> frozenset[str]:
+        """Return the parameters that stay factored; of the trace's, where no batch has told yet."""
+        if self._outer is None:
+            self._outer = frozenset(self._known_factor_sizes(samples))
+        return self._outer
+
     def _known_forms(self, samples: Samples) -> "_Forms":
         if self._forms is None:
             self._forms = self._compute_forms(samples)
@@ -292,8 +299,7 @@ class TracedEngine(Engine):
             retained: Keeps gradients of other parameters, in the form in which the trace has them.
 
         """
-        if self._outer is None:  # as they were counted: else a linear layer would take all its entries
-            self._outer = frozenset(self._known_factor_sizes(samples))
+        self._settled_factors(samples)  # as they were counted: else a linear layer would take all its entries
         every = set(names) | set(() if retained is None else retained.names or ())
 
         def compute(chunk: Chunk) -> tuple[Tensor, ...]:
@@ -370,30 +376,53 @@ class TracedEngine(Engine):
             whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank, gram
         )
 
+    def matrices(self, samples: Samples) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of the parameters of two dimensions or more that do not stay factored."""
+        factors = self._settled_factors(samples)
+        shapes = {name: value.shape for name, value in self._net.parameters.items() if name not in factors}
+        return {name: (shape[0], prod(shape[1:])) for name, shape in shapes.items() if len(shape) > 1}
+
     def map_parts(
-        self, samples: Samples, function: Callable[[GradientParts], tuple[Tensor, ...]], reads: object
+        self,
+        samples: Samples,
+        function: Callable[[GradientParts], tuple[Tensor, ...]],
+        reads: object,
+        matrices: Collection[str] = (),
     ) -> tuple[Tensor, ...]:
         """Return function(parts of J(x)), joined over consecutive samples."""
         results = []
         for chunk in self._chunks(samples, size=self._gradient_size):
             results.append(
-                chunk.per_sample("parts", lambda gradients: function(self._parts(gradients)), reads)
+                chunk.per_sample("parts", lambda gradients: function(self._parts(gradients, matrices)), reads)
             )
             for tensor in results[-1]:
                 self._finite_checks.note(tensor, chunk.samples)
             del chunk
         return join_tensors(results)
 
-    def _parts(self, gradients: GradientBatch) -> GradientParts:
-        """Return J(x) in parts; each dense part is computed when it is consumed."""
+    def _parts(self, gradients: GradientBatch, matrices: Collection[str]) -> GradientParts:
+        """Return J(x) in parts; each dense part and matrix is computed when it is consumed."""
         outer = self._outer_products(gradients)
         factors_gram = GradientBatch(gradients.samples, gradients.d, dict(outer)).self_gram(self._device)
-        explicit = {name: size for name, size in self._numel.items() if name not in outer}
+        apart = {*outer, *matrices}
+        explicit = {name: size for name, size in self._numel.items() if name not in apart}
         dtype = torch.promote_types(self._dtype, torch.float32)
         factors = ((p.inputs[:, 0].to(dtype), p.deltas[:, :, 0].to(dtype)) for p in outer.values())
         return GradientParts(
-            factors_gram, sum(explicit.values()), self._explicit(gradients, explicit), tuple(factors)
+            factors_gram,
+            sum(explicit.values()),
+            self._explicit(gradients, explicit),
+            tuple(factors),
+            self._matrices(gradients, matrices),
         )
+
+    def _matrices(
+        self, gradients: GradientBatch, names: Collection[str]
+    ) -> Iterator[tuple[str, Iterator[ParameterGradient]]]:
+        for name in (name for name in self._numel if name in names):
+            gradient = gradients.by_parameter.pop(name, None)
+            if gradient is not None:
+                yield name, gradient.blocks()
 
     def _explicit(
         self, gradients: GradientBatch, numels: dict[str, int]

@@ -119,7 +119,7 @@ def restore_projector(gram: GramMatrix, facts: Mapping[str, Any]) -> Projector:
 
 def dependent_buckets(facts: Mapping[str, Any]) -> int:
     """Return how many consecutive numbers of a sketch are not independent: those of a two-sided block."""
-    return SIDE**2 if facts.get("method") == "two-sided" else 1
+    return SIDE**2 if facts.get("method") == "two-sided" else int(facts.get("dependent", 1))
 
 
 def are_plain(facts: Mapping[str, Any]) -> bool:

@@ -83,6 +83,7 @@ class Projector:
         """Return what must be equal for sketches to match, from one sample."""
         with self.gram.net.evaluation_mode():
             layout = self._sketch.parts(self.gram.engine, samples[:1])
+            dependent = self._sketch.dependent_buckets(self.gram.engine, samples[:1])
         draws = torch.randint(0, 2**31, (64,), generator=torch.Generator().manual_seed(self.seed))
         return {
             "width": self.width,
@@ -91,6 +92,7 @@ class Projector:
             "seed": self.seed,
             "layout": layout,
             "draws": hashlib.sha256(draws.numpy().tobytes()).hexdigest()[:16],
+            **({"dependent": dependent} if dependent > 1 else {}),
         }
 
     def batches(self, data: Batches, where: range) -> Iterator[range]:
