@@ -325,6 +325,7 @@ def passes(model, x, y, readout):
         "pairs": gram.dense(),
         "self kernels": gram.self_kernel(),
         "sketched": lw.nearest(gram, 3, sketch=64).similarities,
+        "projected from two sides": lw.nearest(gram, 3, sketch=16).similarities,
         "few queries": lw.GramMatrix(gram.net, (x[:1], y[:1]), columns=(x, y)).dense(),
     }
 

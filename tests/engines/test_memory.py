@@ -224,6 +224,29 @@ def test_one_sample_may_take_more_than_half_of_the_memory():
         _ = lw.GramMatrix(whole.net, x, max_memory=int(0.9 * need)).engine
 
 
+class Growing(torch.utils.data.Dataset):
+    """Images that are larger from the 65th on."""
+
+    def __len__(self):
+        return 192
+
+    def __getitem__(self, i):
+        return torch.randn(3, *[8 if i < 64 else 24] * 2, generator=torch.Generator().manual_seed(i)), i % 4
+
+
+@pytest.mark.parametrize("statistic", [lw.soft_neighbors, lambda gram: lw.nearest(gram, 3, sketch=64)])
+def test_batches_of_larger_samples_than_the_first_are_smaller(statistic):
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 4))
+    loader = torch.utils.data.DataLoader(Growing(), batch_size=64)
+    gram = lw.GramMatrix(lw.Network(model, lw.label_against_rest), lw.batches(loader), max_memory=2**23)
+    assert gram.engine.name == "layers"
+    with MemoryMeter() as meter:
+        statistic(gram)
+    assert meter.peak < 2**23
+    assert gram.engine.memory.fitting(32, gram.data.samples(range(64, 66)).inputs) == 32 // 9
+
+
 def test_gradients_alone_come_in_larger_batches_than_sums_over_parameters():
     """Of many parameters and short samples, sums in float64 take most of max_memory."""
     model = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64), nn.Flatten(), nn.Linear(64, 1))
@@ -232,7 +255,7 @@ def test_gradients_alone_come_in_larger_batches_than_sums_over_parameters():
     engine = lw.GramMatrix(lw.Network(model), data, max_memory=2 * (33 * p)).engine
     assert isinstance(engine, TracedEngine)
     assert engine.batch_size < engine.gradient_batch_size
-    fixed, each = engine.memory
+    fixed, each = engine.memory.fixed_bytes, engine.memory.bytes_per_sample
     assert fixed + engine.batch_size * each <= 33 * p
     assert 16 * p + engine.gradient_batch_size * each <= 33 * p
 

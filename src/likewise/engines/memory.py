@@ -63,6 +63,20 @@ class MemoryUse(NamedTuple):
 
     fixed_bytes: int  # independent of the batch size
     bytes_per_sample: int
+    entries_per_sample: int = 0  # of the inputs by which it was measured; 0 if unknown
+
+    def fitting(self, most: int, inputs: Any) -> int:
+        """Return how many of some samples fit where `most` of those measured do: fewer of longer texts, say."""
+        here = entries_per_sample(inputs)
+        if not 0 < self.entries_per_sample < here:
+            return most
+        return max(1, most * self.entries_per_sample // here)
+
+
+def entries_per_sample(inputs: Any) -> int:
+    """Return how many numbers the tensors among the inputs have for each sample."""
+    tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim())
+    return sum(tensor.numel() // max(1, len(tensor)) for tensor in tensors)
 
 
 UNKNOWN_MEMORY = MemoryUse(0, 0)

@@ -27,6 +27,7 @@ from likewise.engines.gradient_batch import (
 from likewise.engines.memory import (
     MemoryMeter,
     MemoryUse,
+    entries_per_sample,
     fit_batch_size,
     is_out_of_memory,
     keep_freed_memory,
@@ -270,7 +271,7 @@ def _fit_memory(
     if next(iter(net.parameters.values())).device.type == "cpu":
         fit_alone = min(fit_alone, max(32, GRADIENT_CACHE // alone))
         fit = min(fit, max(32, CACHE // each))
-    return _Fit(fit, fit_alone, MemoryUse(_fixed_bytes(shape), each))
+    return _Fit(fit, fit_alone, MemoryUse(_fixed_bytes(shape), each, entries_per_sample(samples.inputs)))
 
 
 def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> tuple[int, int]:

@@ -224,8 +224,7 @@ class TracedEngine(Engine):
         """
         gradients = self._take_kept(samples)
         if gradients is None:
-            (chunk,) = self._chunks(samples, size=self._gradient_size)
-            gradients = chunk.gradients.copy()
+            gradients = self._chunk(samples, None).gradients.copy()
         n, d = len(samples), gradients.d
         total = torch.zeros(n * d, n * d, device=self._device)
         total = total.to(accumulation_dtype(total))
@@ -605,7 +604,8 @@ class TracedEngine(Engine):
         or two of them take memory at a time.
         """
         self._release_kept()
-        for part in samples.split(equal_size(len(samples), size or self._size)):
+        most = self.memory.fitting(size or self._size, samples.inputs)
+        for part in samples.split(equal_size(len(samples), most)):
             yield self._chunk(part, names)
 
     def _chunk(self, part: Samples, names: tuple[str, ...] | None) -> Chunk:
