@@ -8,7 +8,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.engines.factors import FactoredGradient
-from likewise.gram import Reducer
+from likewise.gram import Reducer, sketches
 from likewise.gram.sketches import (
     Sketch,
     Sketches,
@@ -79,6 +79,12 @@ def test_inner_products_are_kept_on_average(engine):
     assert error.abs().max() < 0.9
 
 
+@pytest.fixture
+def any_size(monkeypatch):
+    """Let matrices of any size be projected from both sides."""
+    monkeypatch.setattr(sketches, "FEWEST_ENTRIES", 0)
+
+
 class Matrices(nn.Module):
     """Long-sided weights: of a convolution, of packed projections, and a table that is an output layer as well."""
 
@@ -101,7 +107,7 @@ def matrices(n=24):
     return lw.GramMatrix(lw.Network(Matrices().double(), lw.all_outputs), torch.randint(30, (n, 9)))
 
 
-def test_matrices_with_long_sides_are_projected_without_being_formed(monkeypatch):
+def test_matrices_with_long_sides_are_projected_without_being_formed(any_size, monkeypatch):
     gram, formed = matrices(), []
     rows = FactoredGradient.rows
     with gram.net.evaluation_mode():
@@ -116,7 +122,7 @@ def test_matrices_with_long_sides_are_projected_without_being_formed(monkeypatch
 
 
 @pytest.mark.parametrize("q", [32, 512], ids=["from two sides", "formed"])
-def test_inner_products_are_kept_on_average_whatever_is_projected_from_two_sides(q):
+def test_inner_products_are_kept_on_average_whatever_is_projected_from_two_sides(q, any_size):
     gram = matrices()
     exact = gram.with_kernel(lw.INNER_PRODUCT).dense() * gram.d
     found = torch.stack(
@@ -127,7 +133,7 @@ def test_inner_products_are_kept_on_average_whatever_is_projected_from_two_sides
     torch.testing.assert_close(sketched(gram, q).squares, gram.self_kernel().diagonal(dim1=1, dim2=2).sum(1))
 
 
-def test_blocks_of_a_projection_are_told_in_the_errors():
+def test_blocks_of_a_projection_are_told_in_the_errors(any_size):
     """Of layers in which one input dominates: their numbers are far from independent."""
     torch.manual_seed(0)
     model = nn.Sequential(
