@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.statistics.label_issues import suspicion_from_votes
+from likewise.statistics.neighbors import class_votes
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def average_precision(score, wrong):
     return float((precision * hits).sum() / hits.sum())
 
 
-def test_labels_learned_by_heart_are_found(digits):
+def test_memorized_wrong_labels_are_found(digits):
     gram, truth, wrong = digits
     found = lw.label_suspicion(gram)
     assert average_precision(found.suspicion, wrong) > 0.85
@@ -262,3 +264,15 @@ def test_suspicion_is_the_margin_and_a_tenth_of_the_surprise_from_0_to_1():
     certain = torch.eye(4).double()[torch.tensor([0, 1])]
     ends = suspicion_from_votes(certain, torch.tensor([0, 3]), certain, dtype=torch.float64).suspicion
     torch.testing.assert_close(ends, torch.tensor([0.0, 1.0]).double())
+
+
+def test_scores_of_words_are_no_probabilities_of_the_classes_of_texts():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30))
+    tokens, labels = torch.randint(30, (40, 6)), torch.arange(40) % 2
+    gram = lw.GramMatrix(lw.Network(model, lw.sequence_log_likelihood()), tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that predictions match no label, say
+        found = lw.label_suspicion(gram, labels, words=False)
+    expected = suspicion_from_votes(class_votes(gram, labels), labels)
+    torch.testing.assert_close(found.suspicion, expected.suspicion.to(found.suspicion))

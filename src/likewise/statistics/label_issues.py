@@ -22,7 +22,7 @@ from likewise.statistics.targets import (
     accuracy_warning,
     class_chances,
     class_numbers,
-    model_outputs,
+    class_outputs,
     readout_looks_at_label,
     refuse_other,
     refuse_unbounded,
@@ -214,7 +214,7 @@ def label_suspicion(
     margins = None if watch is None else margins_of(watch, given)
     validated = None if crossval is None else validated_for(crossval, given)
     votes = class_votes(gram, given, exponent=exponent, sketch=sketch).cpu()
-    outputs = model_outputs(gram) if gram.of_network else None
+    outputs = class_outputs(gram)
     chances = None if outputs is None else class_chances(outputs, given)
     if margins is not None and (odd := order_warning(votes, given, chances, margins)) is not None:
         warnings.warn(odd, stacklevel=2)
@@ -261,7 +261,8 @@ def opinion_after(
         net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
         other = GramMatrix(net, gram.data, kernel=gram.kernel, max_memory=gram.max_memory)
         votes = class_votes(other, hot.labels, exponent=exponent, sketch=sketch).cpu()
-        known = class_chances(model_outputs(other), hot.labels)
+        outputs = class_outputs(other)
+        known = None if outputs is None else class_chances(outputs, hot.labels)
         ranks.append(_relative_ranks(suspicion_from_votes(votes, hot.labels, known).suspicion.double().cpu()))
         shares.append(votes / votes.sum(1, keepdim=True).clamp(min=1e-300))
         chances += [] if known is None else [known.cpu()]

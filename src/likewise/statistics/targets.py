@@ -11,7 +11,7 @@ from likewise.gram import GramMatrix
 from likewise.gram.matrix import dataset_outputs
 from likewise.model import Network
 from likewise.padding import IGNORED
-from likewise.readouts import all_outputs, are_chances
+from likewise.readouts import all_outputs, are_chances, reads_text
 from likewise.wording import agreeing, counted
 
 MOST_CLASSES = 100_000
@@ -167,6 +167,11 @@ def model_outputs(gram: GramMatrix) -> Tensor:
         if readout_looks_at_label(gram):
             raise
         return dataset_outputs(net, gram.data, masked=True).cpu()
+
+
+def class_outputs(gram: GramMatrix) -> Tensor | None:
+    """Return the model's outputs if they may be those of classes, (n, d); None of a language model: words are not."""
+    return model_outputs(gram) if gram.of_network and not reads_text(gram.net.readout) else None
 
 
 def count_outputs(gram: GramMatrix) -> int | None:
