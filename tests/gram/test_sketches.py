@@ -1,5 +1,7 @@
 """Sketches keep inner products; centered similarities are the double-centered kernel, normalized."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from likewise.gram.sketches import (
     similarity_errors,
     whiten_sketches,
 )
-from nets import SHAPES, case
+from nets import SHAPES, Words, case
 
 
 def conv(outputs=4):
@@ -146,6 +148,21 @@ def test_blocks_of_a_projection_are_told_in_the_errors():
             errors = similarity_errors(plain, plain, 1, size)[apart]
             inside[size] += float((off <= 1.96 * errors).double().mean()) / seeds
     assert group == 4 and 0.9 < inside[group] < 0.99 and inside[1] < inside[group], inside
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 4], [4, 1, 1, 4], [1] * 8 + [3]], ids=str)
+def test_texts_of_one_token_are_compared_with_longer_ones(lengths):
+    """Of one position, gradients are factors; of several, they come in other parts."""
+    torch.manual_seed(0)
+    texts = [torch.randint(20, (lengths[i % len(lengths)],)) for i in range(24)]
+    pad_all = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    loader = torch.utils.data.DataLoader(texts, batch_size=4, collate_fn=pad_all)
+    net = lw.Network(Words().double(), lw.all_outputs)
+    gram = lw.GramMatrix(net, lw.batches(loader))
+    columns = lw.GramMatrix(net, pad_all(texts[:4]), columns=lw.batches(loader))
+    for matrix in (gram, columns):
+        rough = lw.nearest(matrix, 3, sketch=2048).similarities  # first: exact pairs settle the parts as well
+        assert (rough - lw.nearest(matrix, 3).similarities).abs().max() < 0.1
 
 
 def test_the_error_falls_as_the_root_of_the_width():

@@ -375,6 +375,10 @@ class TracedEngine(Engine):
             whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank, gram
         )
 
+    def form_all_parts(self) -> None:
+        """Have no factors among the parts of gradients from now on."""
+        self._outer = frozenset()
+
     def matrices(self, samples: Samples) -> dict[str, tuple[int, int]]:
         """Return rows and columns of the parameters of two dimensions or more that do not stay factored."""
         factors = self._settled_factors(samples)

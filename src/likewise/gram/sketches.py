@@ -29,7 +29,7 @@ from likewise.engines.factors import ParameterGradient, concatenate
 from likewise.engines.memory import equal_size
 from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.centering import rounding_floor, warn_of_lost_differences
-from likewise.gram.matrix import GramMatrix
+from likewise.gram.matrix import GramMatrix, retry_changed_parts
 from likewise.gram.strips import (
     BlockReducer,
     PairSource,
@@ -555,7 +555,11 @@ def sketch_pair(gram: GramMatrix, sketch: int) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"Sketches are of likewise.CORRELATION, found {gram.kernel}: leave sketch out, or use that kernel."
         )
-    projection = Sketch(bucket_count(sketch, gram.d), 0)
+    q = bucket_count(sketch, gram.d)
+    return retry_changed_parts(gram.engine, lambda: _sketch_both(gram, Sketch(q, 0)))
+
+
+def _sketch_both(gram: GramMatrix, projection: Sketch) -> tuple[Tensor, Tensor]:
     rows = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
     if gram.square:
         return rows, rows
