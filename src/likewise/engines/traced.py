@@ -331,13 +331,12 @@ class TracedEngine(Engine):
         self, ids: Tensor, names: tuple[str, ...], retained: RetainedGradients
     ) -> Features | None:
         """Return J(x) of parameters whose gradients were kept; None where those of a sample were not."""
-        parts = list[Tensor]()
-        for part in Samples(ids, None, ids).split(equal_size(len(ids), self._size)):
-            gradients = retained.get(part)
-            if gradients is None:
-                return None
+        batches, parts = retained.batches(ids), list[Tensor]()
+        if batches is None:
+            return None
+        for gradients in batches:
             parts.append(self._rows(gradients, {k: v for k, v in self._numel.items() if k in names}))
-            self._finite_checks.note(parts[-1], part)
+            self._finite_checks.note(parts[-1], gradients.samples)
         return Features(concatenate(parts, 0), (), None)
 
     def _features(self, chunk: Chunk, exponent: float) -> Features:
