@@ -541,9 +541,9 @@ class GramMatrix:
         """Whether samples are so few that the inner products of all their gradients cost less than to whiten these."""
         engine, n = self.engine, self.data.n
         few = self.square and n * self.d <= FEW_GRADIENTS and self.tiles().is_mirrored
-        return (
-            few and isinstance(engine, TracedEngine) and n <= min(engine.gradient_batch_size, self.data.size)
-        )
+        if not few or not isinstance(engine, TracedEngine) or n > self.data.size:
+            return False
+        return n <= engine.memory.fitting(engine.gradient_batch_size, self.data.samples(range(n)).inputs)
 
     def _joint_strips(self, tiles: Tiles) -> JointStrips:
         return JointStrips(**{field.name: getattr(tiles, field.name) for field in fields(ExactStrips)})
