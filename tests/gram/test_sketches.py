@@ -259,10 +259,17 @@ def dense_net(outputs):
     return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, outputs))
 
 
+def wide_image_net(outputs):
+    """Whose sketches are projected from two sides, for the most part."""
+    layers = [nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, outputs))
+
+
 def test_95_of_100_intervals_of_sketched_similarities_hold_the_exact_one():
-    coverage = []
-    for make, shape in ((dense_net, (20,)), (image_net, (1, 10, 10)), (transformer, (6, 8))):
-        for outputs, q in ((1, 512), (4, 128), (10, 52)):
+    coverage, narrow = [], ((1, 512), (4, 128), (10, 52))
+    cases = [(dense_net, (20,), narrow), (image_net, (1, 10, 10), narrow), (transformer, (6, 8), narrow)]
+    for make, shape, sizes in [*cases, (wide_image_net, (1, 8, 8), ((10, 116),))]:
+        for outputs, q in sizes:
             torch.manual_seed(0)
             model, x = make(outputs).double(), torch.randn(30, *shape, dtype=torch.float64)
             coverage.append(measure_coverage(lw.GramMatrix(model, x), q))
@@ -276,11 +283,13 @@ def measure_coverage(gram, q, seeds=24):
     apart = torch.triu_indices(30, 30, 1).unbind()
     exact = [gram.with_centering(centered).dense()[apart] for centered in (False, True)]
     inside = torch.zeros(2, dtype=torch.float64)
+    with gram.net.evaluation_mode():
+        group = Sketch(q, 0).dependent_buckets(gram.engine, gram.data.samples(range(1)))
     for seed in range(seeds):
         plain = whiten_sketches(sketched(gram, q, seed))
         centered = nn.functional.normalize(plain - plain.mean(0), dim=1)
         for kind, vectors in enumerate((plain, centered)):
-            errors = similarity_errors(vectors, vectors, gram.d)
+            errors = similarity_errors(vectors, vectors, gram.d, group)
             assert errors.diagonal().max() < 1e-7  # a sample's similarity to itself is exact
             off = (vectors @ vectors.T)[apart] - exact[kind]
             inside[kind] += (off.abs() <= 1.96 * errors[apart]).double().mean() / seeds

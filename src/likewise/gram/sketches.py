@@ -49,6 +49,8 @@ REPLICATES = (
 COORDINATES = "small parameters last, signs of 64 bits"  # their order and signs: others give other sketches
 # Rows and columns of a block Lᵀ G R: of few buckets, larger blocks would be too few. With 4 × 4 blocks the errors of a
 # ResNet-9 and of a vision transformer are those of sketches of formed gradients, within their spread (2026-11-19).
+# Elsewhere they may be larger, since all outputs share L and R: two to four times for 4 and 8 outputs of two layers
+# with few positions. The standard errors show it.
 SIDE, SIDE_OF_FEW, FEW_BUCKETS = 4, 2, 64
 LEAST_ERROR = 1e-4  # below, similarities of sketches differ from exact ones by rounding
 FEWEST_PAIRS = 400  # by which the errors of a projection are told
