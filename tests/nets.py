@@ -107,6 +107,17 @@ class Settings(nn.Module):
         return self.last(self.gate(hidden) ** self.options["power"])
 
 
+class Words(nn.Module):
+    """Scores of texts of any number of tokens: of one, a linear layer has one position."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(20, 16), nn.Linear(16, 24), nn.Linear(24, 3)
+
+    def forward(self, tokens):
+        return self.last(torch.tanh(self.first(self.table(tokens))).mean(1))
+
+
 class Cubed(Settings):
     """Another forward with the same attributes."""
 

@@ -54,6 +54,20 @@ def sketched():
     return {"places": places, "similar": similarities, "votes": votes, "close": closeness, "sums": sums}
 
 
+def ragged():
+    """Sketches of texts of one token in two batches and of several in the third, which only one of two ranks meets."""
+    torch.manual_seed(0)
+    lengths = [1] * 8 + [3, 2, 3, 1]
+    texts = [torch.randint(20, (length,)) for length in lengths]
+    loader = torch.utils.data.DataLoader(
+        texts,
+        batch_size=4,
+        collate_fn=lambda items: torch.nn.utils.rnn.pad_sequence(items, batch_first=True),
+    )
+    gram = lw.GramMatrix(lw.Network(nets.Words().double(), lw.all_outputs), lw.batches(loader))
+    return {"similar": lw.nearest(gram, 11, sketch=64).similarities}
+
+
 def few_rows():
     """Few rows with many columns, whose gradients do not fit: by features, and by directions of the rows."""
     found = {}
@@ -91,6 +105,16 @@ def test_processes_that_share_pairs_of_sketches_give_the_bits_of_one(ranks, tmp_
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         for name, values in sketched().items():
             assert torch.equal(torch.tensor(found[name], dtype=values.dtype), values), name
+
+
+@pytest.mark.distributed
+def test_gradients_that_change_their_parts_on_one_rank_are_sketched_alike_on_all(tmp_path):
+    done = torchrun(HERE / "two_processes.py", "ragged", tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = ragged()["similar"]
+    for rank in range(2):
+        found = torch.tensor(json.loads((tmp_path / f"{rank}.json").read_text())["similar"])
+        assert (found - expected).abs().max() < 1e-5
 
 
 @pytest.mark.distributed

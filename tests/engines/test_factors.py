@@ -81,6 +81,14 @@ def test_two_sided_projections_are_those_of_the_formed_gradient(name, is_formed)
     assert (gradient.project_two_sided(left, right) - expected).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("name", ["factored", "embedding", "tied"])
+def test_two_sided_projections_of_views_are_those_of_the_formed_gradient(name):
+    """Of a parameter with other sides than the matrix, (2, 15)."""
+    gradient, left, right = GRADIENTS[name], drawn(3, 2, 4), drawn(3, 15, 2)
+    expected = torch.einsum("ndij,bik,bjl->ndbkl", gradient.rows().unflatten(2, (2, 15)), left, right)
+    assert (gradient.project_two_sided(left, right) - expected).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("columns", [6, 11], ids=["whole rows", "parts of rows"])
 def test_two_sided_projections_of_slices_are_those_of_the_formed_gradient(columns):
     rows = 66 // columns
@@ -120,6 +128,12 @@ def test_two_sided_projections_of_convolutions_are_those_of_the_formed_gradient(
 CONVOLUTION = ConvolutionGradient(
     drawn(2, 2, 5), drawn(2, 2, 3, 5), drawn(3, 2, 3), ConvolutionOptions([1], [1], [1], False, [0], 1)
 )
+
+
+def test_two_sided_projections_of_viewed_kernels_are_those_of_the_formed_gradient():
+    left, right = drawn(3, 9, 4), drawn(3, 2, 2)
+    expected = torch.einsum("ndij,bik,bjl->ndbkl", CONVOLUTION.rows().unflatten(2, (9, 2)), left, right)
+    assert (CONVOLUTION.part(slice(None)).project_two_sided(left, right) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", [*GRADIENTS, "some samples", "convolution"])

@@ -247,6 +247,22 @@ def test_batches_of_larger_samples_than_the_first_are_smaller(statistic):
     assert gram.engine.memory.fitting(32, gram.data.samples(range(64, 66)).inputs) == 32 // 9
 
 
+def test_few_samples_of_which_later_ones_are_larger_do_not_come_in_one_batch():
+    """Of one data loader's batch, padded to the largest; the engine is selected by the first three."""
+    images = [torch.randn(3, *[8 if i < 4 else 64] * 2) for i in range(16)]
+
+    def pad_all(some):
+        most = max(image.shape[1] for image in some)
+        return torch.stack([nn.functional.pad(image, (0, most - image.shape[1]) * 2) for image in some])
+
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    loader = torch.utils.data.DataLoader(images, batch_size=16, collate_fn=pad_all)
+    gram = lw.GramMatrix(nn.Sequential(*layers, nn.Linear(64, 1)), lw.batches(loader), max_memory=2**22)
+    with MemoryMeter() as meter:
+        gram.dense()
+    assert meter.peak < 2**22
+
+
 def test_gradients_alone_come_in_larger_batches_than_sums_over_parameters():
     """Of many parameters and short samples, sums in float64 take most of max_memory."""
     model = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64), nn.Flatten(), nn.Linear(64, 1))

@@ -233,3 +233,20 @@ def test_repeated_entries_and_shared_tensors_take_their_memory_once():
     for name, gradient in gradients.by_parameter.items():
         assert torch.equal(found.by_parameter[name].rows(), gradient.rows())
     assert found.by_parameter["c"].inputs.stride() == transposed.stride()
+
+
+def test_gradients_of_larger_samples_than_the_first_are_found_in_the_batches_in_which_they_were_kept():
+    model, x = nets.case(nets.conv, 1, 8)
+    gram = lw.GramMatrix(model, batches(x, 8), engine="layers")
+    engine, samples = gram.engine, gram.data.samples(range(8))
+    engine.memory = engine.memory._replace(entries_per_sample=x[0].numel() // 2)
+    with gram.net.evaluation_mode():
+        engine._size = 8
+        names = tuple(engine.matrices(samples))
+        kept = RetainedGradients(2**30, 8, gram.net.parameters, least_bytes=0, names=names)
+        expected = engine.parameter_features(samples, names, kept).rows
+        assert len(kept._batches) == 3
+        found = engine.retained_features(samples.ids, names, kept)
+        assert found is not None
+        assert torch.equal(found.rows, expected)
+        assert engine.retained_features(torch.arange(1, 5), names, kept) is None

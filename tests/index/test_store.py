@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import likewise as lw
 from likewise import files
 from likewise.manifest import DamagedIndexError
+from nets import Words
 
 
 class Killed(BaseException):
@@ -300,3 +302,11 @@ def test_a_finished_index_of_items_is_not_opened_for_others_of_them(build, data,
 def test_the_same_data_in_another_container_open_an_index(build, data):
     build()
     assert len(build(data=torch.utils.data.TensorDataset(*data))) == 40
+
+
+def test_texts_of_one_token_and_of_several_have_no_projection_in_common(tmp_path):
+    texts = [torch.tensor(tokens) for tokens in ([3], [4], [5, 6], [7, 8, 9])]
+    pad_all = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    loader = torch.utils.data.DataLoader(texts, batch_size=2, collate_fn=pad_all)
+    with pytest.raises(ValueError, match=r"first\.weight had one position .* pad inputs to one length"):
+        lw.build_index(Words(), lw.batches(loader), tmp_path / "index", width=64, readout=lw.all_outputs)

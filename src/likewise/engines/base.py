@@ -373,6 +373,9 @@ class Engine(ABC):
         del size
         return nullcontext()
 
+    def form_all_parts(self) -> None:  # noqa: B027
+        """Have no factors among the parts of gradients from now on, after a PartsChangedError on any rank."""
+
     @property
     def gradient_batch_size(self) -> int | None:
         """Samples that fit into max_memory where only gradients are computed, None if unknown."""

@@ -249,7 +249,8 @@ class ConvolutionGradient(ParameterGradient):
         n, d, o = self.deltas.shape[:3]
         i, t = self.kernel[0].numel(), self._positions
         plain = not self.options.transposed and self.options.groups == 1
-        if not plain or ("_dense" in self.__dict__ and d * o * i < t * (i + d * o)):
+        is_view = (left.shape[1], right.shape[1]) != (o, i)  # the parameter has other sides
+        if not plain or is_view or ("_dense" in self.__dict__ and d * o * i < t * (i + d * o)):
             return super().project_two_sided(left, right)
         blocks, _, k = right.shape
         kernel = right.mT.reshape(blocks * k, *self.kernel.shape[1:]).to(self.dtype)

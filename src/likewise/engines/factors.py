@@ -99,7 +99,7 @@ class ParameterGradient(ABC):
         return gram_from_rows(self.rows().flatten(0, 1)[None])[0]
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return Lᵀ G R, (n, d, blocks, k, l), of G as matrices; factors are projected without forming G.
+        """Return Lᵀ G R, (n, d, blocks, k, l), of G as matrices; where factors cost less, G is not formed.
 
         Args:
             left: (blocks, rows, k), rows of the parameter's first dimension.
@@ -273,7 +273,7 @@ class FactoredGradient(StructuredGradient):
         """Return Lᵀ G R = Σ_t (Lᵀ δ_t) (Rᵀ a_t)ᵀ."""
         wanted = (self.inputs.shape[2], self.deltas.shape[3])
         if (left.shape[1], right.shape[1]) != (wanted if self.inputs_first else wanted[::-1]):
-            return super().project_two_sided(left, right)  # the parameter is a view of the matrix
+            return super().project_two_sided(left, right)  # the matrix is a view of the parameter
         _, d, t, o = self.deltas.shape
         i = self.inputs.shape[2]
         if self.is_dense and d * o * i < t * (i + d * o):
@@ -381,6 +381,8 @@ class EmbeddingGradient(StructuredGradient):
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R, from the rows of L that are looked up."""
+        if (left.shape[1], right.shape[1]) != (self.size, self.deltas.shape[3]):
+            return super().project_two_sided(left, right)  # the table is a view of the parameter
         deltas = project_last(self.deltas, right)
         known = (self.indices >= 0)[:, :, None, None]
         looked_up = left.transpose(0, 1)[self.indices.clamp(min=0)] * known  # (n, t, blocks, k)

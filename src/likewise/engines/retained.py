@@ -60,6 +60,19 @@ class RetainedGradients:
         known = self._batches.get(tuple(samples.ids.tolist()))
         return None if known is None else replace(known.copy(), samples=samples)
 
+    def batches(self, ids: Tensor) -> list[GradientBatch] | None:
+        """Return the gradients of samples in the batches in which they were kept; None where some were not."""
+        found, start, places = list[GradientBatch](), 0, ids.tolist()
+        sizes = {key[0]: len(key) for key in self._batches}
+        while start < len(places):
+            stop = start + sizes.get(places[start], len(places))
+            gradients = self.get(Samples(ids[start:stop], None, ids[start:stop]))
+            if gradients is None:
+                return None
+            found.append(gradients)
+            start = stop
+        return found
+
     def keep(self, samples: Samples, gradients: GradientBatch) -> None:
         """Copy the gradients of samples, as long as they fit."""
         if self._is_closed:

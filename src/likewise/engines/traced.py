@@ -331,13 +331,12 @@ class TracedEngine(Engine):
         self, ids: Tensor, names: tuple[str, ...], retained: RetainedGradients
     ) -> Features | None:
         """Return J(x) of parameters whose gradients were kept; None where those of a sample were not."""
-        parts = list[Tensor]()
-        for part in Samples(ids, None, ids).split(equal_size(len(ids), self._size)):
-            gradients = retained.get(part)
-            if gradients is None:
-                return None
+        batches, parts = retained.batches(ids), list[Tensor]()
+        if batches is None:
+            return None
+        for gradients in batches:
             parts.append(self._rows(gradients, {k: v for k, v in self._numel.items() if k in names}))
-            self._finite_checks.note(parts[-1], part)
+            self._finite_checks.note(parts[-1], gradients.samples)
         return Features(concatenate(parts, 0), (), None)
 
     def _features(self, chunk: Chunk, exponent: float) -> Features:
@@ -374,6 +373,10 @@ class TracedEngine(Engine):
         return Features(
             whiten_rows(rows, self_kernel, overwrite=True), tuple(factors), self_kernel.rank, gram
         )
+
+    def form_all_parts(self) -> None:
+        """Have no factors among the parts of gradients from now on."""
+        self._outer = frozenset()
 
     def matrices(self, samples: Samples) -> dict[str, tuple[int, int]]:
         """Return rows and columns of the parameters of two dimensions or more that do not stay factored."""

@@ -25,7 +25,7 @@ from likewise.checks import (
     describe,
 )
 from likewise.data import Batches, Samples, batches
-from likewise.distributed import RemoteError, alone, join_results, world_size
+from likewise.distributed import RemoteError, alone, is_error, join_results, world_size
 from likewise.engines import (
     Engine,
     EngineName,
@@ -447,7 +447,7 @@ class GramMatrix:
         keep = needs_centering and self._feature_cache is None
         gram = self.with_feature_cache() if keep else self
         with self.net.evaluation_mode():  # what the engine computed while it was selected holds until its end
-            return _retry_changed_parts(lambda: gram._map_tiles(reduce, needs_centering))
+            return retry_changed_parts(self.engine, lambda: gram._map_tiles(reduce, needs_centering))
 
     def _map_tiles(self, reduce: Callable[[Strip], Any], needs_centering: bool) -> Any:
         center = self._strip_centering() if needs_centering else None
@@ -541,9 +541,9 @@ class GramMatrix:
         """Whether samples are so few that the inner products of all their gradients cost less than to whiten these."""
         engine, n = self.engine, self.data.n
         few = self.square and n * self.d <= FEW_GRADIENTS and self.tiles().is_mirrored
-        return (
-            few and isinstance(engine, TracedEngine) and n <= min(engine.gradient_batch_size, self.data.size)
-        )
+        if not few or not isinstance(engine, TracedEngine) or n > self.data.size:
+            return False
+        return n <= engine.memory.fitting(engine.gradient_batch_size, self.data.samples(range(n)).inputs)
 
     def _joint_strips(self, tiles: Tiles) -> JointStrips:
         return JointStrips(**{field.name: getattr(tiles, field.name) for field in fields(ExactStrips)})
@@ -598,7 +598,7 @@ class GramMatrix:
         kept = self._feature_cache.get(self.columns, state)
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
         if kept is None and whole.tiles().fits:
-            kept = _retry_changed_parts(self._compute_features)
+            kept = retry_changed_parts(self.engine, self._compute_features)
             self._feature_cache.put(self.columns, state, kept)
         return kept
 
@@ -860,15 +860,14 @@ class _Setup:
         return d, sum(self._net.numels.values())
 
 
-def _retry_changed_parts(function: Callable[[], Any]) -> Any:
-    """Return function(), called again if gradients turned out to come in other parts than those before."""
+def retry_changed_parts(engine: Engine, function: Callable[[], Any]) -> Any:
+    """Return function(), called again if gradients turned out to come in other parts than those before, on any rank."""
     try:
         return function()
-    except PartsChangedError:
-        pass
-    except RemoteError as problem:
-        if problem.kind != f"{PartsChangedError.__module__}.{PartsChangedError.__qualname__}":
+    except (PartsChangedError, RemoteError) as problem:
+        if not is_error(problem, PartsChangedError):
             raise
+    engine.form_all_parts()
     return function()
 
 

@@ -29,7 +29,7 @@ from likewise.engines.factors import ParameterGradient, concatenate
 from likewise.engines.memory import equal_size
 from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.centering import rounding_floor, warn_of_lost_differences
-from likewise.gram.matrix import GramMatrix
+from likewise.gram.matrix import GramMatrix, retry_changed_parts
 from likewise.gram.strips import (
     BlockReducer,
     PairSource,
@@ -47,9 +47,11 @@ REPLICATES = (
     4  # of 2, an error made by two large coordinates shows in one sign only; of 8, narrow sketches err more
 )
 COORDINATES = "small parameters last, signs of 64 bits"  # their order and signs: others give other sketches
-# Rows and columns of a block Lᵀ G R: of few buckets, larger blocks would be too few. With 4 × 4 blocks the errors of a
-# ResNet-9 and of a vision transformer are those of sketches of formed gradients, within their spread (2026-11-19).
-SIDE, SIDE_OF_FEW, FEW_BUCKETS = 4, 2, 64
+# Rows and columns of a block Lᵀ G R, by the sums of a replicate for each output: the largest that fit. Smaller blocks err
+# less and take longer: of a gradient of rank one, n sums in blocks of s × s have a variance of 4 (s + 1) / n. Several
+# outputs share L and R, so that little is averaged out over them. Where many layers share in a gradient, errors are
+# those of formed gradients, within their spread; of two layers with few positions they are larger (2026-11-19).
+SIDES = {128: 4, 32: 2, 0: 1}
 # Entries of a matrix below which a gradient is formed, and its coordinates added up: on a CPU while it is in its cache
 # (a ResNet with matrices of 37,000: 3 % less time, 2026-11-19).
 FEWEST_ENTRIES = 2**16
@@ -110,7 +112,7 @@ class Sketch:
 
     @property
     def _side(self) -> int:
-        return SIDE if self.buckets >= FEW_BUCKETS else SIDE_OF_FEW
+        return next(side for least, side in SIDES.items() if self.buckets >= least)
 
     @property
     def _blocks(self) -> int:
@@ -562,7 +564,11 @@ def sketch_pair(gram: GramMatrix, sketch: int) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"Sketches are of likewise.CORRELATION, found {gram.kernel}: leave sketch out, or use that kernel."
         )
-    projection = Sketch(bucket_count(sketch, gram.d), 0)
+    q = bucket_count(sketch, gram.d)
+    return retry_changed_parts(gram.engine, lambda: _sketch_both(gram, Sketch(q, 0)))
+
+
+def _sketch_both(gram: GramMatrix, projection: Sketch) -> tuple[Tensor, Tensor]:
     rows = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
     if gram.square:
         return rows, rows

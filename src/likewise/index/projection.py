@@ -21,6 +21,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results
+from likewise.engines import PartsChangedError
 from likewise.engines.memory import equal_size
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.last_layer import Features, LastLayer
@@ -115,7 +116,13 @@ class Projector:
         return self._by_length(samples, self._project_batch)
 
     def _project_batch(self, samples: Samples) -> Projected:
-        sketched = self._sketch(self.gram.engine, samples)
+        try:
+            sketched = self._sketch(self.gram.engine, samples)
+        except PartsChangedError as error:
+            raise ValueError(
+                f"The model takes other branches for some samples ({error}), so one projection cannot serve all of "
+                "them: leave these parameters out with parameters=[...], or pad inputs to one length."
+            ) from error
         return Projected(whiten_sketches(sketched).cpu(), sketched.ranks.cpu() == 0)
 
     def _by_length(self, samples: Samples, project: Callable[[Samples], Projected]) -> Projected:

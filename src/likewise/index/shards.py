@@ -16,7 +16,6 @@ from torch import Tensor
 from likewise import files
 from likewise.data import Batches
 from likewise.distributed import alone, rank, sum_results, world_size
-from likewise.engines import PartsChangedError
 from likewise.gram import GramMatrix, error_factors
 from likewise.gram.last_layer import Features
 from likewise.identity import DataRecord, read_data
@@ -216,15 +215,9 @@ def _build_missing(task: Task, missing: list[range], gram: GramMatrix) -> Tensor
             task.build_shard(where)
         return torch.zeros(2)
 
-    try:
-        with gram.net.evaluation_mode(), task.reading_outputs():
-            work = share_work(missing, comparison, task.comparison_shards, world_size())
-            return sum_results(build, work, "index", gram, gram.engine.finish_checks)
-    except PartsChangedError as error:
-        raise ValueError(
-            f"The model takes other branches for some samples ({error}), so one projection cannot serve all of them: "
-            "leave these parameters out with parameters=[...], or pad inputs to one length."
-        ) from error
+    with gram.net.evaluation_mode(), task.reading_outputs():
+        work = share_work(missing, comparison, task.comparison_shards, world_size())
+        return sum_results(build, work, "index", gram, gram.engine.finish_checks)
 
 
 def share_work(shards: list[range], other: range, weight: int, ranks: int) -> list[range]:

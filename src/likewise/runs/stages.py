@@ -184,14 +184,14 @@ def run_part(
     options, n = folder.state["options"], gram.shape[0]
     announce("computing gradients")
     if options["sketch"]:
-        sketch = Sketch(bucket_count(options["sketch"], gram.d), SEED)
 
         def compute() -> dict[str, range]:
+            sketch = Sketch(bucket_count(options["sketch"], gram.d), SEED)
             shards = dict(_share(list(name_shards(gram, sketch).items()), part))
             compute_shards(folder, gram, sketch, shards)
             return shards
 
-        for name, where in _retry_changed_parts(folder, compute).items():
+        for name, where in _retry_changed_parts(folder, gram, compute).items():
             folder.stage(described_name(name), partial(_describe_samples, gram, where, is_classifier))
         return
     known = _outputs(folder, gram, outputs, is_classifier)
@@ -501,8 +501,9 @@ def _sketched_statistics(
     n, q = gram.shape[0], bucket_count(width, gram.d)
     sketch = Sketch(q, seed)
     with nullcontext() if reader is None else reader.observing():
-        gather = partial(_gather_sketches, folder, gram, sketch, reader)
-        shards, features, total = _retry_changed_parts(folder, gather)
+        shards, features, total = _retry_changed_parts(
+            folder, gram, lambda: _gather_sketches(folder, gram, Sketch(q, seed), reader)
+        )
     uncertainty = torch.zeros(n)
     for where, part in _read_shards(folder, gram, sketch, shards):
         moved = (part.rows.double() * total).sum((1, 2))
@@ -520,7 +521,7 @@ def _sketched_statistics(
     return {"density": density, "uncertainty": uncertainty.numpy()}, sketches, features
 
 
-def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
+def _retry_changed_parts(folder: RunStore, gram: GramMatrix, compute: Callable[[], Any]) -> Any:
     """Return compute(), called again where a model branches on its data: then gradients come in the same parts."""
     try:
         return compute()
@@ -528,6 +529,7 @@ def _retry_changed_parts(folder: RunStore, compute: Callable[[], Any]) -> Any:
         if not is_error(problem, PartsChangedError):
             raise
     folder.forget("sketch-")
+    gram.engine.form_all_parts()
     return compute()
 
 
