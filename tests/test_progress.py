@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from likewise.progress import announce, show_progress, track, write_line
+from likewise.progress import advising, announce, show_progress, track, write_line
 
 SPANS = [range(i, i + 10) for i in range(0, 100, 10)]
 
@@ -20,6 +20,16 @@ def test_a_log_gets_a_line_every_ten_seconds_with_what_is_left(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "likewise: sketches: 30 of 100 samples, about 28 s left"
     assert len(lines) == 3
+
+
+def test_what_would_take_less_time_is_named_where_more_than_a_minute_is_left(capsys):
+    with advising("sketch=1024"):
+        run(11)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "likewise: sketches: 10 of 100 samples, about 99 s left (sketch=1024)"
+    assert lines[-1].endswith("about 11 s left") and not any("sketch=" in line for line in lines[4:])
+    run(11)
+    assert "sketch=" not in capsys.readouterr().err
 
 
 def test_a_short_pass_is_silent(capsys):

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from tqdm import tqdm
@@ -11,7 +12,11 @@ show_progress: ContextVar[bool] = ContextVar("show_progress", default=True)
 write_line: ContextVar[Callable[[str], None] | None] = ContextVar(
     "write_line", default=None
 )  # set by a command
+advice: ContextVar[str] = ContextVar(
+    "advice", default=""
+)  # what would take less time, shown where much is left
 EVERY = 10.0  # seconds between lines in a log
+LONG = 60.0  # seconds left
 DELAY = 0.5  # seconds before a bar is shown
 
 
@@ -39,6 +44,9 @@ def track(spans: Sequence[range], what: str, clock: Callable[[], float] = time.m
             for span in spans:
                 yield span
                 bar.update(len(span))
+                rate = bar.format_dict["rate"]
+                if advice.get() and rate and (total - bar.n) / rate > LONG:
+                    bar.set_postfix_str(advice.get(), refresh=False)
     else:
         begun = last = clock()
         done = 0
@@ -47,8 +55,19 @@ def track(spans: Sequence[range], what: str, clock: Callable[[], float] = time.m
             done, now = done + len(span), clock()
             if now - last >= EVERY and done < total:
                 last = now
-                left = describe_duration((now - begun) * (total / done - 1))
-                _write(f"{what}: {done:,} of {total:,} samples, about {left} left")
+                left = (now - begun) * (total / done - 1)
+                faster = f" ({advice.get()})" if advice.get() and left > LONG else ""
+                _write(f"{what}: {done:,} of {total:,} samples, about {describe_duration(left)} left{faster}")
+
+
+@contextmanager
+def advising(text: str) -> Iterator[None]:
+    """Show what would take less time with the progress of what takes long inside; commands have their own options."""
+    token = advice.set("" if write_line.get() is not None else text)
+    try:
+        yield
+    finally:
+        advice.reset(token)
 
 
 def _write(line: str) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 import likewise as lw
 from likewise.distributed import record_passes
 from likewise.engines import MemoryMeter, OperationCounter
+from likewise.gram import cost
 
 STATISTICS = {
     "soft_neighbors": (lw.soft_neighbors, {}),
@@ -124,3 +125,16 @@ def test_counted_operations_are_those_of_pytorch():
     with FlopCounterMode(display=False) as theirs:
         model(x).sum().backward()
     assert ours.flops == theirs.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("quick", [0, 10**6])
+def test_where_few_pairs_take_long_no_more_are_tried(quick, monkeypatch):
+    monkeypatch.setattr(cost, "QUICK", quick)
+    model, rows = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)), []
+    gram = lw.GramMatrix(model, lw.batches(torch.randn(400, 6), 8))
+    _ = gram.engine
+    take = type(gram).take
+    monkeypatch.setattr(type(gram), "take", lambda self, n: rows.append(n) or take(self, n))
+    plan = gram.plan(lw.nearest, k=3)
+    assert plan.visits_of_pairs == 1
+    assert max(rows) == (2 * 48 if quick else 16)

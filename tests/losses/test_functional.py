@@ -647,3 +647,17 @@ def test_a_generator_beside_a_readout_is_refused():
         losses.group(model, x, generator=3)
     with pytest.raises(ValueError, match="A Network has its"):
         losses.group(lw.Network(model), x, readout=lw.all_outputs)
+
+
+def test_many_outputs_are_combined_by_default():
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 12))
+    x = torch.randn(8, 3)
+    for term in (
+        lambda **options: losses.two_batches(model, x[:4], x[4:], **options),
+        lambda **options: losses.density(model, x, losses.RunningTotal(0.5), q=0.5, **options),
+        lambda **options: losses.along(model, x, torch.ones_like(x), **options),
+    ):
+        with pytest.warns(lw.ReadoutNotice, match="12 outputs a sample: gradients of 8 random combinations"):
+            found = term()
+        assert torch.equal(found, term(readout=lw.projected_outputs(8)))
+        assert not torch.allclose(found, term(readout=lw.all_outputs))

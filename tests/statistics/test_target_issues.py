@@ -246,3 +246,23 @@ def test_cells_are_judged_in_the_precision_of_the_network():
     words = torch.arange(60).reshape(10, 6) % 12
     lw.cell_suspicion(lw.Network(Noting(), autocast=torch.bfloat16), (words, words % 3), sketch=None)
     assert lower[-1] == torch.bfloat16  # the pass over whole samples is the last
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (torch.arange(120) % 40, "there is one output: they are taken as numbers"),
+        (
+            torch.arange(480).view(120, 4) % 3,
+            "Labels are 4 integers for each sample, and there are 8 outputs",
+        ),
+    ],
+    ids=["numbers", "a mask of fewer pixels"],
+)
+def test_a_note_says_what_integer_labels_are_taken_for(labels, note, tmp_path):
+    torch.manual_seed(0)
+    outputs = 1 if labels.dim() == 1 else 8
+    found = lw.analyze(
+        nn.Linear(4, outputs), (torch.randn(120, 4), labels), out=tmp_path / "run", index=False
+    )
+    assert any(note in line for line in found.manifest["caveats"])

@@ -25,6 +25,8 @@ from likewise.progress import describe_duration
 # An entry of the features of a column is written, whitened (of several outputs in float64) and read again: on a CPU as
 # long as so many operations of products (a ResNet of 78,000 parameters, 1, 4 and 10 outputs, 2026-11-16).
 STORED_ENTRY, STORED_ENTRY_OF_SEVERAL = 150, 400
+# Seconds of a dry run on more samples, in which the products of pairs show; where it takes longer, gradients take most.
+QUICK = 4
 
 
 class Matrix(Protocol):
@@ -144,7 +146,8 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
     few = _dry_run(gram, statistic, options, trial)
     n, m, visits = gram.data.n, gram.columns.n, sum(p.what == "pairs" for p in few.seconds)
     enough = min(128, max(48, n // 12), max(1, n // 2))
-    if visits and trial < enough:  # of fewer, the products of pairs do not show
+    expected = sum(p.cost for p in few.seconds) * (2 * enough / trial) ** 2
+    if visits and trial < enough and expected < QUICK:  # of fewer, the products of pairs do not show
         trial = enough
         few = _dry_run(gram, statistic, options, trial)
     more = _dry_run(gram, statistic, options, 2 * trial)

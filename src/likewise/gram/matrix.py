@@ -66,10 +66,12 @@ from likewise.gram.strips import (
 from likewise.kernels import CORRELATION, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
+from likewise.progress import advising
 from likewise.torch_state import exclusive
 from likewise.wording import counted
 
 COLUMNS_PER_ROW, FEWEST_COLUMNS = 8, 32  # at least so many, for rows to be tried as directions
+SKETCH = "sketch=1024 compares random projections instead: a few passes, for statistics that have this option"
 FEW_GRADIENTS = 16  # of all samples and outputs: all their pairs cost less than to whiten each of them
 
 
@@ -349,9 +351,10 @@ class GramMatrix:
         """Return what each reducer keeps of every row, joined over strips; one visit of all pairs."""
         if self.kernel.keeps_blocks:
             raise ValueError("Reducers work on one number a pair: use gram.over_rows for whole blocks.")
-        joined = self._map_strips(
-            lambda strip: reduce_strip(strip, reducers), any(reducer.centered for reducer in reducers)
-        )
+        with advising(SKETCH if self.kernel == CORRELATION else ""):
+            joined = self._map_strips(
+                lambda strip: reduce_strip(strip, reducers), any(reducer.centered for reducer in reducers)
+            )
         return split_results(joined, reducers)
 
     def plan(self, statistic: Callable[..., Any] | None = None, **options: Any) -> Plan:

@@ -47,8 +47,8 @@ REPLICATES = (
     4  # of 2, an error made by two large coordinates shows in one sign only; of 8, narrow sketches err more
 )
 COORDINATES = "small parameters last, signs of 64 bits"  # their order and signs: others give other sketches
-# Rows and columns of a block Lᵀ G R, by the sums of a replicate for each output: the largest that fit. Smaller blocks err
-# less and take longer: of a gradient of rank one, n sums in blocks of s × s have a variance of 4 (s + 1) / n. Several
+# Rows and columns of a block Lᵀ G R, by the least sums that a replicate has for each output. Smaller blocks err less
+# and take longer: of a gradient of rank one, n sums in blocks of s × s have a variance of 4 (s + 1) / n. Several
 # outputs share L and R, so that little is averaged out over them. Where many layers share in a gradient, errors are
 # those of formed gradients, within their spread; of two layers with few positions they are larger (2026-11-19).
 SIDES = {128: 4, 32: 2, 0: 1}

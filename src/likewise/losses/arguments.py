@@ -54,7 +54,7 @@ def build_network(
 
     Args:
         model: The model that is trained.
-        readout: None: all outputs.
+        readout: None: all outputs up to ten, beyond that eight random combinations of them.
         parameters: None: all that require grad.
         shares_forward: Whether the main loss is computed from the term's own call of the model.
 
@@ -64,7 +64,7 @@ def build_network(
     if not shares_forward:
         _warn_of_running_statistics(module)
     if not isinstance(model, Network):
-        return Network(model, all_outputs if readout is None else readout, parameters=parameters)
+        return Network(model, readout, parameters=parameters)
     if readout is not None or parameters is not None:
         raise ValueError(
             "A Network has its own readout and parameters: choose them there, or pass the bare model."

@@ -310,7 +310,7 @@ def two_batches(
         labels_a: Labels of a, for readouts that use them.
         labels_b: Labels of b.
         form: "ratio", as above, or "cosine": 1 − cos(μ₁, μ₂), from 0 to 2.
-        readout: The outputs to compare; None: all.
+        readout: The outputs to compare; None: all up to ten, else eight random combinations.
         parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
 
@@ -392,7 +392,7 @@ def along(
         x: Inputs, one tensor of floating numbers.
         direction: e, of the shape of x, or a function of x such as those of `losses.directions`.
         labels: Labels of the samples, for readouts that use them.
-        readout: The outputs to differentiate; None: all.
+        readout: The outputs to differentiate; None: all up to ten, else eight random combinations.
         parameters: Names or patterns of parameters whose gradient is used; None: all that require grad.
         weight: Factor of the term.
 
@@ -455,7 +455,7 @@ def density(
         labels: Labels of the samples, for readouts that use them.
         q: The share of the data that each sample should be like.
         samples: The number of samples in `total`; not needed with a RunningTotal.
-        readout: The outputs to compare; None: all.
+        readout: The outputs to compare; None: all up to ten, else eight random combinations.
         parameters: Names or patterns of parameters whose gradients are compared; None: all that require grad.
         weight: Factor of the term.
 

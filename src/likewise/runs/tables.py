@@ -212,12 +212,26 @@ def _caveats(targets: Targets, n: int) -> list[str]:
             "is that of the label that looks wrong most, suspicious_class says which."
         )
     elif targets.labels is not None and targets.classes is None and not targets.labels.is_floating_point():
-        found.append("Labels are integers and there is one output: they are taken as numbers, not classes.")
+        found.append(_describe_integers(targets.labels, targets.outputs.shape[1]))
     if targets.chances is not None and are_chances(targets.outputs):
         found.append("Outputs look like probabilities and are taken as such, not as logits.")
     if n < 100:
         found.append(f"With {counted(n, 'sample')}, neighbors are few: read single numbers with care.")
     return found
+
+
+def _describe_integers(labels: Tensor, outputs: int) -> str:
+    """Return what integer labels are taken for that are no classes of the samples."""
+    each = labels[0].numel()
+    if each == 1 and outputs == 1:
+        return "Labels are integers and there is one output: they are taken as numbers, not classes."
+    if each == outputs:
+        return f"Labels are {outputs:,} integers for each sample, one for each output: they are taken as numbers."
+    return (
+        f"Labels are {counted(each, 'integer')} for each sample, and there are {counted(outputs, 'output')}: they fit "
+        "neither as a class nor as numbers to predict, so labels are not judged. To judge classes of samples, give one "
+        "class number for each."
+    )
 
 
 def _neighbor_table(near: NeighborLists) -> Arrays:
