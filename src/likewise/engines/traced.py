@@ -134,7 +134,9 @@ class TracedEngine(Engine):
 
     def with_network(self, net: Network) -> "TracedEngine":
         """Return an engine of the same model with another readout, which checks nothing."""
-        return TracedEngine(net, self._traces[0], self._size, self.memory, gradient_size=self._gradient_size)
+        other = TracedEngine(net, self._traces[0], self._size, self.memory, gradient_size=self._gradient_size)
+        other._forms = self._forms
+        return other
 
     def keep(self, gradients: GradientBatch) -> None:
         """Keep gradients that were compared with autograd, for `joint_blocks` of the same samples.
