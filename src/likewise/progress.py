@@ -12,9 +12,8 @@ show_progress: ContextVar[bool] = ContextVar("show_progress", default=True)
 write_line: ContextVar[Callable[[str], None] | None] = ContextVar(
     "write_line", default=None
 )  # set by a command
-advice: ContextVar[str] = ContextVar(
-    "advice", default=""
-)  # what would take less time, shown where much is left
+# What would take less time, shown where much is left.
+advice: ContextVar[str] = ContextVar("advice", default="")
 EVERY = 10.0  # seconds between lines in a log
 LONG = 60.0  # seconds left
 DELAY = 0.5  # seconds before a bar is shown
