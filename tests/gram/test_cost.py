@@ -22,6 +22,12 @@ STATISTICS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def without_haste(monkeypatch):
+    """Try as many samples on a machine that is busy as on an idle one."""
+    monkeypatch.setattr(cost, "QUICK", 10**6)
+
+
 def example(n=300, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
@@ -138,3 +144,10 @@ def test_where_few_pairs_take_long_no_more_are_tried(quick, monkeypatch):
     plan = gram.plan(lw.nearest, k=3)
     assert plan.visits_of_pairs == 1
     assert max(rows) == (2 * 48 if quick else 16)
+
+
+def test_passes_that_a_few_samples_do_not_take_are_planned(monkeypatch):
+    """Denoising of fewer samples than its directions takes fewer passes: this was an error."""
+    monkeypatch.setattr(cost, "QUICK", 0)
+    plan = example().plan(lw.denoising, draws=8)
+    assert plan.passes > 4 and plan.seconds > 0 and plan.peak_bytes > 0

@@ -146,11 +146,12 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
     few = _dry_run(gram, statistic, options, trial)
     n, m, visits = gram.data.n, gram.columns.n, sum(p.what == "pairs" for p in few.seconds)
     enough = min(128, max(48, n // 12), max(1, n // 2))
-    expected = sum(p.cost for p in few.seconds) * (2 * enough / trial) ** 2
-    if visits and trial < enough and expected < QUICK:  # of fewer, the products of pairs do not show
-        trial = enough
+    if visits and trial < enough and _expected_seconds(few, 2 * enough / trial) < QUICK:
+        trial = enough  # of fewer, the products of pairs do not show
         few = _dry_run(gram, statistic, options, trial)
     more = _dry_run(gram, statistic, options, 2 * trial)
+    if len(few.seconds) != len(more.seconds):  # so few samples take fewer passes
+        few = more
     gradient_evaluations = _gradient_evaluations(gram) if visits else 0
     seconds, flops = (
         sum(
@@ -159,7 +160,7 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
         )
         for kind in ("seconds", "flops")
     )
-    growth = max(0, more.peak - few.peak) / max(1, more.n - few.n)
+    growth = max(0, more.peak - few.peak) / (more.n - few.n) if more.n > few.n else more.peak / more.n
     reach = n if visits else min(batch, gram.engine.batch_size or batch)
     memory = gram.engine.memory
     batch_bytes = memory.fixed_bytes + memory.bytes_per_sample * min(batch, gram.engine.batch_size or 0)
@@ -173,6 +174,11 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
         seconds=seconds,
         batch=batch,
     )
+
+
+def _expected_seconds(run: _DryRun, times: float) -> float:
+    """Return what a dry run on so many times as many samples takes, at most."""
+    return sum(p.cost * times ** (2 if p.what == "pairs" else 1) for p in run.seconds)
 
 
 def _dry_run(gram: Matrix, statistic: Callable[..., Any], options: dict[str, Any], n: int) -> _DryRun:
