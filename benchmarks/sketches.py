@@ -5,7 +5,7 @@ plain epochs of forward and backward passes; errors of sketches of 1,024 numbers
 samples: root mean square, of all pairs and of the most similar tenth, and the share of pairs within ±1.96 of the
 standard errors that sketches state.
 
-    python benchmarks/sketches.py --data DIR        ten minutes
+    python benchmarks/sketches.py --data DIR        15 minutes
     python benchmarks/sketches.py --data DIR --only resnet
 """
 

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -44,6 +45,18 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setattr("likewise.progress.DELAY", 0)
     assert run(1) == SPANS
     assert "sketches" in terminal.getvalue() and "\r" in terminal.getvalue()
+
+
+def test_a_bar_names_what_would_take_less_time(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("likewise.progress.DELAY", 0)
+    monkeypatch.setattr("likewise.progress.LONG", 0)
+    with advising("sketch=1024"):
+        for _ in track(SPANS[:5], "pairs"):
+            time.sleep(0.12)  # longer than a bar waits before it is drawn again
+    assert "sketch=1024" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -43,9 +43,10 @@ def track(spans: Sequence[range], what: str, clock: Callable[[], float] = time.m
             for span in spans:
                 yield span
                 bar.update(len(span))
-                rate = bar.format_dict["rate"]
-                if advice.get() and rate and (total - bar.n) / rate > LONG:
-                    bar.set_postfix_str(advice.get(), refresh=False)
+                if advice.get():
+                    rate = bar.format_dict["rate"]
+                    is_long = rate and (total - bar.n) / rate > LONG
+                    bar.set_postfix_str(advice.get() if is_long else "", refresh=False)
     else:
         begun = last = clock()
         done = 0

@@ -209,9 +209,8 @@ class GradientParts(NamedTuple):
     width: int  # entries of all dense parts together
     explicit: Iterable[tuple[int, Iterable[RowBlock]]]  # first column, and the rows, to be consumed at once
     factors: tuple[tuple[Tensor, Tensor], ...]
-    matrices: Iterable[
-        tuple[str, Iterable[ParameterGradient]]
-    ] = ()  # of those asked for, likewise, not formed yet
+    # Gradients of the matrices that were asked for, not formed yet; to be consumed at once.
+    matrices: Iterable[tuple[str, Iterable[ParameterGradient]]] = ()
 
 
 class VjpResult(NamedTuple):

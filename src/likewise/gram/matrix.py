@@ -863,13 +863,23 @@ class _Setup:
         return d, sum(self._net.numels.values())
 
 
-def retry_changed_parts(engine: Engine, function: Callable[[], Any]) -> Any:
-    """Return function(), called again if gradients turned out to come in other parts than those before, on any rank."""
+def retry_changed_parts(
+    engine: Engine, function: Callable[[], Any], forget: Callable[[], object] = lambda: None
+) -> Any:
+    """Return function(), called again if gradients turned out to come in other parts than those before, on any rank.
+
+    Args:
+        engine: Computes the gradients; of which none are factored the second time.
+        function: What to compute.
+        forget: Called before the second time, to drop what the first has stored.
+
+    """
     try:
         return function()
     except (PartsChangedError, RemoteError) as problem:
         if not is_error(problem, PartsChangedError):
             raise
+    forget()
     engine.form_all_parts()
     return function()
 

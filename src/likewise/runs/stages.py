@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 from likewise.distributed import (
-    RemoteError,
     alone,
     as_one_process,
-    is_error,
     join_results,
     on_first_rank,
     only_part,
     world_size,
 )
-from likewise.engines import EngineName, PartsChangedError
+from likewise.engines import EngineName
 from likewise.gram import GramMatrix, PairSource
 from likewise.gram.last_layer import Features, LastLayer, last_layer_features
-from likewise.gram.matrix import dataset_outputs
+from likewise.gram.matrix import dataset_outputs, retry_changed_parts
 from likewise.gram.sketches import (
     Sketch,
     Sketched,
@@ -523,14 +521,7 @@ def _sketched_statistics(
 
 def _retry_changed_parts(folder: RunStore, gram: GramMatrix, compute: Callable[[], Any]) -> Any:
     """Return compute(), called again where a model branches on its data: then gradients come in the same parts."""
-    try:
-        return compute()
-    except (PartsChangedError, RemoteError) as problem:
-        if not is_error(problem, PartsChangedError):
-            raise
-    folder.forget("sketch-")
-    gram.engine.form_all_parts()
-    return compute()
+    return retry_changed_parts(gram.engine, compute, partial(folder.forget, "sketch-"))
 
 
 def _gather_sketches(
