@@ -39,6 +39,7 @@ from likewise.torch_state import (
     exclusive,
     is_recording,
     preserve_attributes,
+    send,
 )
 from likewise.wording import agreeing, counted
 
@@ -431,7 +432,7 @@ class Network:
             if not isinstance(value, Tensor):
                 return value
             kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            return _outside_inference(value).to(device, kind)
+            return send(_outside_inference(value), device, kind)
 
         return tree_map(place, inputs)
 

@@ -203,9 +203,14 @@ def _complete(restore: Callable[[], None]) -> None:
         raise
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a small tensor of the host on a device, without waiting for what a GPU still has to do."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
+def send(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor on a device; one of the host without waiting for what a GPU still has to do.
+
+    It may be written to at once: CUDA reads pageable memory before it returns. Pinned memory is read later, so that
+    its copy is waited for.
+    """
+    is_read_at_once = device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned()
+    return tensor.to(device, dtype or tensor.dtype, non_blocking=is_read_at_once)
 
 
 _OPERATIONS = {"matmul": ("cuda.matmul",), "convolution": ("cudnn.conv", "cudnn.rnn")}

@@ -33,6 +33,7 @@ from likewise.data.columns import (
 from likewise.data.sources import ItemSource, Source, TensorSource
 from likewise.fingerprint import Fingerprint
 from likewise.padding import IGNORED, PaddingCollate, pad_columns
+from likewise.torch_state import send
 from likewise.wording import counted
 
 
@@ -61,8 +62,11 @@ class Samples:
         return len(self.ids)
 
     def __getitem__(self, part: slice | Tensor) -> "Samples":
-        labels = None if self.labels is None else self.labels[part]
-        return Samples(tree_map(lambda t: t[part], self.inputs), labels, self.ids[part])
+        def take(values: Tensor) -> Tensor:
+            return values[part if isinstance(part, slice) else send(part, values.device)]
+
+        labels = None if self.labels is None else take(self.labels)
+        return Samples(tree_map(take, self.inputs), labels, take(self.ids))
 
     def split(self, size: int) -> Iterator["Samples"]:
         """Yield consecutive parts of at most `size` samples."""

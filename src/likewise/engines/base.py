@@ -383,6 +383,14 @@ class Engine(ABC):
     def finish_checks(self) -> None:  # noqa: B027
         """Raise errors deferred so as not to synchronize with a GPU; call it at the end of a pass."""
 
+    def defer_checks(self) -> None:
+        """Leave the checks of a pass to the `finish_checks` of the next, which begins while a GPU is still busy.
+
+        Call it instead of `finish_checks` if no result is returned before the next pass of the same evaluation ends.
+        By default nothing is left to be checked.
+        """
+        self.finish_checks()
+
 
 def join_tensors(results: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the tensors of consecutive chunks, concatenated; without a copy if there is only one chunk."""

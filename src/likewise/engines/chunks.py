@@ -11,6 +11,7 @@ is called as it is.
 import gc
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -158,6 +159,7 @@ class _State:
     read: list[tuple[Tensor, int]] = field(default_factory=list)  # copies of parameters, with their versions
     of: object = None  # which parameters, None for all
     replaced: int = 0  # recordings that other shapes took the place of
+    launched: deque[Any] = field(default_factory=deque)  # torch.cuda.Event of each of the last chunks
 
     def fits(self, samples: Samples, shapes: Any) -> bool:
         """Whether recorded gradients are of samples of these shapes, and read what is current."""
@@ -174,6 +176,7 @@ class _State:
 
 
 MOST_REPLACED = 2  # in one evaluation: recording takes as long as two chunks
+MOST_AHEAD = 16  # chunks that are launched before a GPU has computed them: progress shows what is launched
 FEWEST = 3  # chunks of a pass of which the first is recorded
 
 
@@ -353,6 +356,7 @@ class ChunkGraphs:
                 if isinstance(target, Tensor):
                     target[:n].copy_(source)
             state.gradients.graph.replay()
+            _limit_launched(state.launched)
         self.in_use = True
         return _RecordedChunk(samples, state.gradients.batch, self)
 
@@ -392,6 +396,15 @@ def _find_obstacle(net: Network) -> str | None:
     if len(devices) > 1 or next(iter(devices)).type != "cuda":
         return f"the model is on {', '.join(sorted(map(str, devices)))}"
     return None
+
+
+def _limit_launched(events: deque[Any]) -> None:
+    """Wait for the GPU where Python is far ahead of it."""
+    event = torch.cuda.Event()
+    event.record()
+    events.append(event)
+    if len(events) > MOST_AHEAD:
+        events.popleft().synchronize()
 
 
 def _clone(leaf: Any) -> Any:

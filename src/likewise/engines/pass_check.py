@@ -63,6 +63,7 @@ class PassCheck:
         self._generator = torch.Generator().manual_seed(seed)
         self._cost = float("inf")  # seconds of the last check, of few samples
         self._passes = 0  # that were checked
+        self._deferred: list[tuple[_Candidate, Tensor]] = []  # of earlier passes, with their agreement
         self._begin()
 
     @property
@@ -160,12 +161,13 @@ class PassCheck:
         """
         reference = weakref.ref(self)  # an engine may be gone before the evaluation ends
 
-        def begin() -> None:
+        def forget() -> None:
             check = reference()
             if check is not None:
                 check._begin()
+                check._deferred.clear()
 
-        self._net.call_on_leaving(begin)
+        self._net.call_on_leaving(forget)
 
     def start_checks(self) -> None:
         """Compare the selected samples, without waiting for a GPU; call it at the end of a pass."""
@@ -173,15 +175,22 @@ class PassCheck:
             with self._time_check(self._pending):
                 self._agreement = _agreement_in_other_batches(self._net, self._pending)
 
-    def finish_checks(self) -> None:
-        """Raise if the selected samples are wrong; call it at the end of a pass."""
+    def defer(self) -> None:
+        """Compare the selected samples, and leave it to `finish_checks` of a later pass to raise if they are wrong."""
         self.start_checks()
         (pending, agreement), self._verified = (self._pending, self._agreement), None
         self._begin()
         if pending is not None:
             assert agreement is not None
             self._passes += 1
-            self._conclude(pending, agreement)
+            self._deferred.append((pending, agreement))
+
+    def finish_checks(self) -> None:
+        """Raise if samples selected in this pass, or in one that left it to this, are wrong; call it at its end."""
+        self.defer()
+        deferred, self._deferred = self._deferred, []
+        for candidate, agreement in deferred:
+            self._conclude(candidate, agreement)
 
     def _check(self, candidate: "_Candidate") -> None:
         with self._time_check(candidate):

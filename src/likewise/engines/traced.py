@@ -498,7 +498,7 @@ class TracedEngine(Engine):
         total = torch.zeros(c, sum(self._numel.values()), device=self._device)
         total = total.to(accumulation_dtype(total))
         for chunk in self._chunks(samples):
-            part = weights[start : start + len(chunk.samples)].to(total)
+            part = send(weights[start : start + len(chunk.samples)], total.device, total.dtype)
             start += len(chunk.samples)
             if exponent:
                 self_kernels.append(self._self_kernel(chunk, exponent))
@@ -569,6 +569,13 @@ class TracedEngine(Engine):
         if self._check is not None:
             self._check.begin_pass(n)
         self.graphs.begin_pass(n)
+
+    def defer_checks(self) -> None:
+        """Leave what would wait for a GPU to the `finish_checks` of the next pass."""
+        if self._device.type != "cuda":
+            self.finish_checks()
+        elif self._check is not None:
+            self._check.defer()
 
     def finish_checks(self) -> None:
         """Raise the errors deferred so as not to synchronize with a GPU, and check a sample of the pass."""

@@ -21,6 +21,7 @@ from likewise.fingerprint import Fingerprint
 from likewise.kernels import Kernel, mean_diagonal
 from likewise.linalg import Power, matrix_power, rank_floor
 from likewise.model import Network
+from likewise.torch_state import send
 
 Weights = Callable[[range], Tensor]  # the weights (b, d, c) of the samples at these places
 Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these places
@@ -71,7 +72,7 @@ class LinearProducts(ABC):
             return torch.einsum("nc,ed->ndec", weights[where.start : where.stop], selected).flatten(2)
 
         def read(_: range, products: Tensor) -> Tensor:
-            mine = products[:, outputs].unflatten(2, (some, c))
+            mine = _take_outputs(products, outputs).unflatten(2, (some, c))
             return mine.diagonal(dim1=1, dim2=2).sum(-1)
 
         return self.product(blocks, some * c, read)
@@ -175,8 +176,17 @@ class Products(LinearProducts):
         fingerprint.add("exponents", (self.left_power, self.right_power))
         fingerprint.add("engine", type(self.engine).__name__)
 
-    def vjp(self, weights: Weights, cache: SelfKernelCache | None = None) -> Tensor:
-        """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p)."""
+    def vjp(
+        self, weights: Weights, cache: SelfKernelCache | None = None, *, before_jvp: bool = False
+    ) -> Tensor:
+        """Return Σ S(x')ᵀ w(x') over the columns: a parameter vector a weight, (c, p).
+
+        Args:
+            weights: One for each column.
+            cache: Receives the self kernels.
+            before_jvp: Whether a jvp follows in the same evaluation, which finishes the checks of both passes.
+
+        """
         zero_gradients = ZeroGradientLog()
 
         def term(where: range) -> Tensor:
@@ -190,7 +200,8 @@ class Products(LinearProducts):
 
         with self.net.evaluation_mode():
             spans = self._begin(self.columns, SUMMING)
-            total = sum_results(term, spans, SUMMING, self, self.engine.finish_checks)
+            finish = self.engine.defer_checks if before_jvp else self.engine.finish_checks
+            total = sum_results(term, spans, SUMMING, self, finish)
         if self.rows is not self.columns:  # else the second pass names them
             zero_gradients.warn()
         return total
@@ -225,7 +236,7 @@ class Products(LinearProducts):
         same = self.rows is self.columns and self.left_power == self.right_power
         cache = SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
         with self.use_memory(c):
-            return self.jvp(self.vjp(weights, cache), read, cache)
+            return self.jvp(self.vjp(weights, cache, before_jvp=True), read, cache)
 
     def sums_and_diagonals(self, kernels: Sequence[Kernel]) -> list[RowSums] | None:
         """Return Σ_x' k(x, x') and k(x, x) of each kernel, in one vjp and one jvp pass for all.
@@ -260,7 +271,7 @@ class Products(LinearProducts):
             parts, results = outputs.split([len(rows) for rows in used], dim=2), []
             for kernel, rows, part in zip(kernels, used, parts, strict=True):
                 left = powers.matrix(where, samples, kernel.left_power)
-                sums = (left @ part)[:, rows].diagonal(dim1=1, dim2=2).sum(-1)
+                sums = _take_outputs(left @ part, rows).diagonal(dim1=1, dim2=2).sum(-1)
                 own = powers.matrix(where, samples, 1 + kernel.left_power + kernel.right_power)
                 results += [sums, kernel.reduce(own)]
             return torch.stack(results, 1)
@@ -272,10 +283,10 @@ class Products(LinearProducts):
     def _normalized_sums(self, outputs: list[int], coefficients: Tensor) -> RowSums:
         """Return the sums where k(x, x) is rank / d: ranks come with the first pass."""
         cache, selected = SelfKernelCache(self.rows.n), coefficients[outputs].T
-        directions = self.vjp(lambda where: selected.expand(len(where), -1, -1), cache)
+        directions = self.vjp(lambda where: selected.expand(len(where), -1, -1), cache, before_jvp=True)
 
         def read(where: range, products: Tensor) -> Tensor:
-            sums = products[:, outputs].diagonal(dim1=1, dim2=2).sum(-1)
+            sums = _take_outputs(products, outputs).diagonal(dim1=1, dim2=2).sum(-1)
             known = cache.get(where)
             assert known is not None
             return torch.stack([sums, known.rank.to(sums) / self.d], 1)
@@ -293,7 +304,7 @@ class Products(LinearProducts):
 
         with self.net.evaluation_mode():
             spans = self._begin(self.columns, SUMMING)
-            total = sum_results(term, spans, SUMMING, self, self.engine.finish_checks)
+            total = sum_results(term, spans, SUMMING, self, self.engine.defer_checks)
         if self.rows is not self.columns:  # else the second pass names them
             zero_gradients.warn()
         return total
@@ -318,6 +329,11 @@ class Products(LinearProducts):
             results = join_results(project, spans, READING, self, self.engine.finish_checks)
         zero_gradients.warn()
         return results
+
+
+def _take_outputs(products: Tensor, outputs: list[int]) -> Tensor:
+    """Return the products (b, d, c) of some outputs, without waiting for a GPU."""
+    return products.index_select(1, send(torch.tensor(outputs), products.device))
 
 
 def _is_normalized(kernel: Kernel) -> bool:

@@ -41,6 +41,7 @@ from likewise.gram.strips import (
 )
 from likewise.kernels import CORRELATION
 from likewise.linalg import accumulation_dtype, matrix_power, rank_floor
+from likewise.torch_state import send
 
 NARROWEST = 16  # numbers a sample
 REPLICATES = (
@@ -217,7 +218,7 @@ def draw_signs(count: int, generator: torch.Generator, like: Tensor) -> Tensor:
     words = torch.empty(-(-count // 64), dtype=torch.int64).random_(
         torch.iinfo(torch.int64).min, None, generator=generator
     )
-    octets = words.view(torch.uint8).to(like.device)
+    octets = send(words.view(torch.uint8), like.device)
     bits = octets[:, None] >> torch.arange(8, dtype=torch.uint8, device=like.device) & 1
     return bits.flatten()[:count].to(like.dtype).mul_(2).sub_(1)
 
