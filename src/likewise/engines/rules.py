@@ -24,6 +24,7 @@ from likewise.engines.factors import (
     FactoredGradient,
     ParameterGradient,
     SlicedGradient,
+    concatenate,
 )
 from likewise.engines.membership import Partition
 from likewise.engines.memory import is_out_of_memory
@@ -210,7 +211,7 @@ def _batch_norm(call: Call) -> ParameterGradients | None:
         )
         for i in range(d)
     ]
-    weight, bias = (torch.stack([s[i].view(n, c) for s in sums], 1) for i in (1, 2))
+    weight, bias = (concatenate([s[i].view(n, 1, c) for s in sums], 1) for i in (1, 2))
     places = {call.place(a.get("weight")): weight, call.place(a.get("bias")): bias}
     return {place: DenseGradient(sum) for place, sum in places.items() if place is not None}
 
