@@ -94,6 +94,31 @@ def test_what_an_interrupted_pass_has_compared_says_nothing_of_samples_selected_
             check.finish_checks()
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["same evaluation", "evaluation left"])
+def test_a_pass_that_leaves_its_checks_to_the_next_is_checked_there(left):
+    net, samples = lw.Network(nn.Linear(2, 1)), lw.batches(torch.randn(4, 2), size=4)[0]
+    check = PassCheck(net)
+
+    def run_pass(factor):
+        def gradient(places, weights):
+            total = weights.T @ samples.inputs[places]
+            return [factor * total.flatten(), factor * weights.sum(0)]
+
+        check.begin_pass(4)
+        check.offer(samples, net.function({}, samples.inputs), gradient, 1)
+
+    with net.evaluation_mode():
+        run_pass(factor=2)
+        check.defer()
+        if not left:
+            run_pass(factor=1)
+            with pytest.raises(lw.GradientMismatchError):
+                check.finish_checks()
+    with net.evaluation_mode():  # nothing is left of an evaluation that an exception may have ended
+        run_pass(factor=1)
+        check.finish_checks()
+
+
 def test_samples_are_checked_on_the_way_once_a_pass_has_shown_the_cost(monkeypatch):
     monkeypatch.setattr(pass_check, "SHARE", 1000)
     net = lw.Network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)))

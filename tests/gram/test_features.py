@@ -54,6 +54,20 @@ def test_ranks_below_d_and_zero_gradients_are_kept_apart(way):
     torch.testing.assert_close(correlation.diagonal[8], torch.tensor(2 / 3).double())
 
 
+@pytest.mark.parametrize("statistic", [lw.soft_neighbors, lw.uncertainty, lw.denoising])
+def test_a_pass_computes_gradients_of_each_sample_once(statistic):
+    called = []
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model.register_forward_hook(lambda module, args, out: called.append(len(out)))
+    gram = lw.GramMatrix(lw.Network(model), lw.batches(torch.randn(600, 5, dtype=torch.float64), size=100))
+    _ = gram.engine
+    called.clear()
+    with record_passes(lambda: 0.0) as passes:
+        statistic(gram)
+    checks = sum(called) - 600 * len(passes)
+    assert 0 <= checks < 100 * len(passes)
+
+
 def test_features_that_fit_are_computed_once_for_all_statistics():
     net, x = dependent()
     gram = lw.GramMatrix(net, x[8:], centered=True).with_feature_cache()

@@ -342,6 +342,19 @@ class Engine(ABC):
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
         """Return Σₓ S(x)ᵀ w(x) for weights (n, d, c), (c, p)."""
 
+    def vjp_with_self_kernel(self, samples: Samples, c: int, weights: Callable[[Power], Tensor]) -> VjpResult:
+        """Return Σₓ J(x)ᵀ w(x), (c, p), and K(x, x), for weights that depend on it.
+
+        Args:
+            samples: The batch.
+            c: The number of columns of weights.
+            weights: Returns w(x), (n, d, c), given K(x, x) of some samples and their ranks.
+
+        """
+        del c
+        self_kernel = self.self_kernel(samples)
+        return VjpResult(self.vjp(samples, weights(self_kernel), 0).total, self_kernel)
+
     @abstractmethod
     def jvp(
         self, samples: Samples, directions: Tensor, exponent: float, self_kernel: Power | None = None

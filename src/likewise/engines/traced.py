@@ -494,18 +494,43 @@ class TracedEngine(Engine):
 
     def vjp(self, samples: Samples, weights: Tensor, exponent: float) -> VjpResult:
         """Return Σₓ S(x)ᵀ w(x), each chunk's sum in the model's precision, their sum in float64."""
-        c, start, self_kernels = weights.shape[2], 0, list[Power]()
+        start = 0
+
+        def weigh(chunk: Chunk) -> tuple[Tensor, Power | None]:
+            nonlocal start
+            here, start = slice(start, start + len(chunk.samples)), start + len(chunk.samples)
+            wide = accumulation_dtype(torch.empty(0, device=self._device))
+            part = send(weights[here], self._device, wide)
+            if not exponent:
+                return part, None
+            self_kernel = self._self_kernel(chunk, exponent)
+            return self_kernel.matrix @ part, self_kernel
+
+        return self._vjp(samples, weights.shape[2], weigh)
+
+    def vjp_with_self_kernel(self, samples: Samples, c: int, weights: Callable[[Power], Tensor]) -> VjpResult:
+        """Return Σₓ J(x)ᵀ w(x) and K(x, x), from one computation of gradients."""
+
+        def weigh(chunk: Chunk) -> tuple[Tensor, Power]:
+            self_kernel = self._self_kernel(chunk, 1)
+            return weights(self_kernel), self_kernel
+
+        return self._vjp(samples, c, weigh)
+
+    def _vjp(
+        self, samples: Samples, c: int, weigh: Callable[[Chunk], tuple[Tensor, Power | None]]
+    ) -> VjpResult:
+        """Return Σₓ J(x)ᵀ w(x), given what returns the weights of a chunk, and the self kernels if it needs them."""
+        self_kernels = list[Power]()
         total = torch.zeros(c, sum(self._numel.values()), device=self._device)
         total = total.to(accumulation_dtype(total))
         for chunk in self._chunks(samples):
-            part = send(weights[start : start + len(chunk.samples)], total.device, total.dtype)
-            start += len(chunk.samples)
-            if exponent:
-                self_kernels.append(self._self_kernel(chunk, exponent))
-                part = self_kernels[-1].matrix @ part
+            part, self_kernel = weigh(chunk)
             scale, scaled = _scale_to_dtype(part, (0, 1), self._dtype)
             self._add_weighted_sums(total, chunk, scaled, scale)
-            if not exponent and not total.sum().isfinite():
+            if self_kernel is not None:
+                self_kernels.append(self_kernel)
+            elif not total.sum().isfinite():
                 check_finite(chunk.gradients.self_gram(self._device), chunk.samples)
             del chunk
         return VjpResult(total, concatenate_powers(self_kernels))

@@ -260,9 +260,10 @@ class Products(LinearProducts):
             return [self._normalized_sums(used[0], coefficients[0])]
         powers = _SelfKernels(self, keep)
 
-        def weights(where: range, samples: Samples) -> Tensor:
+        def weights(self_kernel: Power) -> Tensor:
             parts = [
-                (right := powers.matrix(where, samples, kernel.right_power)) @ a[rows].T.to(right)
+                (right := powers.power(self_kernel, kernel.right_power))
+                @ send(a[rows].T, right.device, right.dtype)
                 for kernel, a, rows in zip(kernels, coefficients, used, strict=True)
             ]
             return torch.cat(parts, 2)
@@ -270,13 +271,14 @@ class Products(LinearProducts):
         def read(where: range, samples: Samples, outputs: Tensor) -> Tensor:
             parts, results = outputs.split([len(rows) for rows in used], dim=2), []
             for kernel, rows, part in zip(kernels, used, parts, strict=True):
-                left = powers.matrix(where, samples, kernel.left_power)
+                left = powers.power(powers.get(where, samples), kernel.left_power)
                 sums = _take_outputs(left @ part, rows).diagonal(dim1=1, dim2=2).sum(-1)
-                own = powers.matrix(where, samples, 1 + kernel.left_power + kernel.right_power)
+                exponent = 1 + kernel.left_power + kernel.right_power
+                own = powers.power(powers.get(where, samples), exponent)
                 results += [sums, kernel.reduce(own)]
             return torch.stack(results, 1)
 
-        directions = self._sum_unwhitened(weights, powers)
+        directions = self._sum_unwhitened(sum(map(len, used)), weights, powers)
         columns = self._read_unwhitened(directions, read, powers).unbind(1)
         return [RowSums(*pair) for pair in zip(columns[::2], columns[1::2], strict=True)]
 
@@ -293,13 +295,15 @@ class Products(LinearProducts):
 
         return RowSums(*self.jvp(directions, read, cache).unbind(1))
 
-    def _sum_unwhitened(self, weights: Callable[[range, Samples], Tensor], powers: "_SelfKernels") -> Tensor:
+    def _sum_unwhitened(self, c: int, weights: Callable[[Power], Tensor], powers: "_SelfKernels") -> Tensor:
         zero_gradients = ZeroGradientLog()
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
-            total = self.engine.vjp(samples, weights(where, samples), 0).total
-            zero_gradients.note(samples, powers.ranks(where, samples))
+            total, self_kernel = self.engine.vjp_with_self_kernel(samples, c, weights)
+            assert self_kernel is not None
+            powers.put(where, self_kernel)
+            zero_gradients.note(samples, self_kernel.rank)
             return total
 
         with self.net.evaluation_mode():
@@ -321,7 +325,7 @@ class Products(LinearProducts):
             samples = self.rows.samples(where)
             outputs = self.engine.jvp(samples, directions, 0).outputs
             result = read(where, samples, outputs)
-            zero_gradients.note(samples, powers.ranks(where, samples))
+            zero_gradients.note(samples, powers.get(where, samples).rank)
             return result
 
         with self.net.evaluation_mode():
@@ -346,7 +350,7 @@ def _some_columns(weights: Weights, which: slice) -> Weights:
 
 
 class _SelfKernels:
-    """Powers of K(x, x), each self kernel computed once where they are kept, else once a pass."""
+    """K(x, x) of the rows, computed once where they are kept, else once a pass."""
 
     def __init__(self, products: Products, keep: bool) -> None:
         self._engine, self._floor = products.engine, rank_floor(products.net.dtype)
@@ -354,21 +358,23 @@ class _SelfKernels:
         self._seen: set[int] = set()
         self._last: tuple[Samples, Power] | None = None
 
-    def matrix(self, where: range, samples: Samples, exponent: float) -> Tensor:
-        """Return K(x, x)ᵉ of the samples at these places, (b, d, d)."""
-        return matrix_power(self._get(where, samples).matrix, exponent, self._floor).matrix
+    def power(self, self_kernel: Power, exponent: float) -> Tensor:
+        """Return K(x, x)ᵉ, (b, d, d)."""
+        return matrix_power(self_kernel.matrix, exponent, self._floor).matrix
 
-    def ranks(self, where: range, samples: Samples) -> Tensor:
-        """Return their ranks, (b,)."""
-        return self._get(where, samples).rank
-
-    def _get(self, where: range, samples: Samples) -> Power:
-        if self._last is not None and self._last[0] is samples:
-            return self._last[1]
-        known = self._kept.get(where) if self._kept is not None and where.start in self._seen else None
-        power = self._engine.self_kernel(samples) if known is None else known
-        if self._kept is not None and known is None:
-            self._kept.put(where, power)
+    def put(self, where: range, self_kernel: Power) -> None:
+        """Keep the self kernels of the samples at these places, if any are kept."""
+        if self._kept is not None:
+            self._kept.put(where, self_kernel)
             self._seen.add(where.start)
-        self._last = samples, power
-        return power
+
+    def get(self, where: range, samples: Samples) -> Power:
+        """Return the self kernels of the samples at these places."""
+        if self._kept is not None and where.start in self._seen:
+            known = self._kept.get(where)
+            assert known is not None
+            return known
+        if self._last is None or self._last[0] is not samples:
+            self._last = samples, self._engine.self_kernel(samples)
+            self.put(where, self._last[1])
+        return self._last[1]
