@@ -74,5 +74,7 @@ def simulate_graphs(monkeypatch):
     monkeypatch.setattr(chunks.ChunkGraphs, "_record", record)
     monkeypatch.setattr(chunks.ChunkGraphs, "_on_device", lambda self: nullcontext())
     monkeypatch.setattr(chunks, "_watch_synchronization", watch)
-    monkeypatch.setattr(chunks, "_limit_launched", lambda events: None)  # a CPU computes what is launched at once
+    monkeypatch.setattr(
+        chunks, "_limit_launched", lambda events: None
+    )  # a CPU computes what is launched at once
     yield graphs

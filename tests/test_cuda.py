@@ -322,6 +322,7 @@ def passes(model, x, y, readout):
     gram = lw.GramMatrix(lw.Network(model, readout), lw.batches((x, y), size=8))
     return {
         "sums": lw.soft_neighbors(gram),
+        "uncertainty": lw.uncertainty(gram),
         "product": gram @ torch.linspace(-1, 1, len(x), dtype=torch.float64),
         "pairs": gram.dense(),
         "self kernels": gram.self_kernel(),
@@ -349,6 +350,44 @@ def test_recorded_chunks_have_the_numbers_of_the_host(name, readout, replays, mo
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
     assert bool(replays) == (name != "reading")
+
+
+@pytest.mark.parametrize(
+    "statistic", [lw.soft_neighbors, lw.uncertainty, lambda g: lw.nearest(g, 3, sketch=64)]
+)
+def test_a_sample_that_is_not_finite_is_named_although_checks_wait_for_the_last_pass(statistic, replays):
+    torch.manual_seed(0)
+    model, x, y = convolutional().eval().cuda(), torch.randn(64, 3, 8, 8), torch.arange(64) % 4
+    statistic(lw.GramMatrix(model, lw.batches((x, y), size=8)))
+    x[37] = torch.nan
+    with pytest.raises(ValueError, match=r"1 sample is not finite, the first with ids \[37\]"):
+        statistic(lw.GramMatrix(model, lw.batches((x, y), size=8)))
+    assert replays
+
+
+def test_data_on_the_host_may_be_written_to_once_a_batch_was_read():
+    """Batches are sent without waiting: what a loader does with its buffer later must not reach them."""
+    torch.manual_seed(0)
+    model = convolutional().eval()
+    images = torch.randn(64, 3, 8, 8)
+    expected = lw.soft_neighbors(lw.GramMatrix(model, lw.batches(images, size=8)))
+    for pinned in (False, True):
+        buffer = torch.empty(8, 3, 8, 8, pin_memory=pinned)
+
+        class Reused(torch.utils.data.Dataset):
+            def __len__(self):
+                return 64
+
+            def __getitem__(self, i):
+                return images[i]
+
+        def collate(items, buffer=buffer):
+            torch.stack(items, out=buffer[: len(items)])
+            return buffer[: len(items)]
+
+        loader = torch.utils.data.DataLoader(Reused(), batch_size=8, collate_fn=collate)
+        found = lw.soft_neighbors(lw.GramMatrix(model.cuda(), lw.batches(loader)))
+        assert (found.cpu() - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_weights_may_change_between_passes_of_recorded_chunks(replays):
