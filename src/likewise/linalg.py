@@ -122,13 +122,14 @@ def _product_of_stacks(a: Tensor, b: Tensor, run: int) -> Tensor:
     count = -(-p // run)
     length = next((p // parts for parts in range(count, 2 * count + 1) if p % parts == 0), run)
     whole = p - p % length
-    stack = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    total = torch.zeros(*stack, a.shape[-2], b.shape[-2], dtype=wide, device=a.device)
-    per_call = length * max(1, BATCHED_CELLS // max(1, total.numel()))
+    stack, total = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), None
+    per_call = length * max(1, BATCHED_CELLS // max(1, prod(stack) * a.shape[-2] * b.shape[-2]))
     for start in range(0, whole, per_call):
         here = slice(start, min(start + per_call, whole))
         left, right = (t[..., here].unflatten(-1, (-1, length)).transpose(-3, -2) for t in (a, b))
-        total += (left @ right.mT).sum(-3, dtype=wide)
+        term = (left @ right.mT).sum(-3, dtype=wide)
+        total = term if total is None else total.add_(term)
+    assert total is not None  # there is a run at least
     if whole < p:
         total += a[..., whole:] @ b[..., whole:].mT
     return total
