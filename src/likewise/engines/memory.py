@@ -58,12 +58,16 @@ def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+PRODUCT_BYTES = 2**27  # beyond which products with several columns of weights gain nothing
+
+
 class MemoryUse(NamedTuple):
     """The bytes that an engine takes for a batch, as measured in a dry run."""
 
     fixed_bytes: int  # independent of the batch size
     bytes_per_sample: int
     entries_per_sample: int = 0  # of the inputs by which it was measured; 0 if unknown
+    product_bytes: int = PRODUCT_BYTES  # beside a batch, for products with several columns of weights
 
     def fitting(self, most: int, inputs: Any) -> int:
         """Return how many of some samples fit where `most` of those measured do: fewer of longer texts, say."""

@@ -25,6 +25,7 @@ from likewise.engines.gradient_batch import (
     differentiate_pass,
 )
 from likewise.engines.memory import (
+    PRODUCT_BYTES,
     MemoryMeter,
     MemoryUse,
     entries_per_sample,
@@ -271,7 +272,9 @@ def _fit_memory(
     if next(iter(net.parameters.values())).device.type == "cpu":
         fit_alone = min(fit_alone, max(32, GRADIENT_CACHE // alone))
         fit = min(fit, max(32, CACHE // each))
-    return _Fit(fit, fit_alone, MemoryUse(_fixed_bytes(shape), each, entries_per_sample(samples.inputs)))
+    product_bytes = min(PRODUCT_BYTES, max_memory // 8)
+    memory = MemoryUse(_fixed_bytes(shape), each, entries_per_sample(samples.inputs), product_bytes)
+    return _Fit(fit, fit_alone, memory)
 
 
 def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> tuple[int, int]:

@@ -44,7 +44,7 @@ from likewise.engines.factors import (
     concatenate,
     gram_from_rows,
 )
-from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
+from likewise.engines.gradient_batch import GradientBatch, compute_gradients
 from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
 from likewise.engines.pass_check import PassCheck, is_same_batch
 from likewise.engines.retained import RetainedGradients, retained_bytes
@@ -523,7 +523,7 @@ class TracedEngine(Engine):
 
             def multiply(gradients: GradientBatch) -> Tensor:
                 empty = directions.new_zeros(len(gradients.samples), gradients.d, len(directions))
-                return add_up((b.gradient.jvp(known.join(b.names)) for b in gradients.blocks), empty)
+                return gradients.products(known.join, empty, self.memory.product_bytes)
 
             products = chunk.per_sample("jvp", multiply, known)
             self._finite_checks.note(products, chunk.samples)
@@ -535,23 +535,27 @@ class TracedEngine(Engine):
         """Return directions by parameter; the same object for all batches of a pass, which share one tensor."""
         known = self._directions
         if known is None or known.of() is not directions:
-            scale, scaled = _scale_to_dtype(directions, (1,), self._dtype)
-            named = {name: part.contiguous() for name, part in self._by_name(scaled).items()}
+            scale = _largest_entries(directions, (1,))
+            rows = partial(_divide, divisor=scale, dtype=self._dtype, max_bytes=self.memory.product_bytes)
+            named = {name: rows(part) for name, part in self._by_name(directions).items()}
             gone = weakref.ref(directions, lambda _: setattr(self, "_directions", None))
             known = self._directions = _Directions(gone, scale, named)
         return known
 
     def _add_weighted_sums(self, total: Tensor, chunk: Chunk, weights: Tensor, scale: Tensor) -> None:
         """Add Σ Gᵀ w of a chunk, times the scale, to the total (c, p)."""
-        if total.device.type == "cpu" and self._largest > SMALL_VECTOR:  # without a copy of the whole vector
-            sums = self._by_name(total)
-            for block in chunk.gradients.blocks:
-                terms = block.gradient.vjp(weights)
-                sizes = [self._numel[name] for name in block.names]
-                for name, term in zip(block.names, terms.split(sizes, dim=1), strict=True):
-                    _add(sums[name], term, scale)
+        most, c = self.memory.product_bytes, len(total)
+        if total.device.type != "cpu" or (self._largest <= SMALL_VECTOR and c == 1):
+            step = lambda gradients, w: gradients.weighted_sums(w, self._numel, most)  # noqa: E731
+            _add(total, chunk.sum("vjp", step, weights), scale)
             return
-        _add(total, chunk.sum("vjp", lambda g, w: g.weighted_sums(w, self._numel), weights), scale)
+        sums = self._by_name(total)  # without a copy of the whole vectors
+        for names, gradient in chunk.gradients.blocks:
+            sizes = [self._numel[name] for name in names]
+            for group in gradient.column_groups(c, most):
+                terms = gradient.vjp(weights[:, :, group]).split(sizes, dim=1)
+                for name, term in zip(names, terms, strict=True):
+                    _add(sums[name][group], term, scale.flatten()[group])
 
     def _by_name(self, vectors: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
@@ -782,6 +786,19 @@ def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
 
 def _scale_to_dtype(values: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the largest entries, and the values relative to them in the compute dtype, without overflow."""
-    scale = values.abs().amax(dims, keepdim=True)
-    scale = torch.where(scale > 0, scale, 1)
+    scale = _largest_entries(values, dims)
     return scale, (values / scale).to(dtype)
+
+
+def _largest_entries(values: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return the largest entries, of any sign; 1 where all are 0."""
+    largest = torch.linalg.vector_norm(values, torch.inf, dims, keepdim=True)
+    return torch.where(largest > 0, largest, 1)
+
+
+def _divide(rows: Tensor, divisor: Tensor, dtype: torch.dtype, max_bytes: int) -> Tensor:
+    """Return rows (c, numel) divided by (c, 1) in another type: some at a time, as quotients take memory too."""
+    result, size = rows.new_empty(rows.shape, dtype=dtype), max(1, max_bytes // rows[:1].nbytes)
+    for target, some, by in zip(*(tensor.split(size) for tensor in (result, rows, divisor)), strict=True):
+        target.copy_(some / by)
+    return result
