@@ -241,7 +241,7 @@ def test_gradients_of_larger_samples_than_the_first_are_found_in_the_batches_in_
     engine, samples = gram.engine, gram.data.samples(range(8))
     engine.memory = engine.memory._replace(entries_per_sample=x[0].numel() // 2)
     with gram.net.evaluation_mode():
-        engine._size = 8
+        engine._size, engine._larger = 8, {x[0].numel(): 2 * engine.memory.bytes_per_sample + 1}
         names = tuple(engine.matrices(samples))
         kept = RetainedGradients(2**30, 8, gram.net.parameters, least_bytes=0, names=names)
         expected = engine.parameter_features(samples, names, kept).rows

@@ -26,6 +26,7 @@ from likewise.engines.gradient_batch import (
 )
 from likewise.engines.memory import (
     PRODUCT_BYTES,
+    SLACK,
     MemoryMeter,
     MemoryUse,
     entries_per_sample,
@@ -49,8 +50,6 @@ from likewise.model import Inputs, Network
 from likewise.readouts import Outputs, Readout
 from likewise.torch_state import full_float32
 
-# Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
-SLACK = 1.25
 CACHE = 48 * 2**20  # bytes of a batch with its sums beyond which a CPU takes longer per sample, measured
 GRADIENT_CACHE = 80 * 2**20  # the same where the gradients of one parameter at a time are formed
 CHECKED = 8  # outputs, or combinations of more of them, that are checked

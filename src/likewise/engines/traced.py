@@ -45,7 +45,14 @@ from likewise.engines.factors import (
     gram_from_rows,
 )
 from likewise.engines.gradient_batch import GradientBatch, compute_gradients
-from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
+from likewise.engines.memory import (
+    SLACK,
+    UNKNOWN_MEMORY,
+    MemoryMeter,
+    MemoryUse,
+    entries_per_sample,
+    equal_size,
+)
 from likewise.engines.pass_check import PassCheck, is_same_batch
 from likewise.engines.retained import RetainedGradients, retained_bytes
 from likewise.engines.tracer import (
@@ -83,6 +90,7 @@ SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated
 SMALL_PART = 512  # entries of a parameter up to which it shares a dense part with others
 FEW_OUTPUTS = 8  # up to which K(x, x) costs less from dense gradients than from what they are formed of
 COPIED = 4  # samples of a batch whose gradients are copied at a time
+MEASURED_SHARE = 1.25  # inputs that have up to so many times as many entries tell what a sample takes
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
@@ -120,6 +128,7 @@ class TracedEngine(Engine):
         self._kept: GradientBatch | None = None
         self._retained: RetainedGradients | None = None
         self._traces = [trace]  # a model that branches on its data has several
+        self._larger: dict[int, int] = {}  # bytes of a sample, by the entries of inputs larger than the first
         self._outer: frozenset[str] | None = None  # parameters whose gradients stay factored
         self._directions: _Directions | None = None  # of the last jvp
         self._numel, self._dtype = net.numels, net.dtype
@@ -613,9 +622,31 @@ class TracedEngine(Engine):
         or two of them take memory at a time.
         """
         self._release_kept()
-        most = self.memory.fitting(size or self._size, samples.inputs)
+        most = self.fitting(size or self._size, samples)
         for part in samples.split(equal_size(len(samples), most)):
             yield self._chunk(part, names)
+
+    def fitting(self, most: int, samples: Samples) -> int:
+        """Return how many of some samples fit where `most` of the first ones do: fewer of longer texts, say.
+
+        Attention takes memory by the square of the length, convolutions by the number of pixels: it is measured on two
+        samples, once for all whose inputs have up to a quarter fewer numbers. Call it inside `net.evaluation_mode`.
+        """
+        entries = entries_per_sample(samples.inputs)
+        if not 0 < self.memory.entries_per_sample < entries:
+            return most
+        known = [size for here, size in self._larger.items() if entries <= here <= MEASURED_SHARE * entries]
+        size = min(known) if known else self._larger.setdefault(entries, self._measure(samples[:1]))
+        return max(1, most * self.memory.bytes_per_sample // max(size, self.memory.bytes_per_sample))
+
+    def _measure(self, sample: Samples) -> int:
+        """Return the bytes that the gradients of a sample and K(x, x) take."""
+        pair, traces = repeat_samples(sample, 2), 0
+        while traces < len(self._traces):  # a new trace is compared with autograd, which takes memory too
+            traces = len(self._traces)
+            with MemoryMeter() as meter:
+                self.gradients(pair).self_gram(self._device)
+        return int(SLACK * meter.peak / 2)
 
     def _chunk(self, part: Samples, names: tuple[str, ...] | None) -> Chunk:
         retained = self._retained if names is None and self._net.observer is None else None

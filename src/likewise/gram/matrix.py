@@ -546,7 +546,7 @@ class GramMatrix:
         few = self.square and n * self.d <= FEW_GRADIENTS and self.tiles().is_mirrored
         if not few or not isinstance(engine, TracedEngine) or n > self.data.size:
             return False
-        return n <= engine.memory.fitting(engine.gradient_batch_size, self.data.samples(range(n)).inputs)
+        return n <= engine.fitting(engine.gradient_batch_size, self.data.samples(range(n)))
 
     def _joint_strips(self, tiles: Tiles) -> JointStrips:
         return JointStrips(**{field.name: getattr(tiles, field.name) for field in fields(ExactStrips)})

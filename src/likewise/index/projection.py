@@ -69,7 +69,6 @@ class Projector:
         self.d = gram.d
         self._sketch = Sketch(buckets, seed)
         self._batch: int | None = None
-        self._measured: int | None = None  # tokens of the texts by which the engine has chosen its batch size
 
     def compared(self, n: int) -> int:
         """Return how many of n samples are compared exactly, to tell the errors of this projection; 0 for none."""
@@ -130,22 +129,9 @@ class Projector:
         if not reads_text(self.gram.net.readout):
             return project(samples)
         places, groups = split_by_length(samples)
-        parts = [part for group in groups for part in group.split(self._fitting_texts(group))]
-        found = Projected(*map(torch.cat, zip(*map(project, parts), strict=True)))
+        found = Projected(*map(torch.cat, zip(*map(project, groups), strict=True)))
         order = torch.cat(places).argsort()
         return Projected(found.sketches[order], found.dead[order])
-
-    def _fitting_texts(self, texts: Samples) -> int:
-        """Return how many texts of this length fit into memory: the engine has measured the first three of the data.
-
-        Attention takes memory by the square of the length.
-        """
-        size, here = self.gram.engine.gradient_batch_size, _token_count(texts)
-        if self._measured is None:
-            self._measured = _token_count(self.gram.data.samples(range(min(3, self.gram.data.n)))) or 0
-        if size is None or here is None or here <= self._measured or not self._measured:
-            return len(texts)
-        return equal_size(len(texts), max(1, int(size * (self._measured / here) ** 2)))
 
     def project_all(self, data: Batches) -> Projected:
         """Return the sketches of a few samples, checked as every pass is."""
@@ -171,13 +157,6 @@ class Projector:
             spans = some.spans(min(TOGETHER, self._batch or TOGETHER))
             found: Tensor = join_results(project, spans, "a few sketches", self.gram, engine.finish_checks)
             return found
-
-
-def _token_count(samples: Samples) -> int | None:
-    """Return how many tokens texts are padded to, None of what is no text."""
-    inputs = samples.inputs
-    tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
-    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else None
 
 
 def split_by_length(samples: Samples) -> tuple[list[Tensor], list[Samples]]:
