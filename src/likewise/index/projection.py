@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results
@@ -479,8 +479,9 @@ def refuse_other_projection(there: Mapping[str, Any], here: Mapping[str, Any], w
     """Raise if the sketches of a projection are not comparable with those of an index."""
     if there != here:
         raise ValueError(
-            f"{what} has another projection{tell_difference(there, here)}: its gradients come in other parts on this "
-            "machine or version; build the index again where it is used."
+            f"{what} has another projection{tell_difference(there, here)}: gradients of this model, on this machine "
+            "and with these versions, come in other parts than those of the index. Build the index again where it is "
+            "used, of inputs that include some like these."
         )
 
 
@@ -506,6 +507,20 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
         f"The index holds inputs {_format_inputs(there)} per sample, found {_format_inputs(here)}: prepare new "
         f"inputs like those of the index, samples along the first dimension.{hint}"
     )
+
+
+def repeat_tokens(samples: Samples, there: list[list[Any]]) -> Samples:
+    """Return texts in the shape of an index's inputs: shorter ones once more from the start, longer ones cut."""
+    shapes = {name: shape for name, _, shape in there}
+
+    def reshape(path: Any, value: Any) -> Any:
+        shape = shapes.get(keystr(path)) if isinstance(value, Tensor) else None
+        if not shape or value.is_floating_point() or list(value.shape[1:]) == shape:
+            return value
+        repeats = [-(-wanted // here) for wanted, here in zip(shape, value.shape[1:], strict=True)]
+        return value.repeat(1, *repeats)[(slice(None), *map(slice, shape))]
+
+    return Samples(tree_map_with_path(reshape, samples.inputs), samples.labels, samples.ids)
 
 
 def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:
