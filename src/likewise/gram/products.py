@@ -78,6 +78,13 @@ class LinearProducts(ABC):
         return self.product(blocks, some * c, read)
 
 
+class BatchMemory(NamedTuple):
+    """What the passes of a product load at a time, and the bytes that they take beside their vectors."""
+
+    batch: int
+    bytes: int  # by what a dry run measured, with slack; 0 if that is unknown
+
+
 class RowSums(NamedTuple):
     """What centering and ratios need of each row, in float64."""
 
@@ -154,6 +161,18 @@ class Products(LinearProducts):
             batch = min(largest, self.engine.batch_size or largest) * each
             with self.engine.retain(self._room(c) - batch, self.rows.n):
                 yield
+
+    def count_memory(self, c: int) -> "BatchMemory":
+        """Return what passes with c vectors load and take: on a GPU, also for what `use_memory` makes of the rest."""
+        memory, c = self.engine.memory, min(c, self.vectors_per_pass)
+        each = memory.bytes_per_sample
+        with self.use_memory(c):
+            loaded = len(self.spans(self.columns)[0])
+            batch = min(loaded, self.engine.batch_size or 0)
+        retained = 0
+        if self._retains:
+            retained = min(self._room(c) - batch * each, int(RETAINED_SIZE * each * self.rows.n))
+        return BatchMemory(loaded, memory.fixed_bytes + batch * each + max(0, retained))
 
     @property
     def _keeps_self_kernels(self) -> bool:

@@ -44,8 +44,8 @@ from likewise.index.projection import (
     refuse_other_inputs,
     refuse_other_network,
     refuse_other_projection,
-    repeat_tokens,
     refuse_other_version,
+    repeat_tokens,
 )
 from likewise.index.search import (
     BEYOND,
