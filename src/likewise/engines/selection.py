@@ -35,7 +35,7 @@ from likewise.engines.memory import (
     keep_freed_memory,
 )
 from likewise.engines.pass_check import PassCheck
-from likewise.engines.traced import TracedEngine
+from likewise.engines.traced import GradientForms, TracedEngine
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -166,7 +166,8 @@ def _select_large(
     if fault is not None:
         return fault
     check = PassCheck(net, verified=samples if is_exact else None)
-    engine = TracedEngine(net, trace, fit.size, fit.memory, check, gradients, fit.gradient_size)
+    forms = GradientForms.of(gradients, net.parameters)
+    engine = TracedEngine(net, trace, fit.size, fit.memory, check, forms, fit.gradient_size)
     if is_exact and gradients.d == d and pair.is_all:
         engine.keep(gradients)
     return engine

@@ -104,7 +104,7 @@ class TracedEngine(Engine):
         size: Samples of one forward pass, where sums over parameters are beside them.
         memory: What a batch takes, where it was measured.
         check: Compares some samples of every pass with autograd; None for an engine that is itself checked.
-        known: Gradients of some outputs of samples, if they were computed before: their shapes are kept.
+        forms: Of the gradients, if some were computed before; else they are when they are first asked for.
         gradient_size: Samples of one forward pass where only gradients are computed; `size` if None.
 
     """
@@ -118,11 +118,10 @@ class TracedEngine(Engine):
         size: int,
         memory: MemoryUse = UNKNOWN_MEMORY,
         check: PassCheck | None = None,
-        known: GradientBatch | None = None,
+        forms: "GradientForms | None" = None,
         gradient_size: int | None = None,
     ) -> None:
-        self._check, self._gradient_size = check, gradient_size or size
-        self._forms = None if known is None else _forms(known, net.parameters)
+        self._check, self._gradient_size, self._forms = check, gradient_size or size, forms
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
         self._kept: GradientBatch | None = None
@@ -143,9 +142,14 @@ class TracedEngine(Engine):
 
     def with_network(self, net: Network) -> "TracedEngine":
         """Return an engine of the same model with another readout, which checks nothing."""
-        other = TracedEngine(net, self._traces[0], self._size, self.memory, gradient_size=self._gradient_size)
-        other._forms = self._forms
-        return other
+        return TracedEngine(
+            net,
+            self._traces[0],
+            self._size,
+            self.memory,
+            forms=self._forms,
+            gradient_size=self._gradient_size,
+        )
 
     def keep(self, gradients: GradientBatch) -> None:
         """Keep gradients that were compared with autograd, for `joint_blocks` of the same samples.
@@ -274,14 +278,14 @@ class TracedEngine(Engine):
             self._outer = frozenset(self._known_factor_sizes(samples))
         return self._outer
 
-    def _known_forms(self, samples: Samples) -> "_Forms":
+    def _known_forms(self, samples: Samples) -> "GradientForms":
         if self._forms is None:
             self._forms = self._compute_forms(samples)
         return self._forms
 
-    def _compute_forms(self, samples: Samples) -> "_Forms":
+    def _compute_forms(self, samples: Samples) -> "GradientForms":
         gradients = self.gradients(repeat_samples(samples[:1], 2))  # as `_chunks` calls the model
-        return _forms(gradients, self._net.parameters)
+        return GradientForms.of(gradients, self._net.parameters)
 
     def retained_bytes(self, samples: Samples, d: int) -> dict[str, int]:
         """Return the bytes of one sample's gradient of each parameter in the form in which the trace has it.
@@ -780,24 +784,25 @@ def _split_by_size(numels: dict[str, int]) -> tuple[dict[str, int], dict[str, in
     return small, {name: size for name, size in numels.items() if name not in small}
 
 
-class _Forms(NamedTuple):
+class GradientForms(NamedTuple):
     """In what form the trace has gradients, by parameter."""
 
     d: int  # outputs of which they are
     factors: dict[str, tuple[int, int]]  # of outer products: entries of inputs, and of one output's gradients
     retained_bytes: dict[str, int]  # of one sample and all these outputs
 
-
-def _forms(gradients: GradientBatch, parameters: Parameters) -> _Forms:
-    n, outer = len(gradients.samples), _outer_products(gradients)
-    return _Forms(
-        gradients.d,
-        {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()},
-        {
-            name: -(-retained_bytes(gradient, parameters[name].shape) // n)
-            for name, gradient in gradients.by_parameter.items()
-        },
-    )
+    @classmethod
+    def of(cls, gradients: GradientBatch, parameters: Parameters) -> "GradientForms":
+        """Return the forms of gradients in these parameters."""
+        n, outer = len(gradients.samples), _outer_products(gradients)
+        return cls(
+            gradients.d,
+            {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()},
+            {
+                name: -(-retained_bytes(gradient, parameters[name].shape) // n)
+                for name, gradient in gradients.by_parameter.items()
+            },
+        )
 
 
 def _unit_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
