@@ -439,3 +439,17 @@ def test_products_with_many_columns_of_weights_keep_to_a_small_budget(make, d, b
     assert meter.peak <= 1.1 * gram.max_memory
     exact = lw.GramMatrix(gram.net, x, max_memory=2**30).dense().double() @ weights.double()
     assert (found - exact).abs().max() < 1e-4 * exact.abs().max()
+
+
+@pytest.mark.parametrize("statistic", [lw.label_suspicion, lw.novelty])
+def test_outputs_are_computed_of_as_many_samples_as_fit(statistic):
+    """In batches of the data, of 256 samples, activations took 2.2 times max_memory."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 2)).eval()
+    data = lw.batches((torch.randn(256, 3, 16, 16), torch.arange(256) % 2), size=256)
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), data, max_memory=2**22)
+    assert gram.engine.batch_size < 32
+    with MemoryMeter() as meter:
+        statistic(gram)
+    assert meter.peak <= 1.1 * gram.max_memory

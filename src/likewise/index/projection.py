@@ -25,7 +25,7 @@ from likewise.engines import PartsChangedError
 from likewise.engines.memory import equal_size
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.last_layer import Features, LastLayer
-from likewise.gram.matrix import finite_outputs, refuse_infinite_outputs
+from likewise.gram.matrix import count_scores, finite_outputs, refuse_infinite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
@@ -275,12 +275,10 @@ class SampleReader:
         self._net = net
         if net.readout is not all_outputs:
             self._net = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
-        try:
-            with net.evaluation_mode():
-                size = self._net.function({}, first.inputs, first.labels, first.ids).shape[1]
-        except TypeError:  # what the model returns, only the readout understands
-            self._net, size = None, 0
-        self.available = self._net is not None and size <= MOST_OUTPUTS
+        size = count_scores(net, first)
+        if size is None:  # what the model returns, only the readout understands
+            self._net = None
+        self.available = size is not None and size <= MOST_OUTPUTS
         self._layer = None if self._net is None else LastLayer.find(self._net, first)
 
     def read(self, samples: Samples, where: range) -> tuple[Tensor | None, Features | None]:
