@@ -457,7 +457,7 @@ def test_outputs_are_computed_of_as_many_samples_as_fit(statistic):
 
 RANDOM = {
     "soft neighbors": lw.soft_neighbors,
-    "product": lambda gram: gram @ torch.ones(gram.data.n, 3),
+    "product": lambda gram: gram @ torch.ones(gram.data.n, 24),
     "uncertainty": lw.uncertainty,
     "nearest": lambda gram: lw.nearest(gram, 3),
     "sketches": lambda gram: lw.nearest(gram, 3, sketch=64),
@@ -472,7 +472,7 @@ def random_net(draw):
     def one_of(*values):
         return values[int(torch.randint(len(values), (), generator=draw))]
 
-    d, n, c, side = one_of(1, 2, 4), one_of(8, 40, 120), one_of(4, 16), one_of(8, 16)
+    d, n, c, side = one_of(1, 2, 4), one_of(40, 200), one_of(4, 16), one_of(8, 16)
     conv = [nn.Conv2d(3, c, 3, padding=1), nn.ReLU(), nn.Conv2d(c, 8, 3, stride=2, padding=1), nn.Tanh()]
     wide = [nn.Flatten(), nn.Linear(3 * side**2, 4 * c), nn.Tanh(), nn.Linear(4 * c, d)]
     pooled = [*conv, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, d)]
@@ -480,13 +480,13 @@ def random_net(draw):
     return nn.Sequential(*one_of(wide, pooled, flat)).eval(), torch.randn(n, 3, side, side), n
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, 5, 6, 7])
+@pytest.mark.parametrize("seed", [1, 2, 4, 7])
 def test_any_budget_is_kept_or_refused(seed):
     torch.manual_seed(seed)
     draw = torch.Generator().manual_seed(seed)
     model, x, n = random_net(draw)
     budget = int(2 ** (20 + 3 * torch.rand((), generator=draw)))  # 1 to 8 MiB
-    net, data = lw.Network(model, lw.all_outputs), lw.batches((x, torch.arange(n) % 2), size=64)
+    net, data = lw.Network(model, lw.all_outputs), lw.batches((x, torch.arange(n) % 2), size=256)
     for name, statistic in RANDOM.items():
         gram = lw.GramMatrix(net, data, max_memory=budget)
         try:
