@@ -871,6 +871,26 @@ def main_tensor(outputs: Outputs) -> Tensor:
 
     A dict with several candidates is an error.
     """
+    found = _find_main_tensor(outputs)
+    if found is not None:
+        return found
+    named = _named_tensors(outputs)
+    kind = f"{type(outputs).__name__} with tensors {sorted(named)}" if named else type(outputs)
+    raise TypeError(
+        f"The model returned {kind}, and it is not clear which tensor is meant: pass a readout, "
+        "for example readout=lambda outputs, labels: outputs['name'].flatten(1)."
+    )
+
+
+def has_scores(outputs: Outputs) -> bool:
+    """Whether `all_outputs` can read what a model returned; else only a readout of the user's own understands it."""
+    found = _find_main_tensor(outputs)
+    if found is None or found.layout is not torch.strided or found.is_nested or found.is_quantized:
+        return False
+    return found.is_floating_point()
+
+
+def _find_main_tensor(outputs: Outputs) -> Tensor | None:
     if isinstance(outputs, Tensor):
         return outputs
     named = _named_tensors(outputs)
@@ -878,13 +898,7 @@ def main_tensor(outputs: Outputs) -> Tensor:
         return named["logits"]
     if isinstance(outputs, tuple | list) and len(outputs) and isinstance(outputs[0], Tensor):
         return outputs[0]
-    if len(named) == 1:
-        return next(iter(named.values()))
-    found = f"{type(outputs).__name__} with tensors {sorted(named)}" if named else type(outputs)
-    raise TypeError(
-        f"The model returned {found}, and it is not clear which tensor is meant: pass a readout, "
-        "for example readout=lambda outputs, labels: outputs['name'].flatten(1)."
-    )
+    return next(iter(named.values())) if len(named) == 1 else None
 
 
 def _named_tensors(outputs: Outputs) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import nn
 import likewise as lw
 import nets
 from likewise.data import batches
-from likewise.engines import MemoryMeter, retained
+from likewise.engines import MemoryMeter, TracedEngine, retained
 from likewise.engines.factors import DenseGradient, FactoredGradient
 from likewise.engines.gradient_batch import GradientBatch
 from likewise.engines.retained import RetainedGradients
@@ -186,6 +186,22 @@ def test_where_few_gradients_would_fit_batches_are_larger(statistic, monkeypatch
     assert gram.engine.batch_size == small
 
 
+@pytest.mark.parametrize("max_memory", [2**22, 2**24])
+def test_a_plan_knows_larger_batches_and_retained_gradients(max_memory, monkeypatch):
+    """It told the batch of a CPU, and a quarter or half of the memory."""
+    torch.manual_seed(0)
+    model, x, loaded = convolutional(), torch.randn(1200, 3, 8, 8), []
+    monkeypatch.setattr(products, "RETAINING_DEVICES", {"cpu"})
+    gram = lw.GramMatrix(lw.Network(model, lw.one_output(0)), x, max_memory=max_memory)
+    plan = gram.plan(lw.soft_neighbors)
+    vjp = TracedEngine.vjp
+    monkeypatch.setattr(TracedEngine, "vjp", lambda e, s, *rest: loaded.append(len(s)) or vjp(e, s, *rest))
+    with MemoryMeter() as meter:
+        lw.soft_neighbors(gram)
+    assert plan.batch == max(loaded)
+    assert 0.9 * meter.peak < plan.peak_bytes < min(1.6 * meter.peak, 1.01 * max_memory)
+
+
 def test_only_copies_are_kept():
     samples, inputs = lw.batches(torch.randn(4, 2), size=4)[0], torch.randn(4, 5, 6)
     gradient = FactoredGradient(inputs, torch.randn(4, 1, 5, 3))
@@ -241,7 +257,7 @@ def test_gradients_of_larger_samples_than_the_first_are_found_in_the_batches_in_
     engine, samples = gram.engine, gram.data.samples(range(8))
     engine.memory = engine.memory._replace(entries_per_sample=x[0].numel() // 2)
     with gram.net.evaluation_mode():
-        engine._size = 8
+        engine._size, engine._larger = 8, {x[0].numel(): 2 * engine.memory.bytes_per_sample + 1}
         names = tuple(engine.matrices(samples))
         kept = RetainedGradients(2**30, 8, gram.net.parameters, least_bytes=0, names=names)
         expected = engine.parameter_features(samples, names, kept).rows

@@ -551,6 +551,33 @@ def test_inputs_that_are_not_finite_are_named_by_the_first_question_too(tmp_path
 @pytest.mark.parametrize(
     "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
 )
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(30, 8), nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, tokens, mask=None):
+        return self.head(torch.tanh(self.hidden(self.embedding(tokens))).mean(1))
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_the_first_question_to_an_index_of_texts_may_be_of_any_length(tmp_path, length, named):
+    """One of a single token, whose gradients are outer products, was refused as if from another machine."""
+    torch.manual_seed(0)
+    model, texts, asked = Words().double().eval(), torch.randint(30, (80, 6)), torch.randint(30, (2, length))
+
+    def inputs(tokens):
+        return {"tokens": tokens, "mask": torch.ones_like(tokens)} if named else tokens
+
+    lw.build_index(lw.Network(model, lw.all_outputs), inputs(texts), out=tmp_path / "index", width=8192)
+    found = lw.Index(tmp_path / "index", model=model).nearest(inputs(asked), 5)
+    net = lw.Network(model, lw.all_outputs)
+    exact = lw.GramMatrix(net, asked, columns=texts, engine="autograd", centered=True).dense()
+    apart = (found.similarities - exact.gather(1, found.indices)).abs()
+    assert (apart < 4 * found.errors).all() and apart.max() < 0.04
+
+
 def test_only_numbers_of_rows_are_taken_for_rows(build, rows):
     index = build()
     for call in (index.remove, index.sketches):

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likewise.engines.factors import (
+    COPIES,
     DenseGradient,
     FactoredGradient,
     ParameterGradient,
-    columns_per_product,
     concatenate,
     gram_from_positions,
     gram_from_rows,
@@ -209,8 +209,7 @@ class ConvolutionGradient(ParameterGradient):
             return sums.permute(1, 2, 0).flatten(1)
         if self.options.transposed or self.options.groups > 1:
             return concatenate([self._vjp_columns(column) for column in weights.split(1, dim=2)], 0)
-        some = columns_per_product(self.deltas[:, 0].numel())
-        return concatenate([self._vjp_columns(part) for part in weights.split(some, dim=2)], 0)
+        return self._vjp_columns(weights)
 
     def _vjp_columns(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w of a few columns, as the outputs of one larger kernel."""
@@ -227,14 +226,20 @@ class ConvolutionGradient(ParameterGradient):
         """
         if "_dense" in self.__dict__ and self.deltas.shape[1] <= self._positions:
             return self._jvp_dense(directions)
-        n = len(self.inputs)
-        deltas, parts = self.deltas.flatten(2), []
         plain = not self.options.transposed and self.options.groups == 1
-        for some in directions.split(columns_per_product(self.deltas[:, 0].numel()) if plain else 1):
-            kernel = some.reshape(len(some) * self.kernel.shape[0], *self.kernel.shape[1:])
-            transformed = self.options.forward(self.inputs, kernel)
-            parts.append(product(deltas, transformed.reshape(n, len(some), -1)))
-        return concatenate(parts, 2)
+        parts = [directions] if plain else directions.split(1)
+        return concatenate([self._jvp_directions(some) for some in parts], 2)
+
+    def _jvp_directions(self, directions: Tensor) -> Tensor:
+        c = len(directions)
+        kernel = directions.reshape(c * self.kernel.shape[0], *self.kernel.shape[1:])
+        transformed = self.options.forward(self.inputs, kernel)
+        return product(self.deltas.flatten(2), transformed.reshape(len(self.inputs), c, -1))
+
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes: a sum with two kernels, and output gradients of one output in two orders."""
+        return (COPIES + 2) * self.kernel.numel() + 2 * self.deltas[:, 0].numel()
 
     def _jvp_dense(self, directions: Tensor) -> Tensor:
         k, n, d, r = self._dense.shape

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from likewise.linalg import accumulation_dtype, columns_in_cache, product, split_product
+from likewise.linalg import SHORT_RUN, accumulation_dtype, columns_in_cache, product, split_product
+
+COPIES = 3  # of a sum over samples, in numbers of the compute dtype: with its copy in float64
 
 
 class ParameterGradient(ABC):
@@ -68,6 +70,17 @@ class ParameterGradient(ABC):
     @abstractmethod
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u for directions (c, numel), (n, d, c)."""
+
+    @property
+    @abstractmethod
+    def column_entries(self) -> int:
+        """Numbers that `vjp` and `jvp` take for a column of weights, or a direction, the sum over samples included."""
+
+    def column_groups(self, c: int, max_bytes: int) -> Iterator[slice]:
+        """Yield some of c columns of weights, or directions, at a time: as many as products have bytes for."""
+        size = max(1, max_bytes // max(1, self.column_entries * self.dtype.itemsize))
+        for start in range(0, c, size):
+            yield slice(start, min(start + size, c))
 
     def part(self, where: slice | Tensor) -> "ParameterGradient":
         """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
@@ -164,6 +177,12 @@ class DenseGradient(ParameterGradient):
         """Return G u."""
         return product(self.gradients.flatten(0, 1), directions).unflatten(0, self.gradients.shape[:2])
 
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes: a sum, and products of each run of entries."""
+        n, d, numel = self.gradients.shape
+        return COPIES * numel + n * d * numel // SHORT_RUN
+
     def part(self, where: slice | Tensor) -> "DenseGradient":
         """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return DenseGradient(self.gradients[where])
@@ -239,12 +258,10 @@ class FactoredGradient(StructuredGradient):
         """Return Σ Gᵀ w, from G if it is dense already, else by one matrix product over samples and positions."""
         if self.is_dense:
             return DenseGradient(self._dense).vjp(weights)
-        inputs, parts = self.inputs.flatten(0, 1), []
-        for some in weights.split(columns_per_product(self.deltas[:, 0].numel()), dim=2):
-            deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
-            sides = (inputs.T, deltas.mT) if self.inputs_first else (deltas.mT, inputs.T)
-            parts.append(split_product(*sides).flatten(1))
-        return concatenate(parts, 0)
+        inputs = self.inputs.flatten(0, 1)
+        deltas = torch.einsum("ndc,ndto->cnto", weights, self.deltas).flatten(1, 2)
+        sides = (inputs.T, deltas.mT) if self.inputs_first else (deltas.mT, inputs.T)
+        return split_product(*sides).flatten(1)
 
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u = Σ_t δ_t · (u a_t), or from G if it is dense already."""
@@ -252,12 +269,16 @@ class FactoredGradient(StructuredGradient):
         if self.is_dense and d <= t:
             return DenseGradient(self._dense).jvp(directions)
         i = self.inputs.shape[2]
-        inputs, deltas, parts = self.inputs.flatten(0, 1), self.deltas.flatten(2), []
-        for some in directions.split(columns_per_product(n * t * o)):
-            matrices = some.view(-1, i, o) if self.inputs_first else some.view(-1, o, i).mT
-            transformed = inputs @ matrices.transpose(0, 1).flatten(1)  # one product for all directions
-            parts.append(product(deltas, transformed.view(n, t, -1, o).transpose(1, 2).flatten(2)))
-        return concatenate(parts, 2)
+        matrices = directions.view(-1, i, o) if self.inputs_first else directions.view(-1, o, i).mT
+        # one product for all directions
+        transformed = self.inputs.flatten(0, 1) @ matrices.transpose(0, 1).flatten(1)
+        by_direction = transformed.view(n, t, -1, o).transpose(1, 2).flatten(2)
+        return product(self.deltas.flatten(2), by_direction)
+
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes: a sum, and output gradients of one output in two orders."""
+        return COPIES * self.inputs.shape[2] * self.deltas.shape[3] + 2 * self.deltas[:, 0].numel()
 
     def part(self, where: slice | Tensor) -> "FactoredGradient":
         """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
@@ -363,21 +384,22 @@ class EmbeddingGradient(StructuredGradient):
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Return Σ Gᵀ w."""
-        where, parts = (self.indices % (self.size + 1)).flatten(), []
-        for some in weights.split(columns_per_product(self.deltas[:, 0].numel()), dim=2):
-            deltas = torch.einsum("ndc,ndto->cnto", some, self.deltas).flatten(1, 2)
-            total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
-            parts.append(total.index_add(1, where, deltas)[:, : self.size].flatten(1))
-        return torch.cat(parts)
+        where = (self.indices % (self.size + 1)).flatten()
+        deltas = torch.einsum("ndc,ndto->cnto", weights, self.deltas).flatten(1, 2)
+        total = deltas.new_zeros(len(deltas), self.size + 1, deltas.shape[2])
+        return total.index_add_(1, where, deltas)[:, : self.size].flatten(1)
 
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u, from the rows of u that are looked up."""
         table = directions.view(len(directions), self.size, -1)
-        known, parts = (self.indices >= 0)[None, :, :, None], []
-        for some in table.split(columns_per_product(self.deltas[:, 0].numel())):
-            gathered = some[:, self.indices.clamp(min=0)] * known
-            parts.append(product(self.deltas.flatten(2), gathered.transpose(0, 1).flatten(2)))
-        return concatenate(parts, 2)
+        known = (self.indices >= 0)[None, :, :, None]
+        gathered = table[:, self.indices.clamp(min=0)] * known
+        return product(self.deltas.flatten(2), gathered.transpose(0, 1).flatten(2))
+
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes: a table, and output gradients of one output in two orders."""
+        return COPIES * (self.size + 1) * self.deltas.shape[3] + 2 * self.deltas[:, 0].numel()
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R, from the rows of L that are looked up."""
@@ -453,6 +475,11 @@ class SlicedGradient(ParameterGradient):
         ]
         return torch.stack(transformed).sum(0)
 
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes: a sum, and those of the largest slice."""
+        return COPIES * self.numel + max(part.column_entries for part in self.parts.values())
+
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R, of slices that consist of whole rows without forming G."""
         columns = right.shape[1]
@@ -501,6 +528,11 @@ class SubsetGradient(ParameterGradient):
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u."""
         return self._spread(self.gradient.jvp(directions))
+
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes."""
+        return self.gradient.column_entries
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R."""
@@ -680,11 +712,6 @@ def concatenate(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def columns_per_product(numel: int) -> int:
-    """Return how many columns of `numel` entries each go into one product: about 64 MiB."""
-    return max(1, 2**24 // max(1, numel))
-
-
 def gram_from_rows(gradients: Tensor) -> Tensor:
     """Return G Gᵀ of each sample, for G (n, d, numel)."""
     if gradients.shape[1] == 1:
@@ -860,6 +887,11 @@ class SharedGradient(StructuredGradient):
     def jvp(self, directions: Tensor) -> Tensor:
         """Return G u."""
         return self.matrix.jvp(directions) + self.table.jvp(directions)
+
+    @property
+    def column_entries(self) -> int:
+        """Numbers that a column takes: those of both uses."""
+        return self.matrix.column_entries + self.table.column_entries
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R of both uses."""

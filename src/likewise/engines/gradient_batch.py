@@ -1,6 +1,6 @@
 """The gradients of a batch by parameter: one forward pass, and a backward for each output."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,8 +11,16 @@ from torch import Tensor
 
 from likewise.data import Samples
 from likewise.engines.double_backward import Substitutes
-from likewise.engines.factors import Block, ParameterGradient, copy_gradient, merge_small, sum_gradients
+from likewise.engines.factors import (
+    Block,
+    ParameterGradient,
+    concatenate,
+    copy_gradient,
+    merge_small,
+    sum_gradients,
+)
 from likewise.engines.membership import Even
+from likewise.engines.memory import PRODUCT_BYTES
 from likewise.engines.ragged import compute_gradients_by_rows
 from likewise.engines.rules import Call, chain, output_gradients, parameter_gradients
 from likewise.engines.tracer import FirstRecorder, PassRecorder, RowTrace, Step, Trace
@@ -66,15 +74,46 @@ class GradientBatch:
         """Return Σₓ J(x)ᵀ w(x) for weights (n, d), of each parameter, in the model's precision."""
         return [part[0] for part in self._sums_of_parameters(weights.unsqueeze(2).to(net.dtype), net.numels)]
 
-    def weighted_sums(self, weights: Tensor, numels: dict[str, int]) -> Tensor:
-        """Return Σₓ J(x)ᵀ w(x) for weights (n, d, c), (c, p), given the entries of all parameters in order."""
-        return torch.cat(self._sums_of_parameters(weights, numels), 1)
+    def weighted_sums(
+        self, weights: Tensor, numels: dict[str, int], max_bytes: int = PRODUCT_BYTES
+    ) -> Tensor:
+        """Return Σₓ J(x)ᵀ w(x) for weights (n, d, c), (c, p).
 
-    def _sums_of_parameters(self, weights: Tensor, numels: dict[str, int]) -> list[Tensor]:
+        Args:
+            weights: (n, d, c).
+            numels: The entries of all parameters, in order.
+            max_bytes: For products of several columns at a time.
+
+        """
+        return torch.cat(self._sums_of_parameters(weights, numels, max_bytes), 1)
+
+    def products(
+        self, directions: Callable[[tuple[str, ...]], Tensor], empty: Tensor, max_bytes: int
+    ) -> Tensor:
+        """Return J(x) u for c directions, (n, d, c).
+
+        Args:
+            directions: Returns those of some parameters, (c, ...).
+            empty: Zeros, (n, d, c).
+            max_bytes: For products of several directions at a time.
+
+        """
+
+        def multiply(block: Block) -> Tensor:
+            groups = block.gradient.column_groups(empty.shape[2], max_bytes)
+            some = directions(block.names)
+            return concatenate([block.gradient.jvp(some[group]) for group in groups], 2)
+
+        return add_up(map(multiply, self.blocks), empty)
+
+    def _sums_of_parameters(
+        self, weights: Tensor, numels: dict[str, int], max_bytes: int = PRODUCT_BYTES
+    ) -> list[Tensor]:
         named: dict[str, Tensor] = {}
-        for block in self.blocks:
-            sizes = [numels[name] for name in block.names]
-            named |= zip(block.names, block.gradient.vjp(weights).split(sizes, dim=1), strict=True)
+        for names, gradient in self.blocks:
+            groups = gradient.column_groups(weights.shape[2], max_bytes)
+            sums = concatenate([gradient.vjp(weights[:, :, group]) for group in groups], 0)
+            named |= zip(names, sums.split([numels[name] for name in names], dim=1), strict=True)
         dtype = next(iter(named.values())).dtype if named else weights.dtype
         c = weights.shape[2]
         return [

@@ -58,19 +58,18 @@ def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+# Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
+SLACK = 1.25
+PRODUCT_BYTES = 2**27  # beyond which products with several columns of weights gain nothing
+
+
 class MemoryUse(NamedTuple):
     """The bytes that an engine takes for a batch, as measured in a dry run."""
 
     fixed_bytes: int  # independent of the batch size
     bytes_per_sample: int
     entries_per_sample: int = 0  # of the inputs by which it was measured; 0 if unknown
-
-    def fitting(self, most: int, inputs: Any) -> int:
-        """Return how many of some samples fit where `most` of those measured do: fewer of longer texts, say."""
-        here = entries_per_sample(inputs)
-        if not 0 < self.entries_per_sample < here:
-            return most
-        return max(1, most * self.entries_per_sample // here)
+    product_bytes: int = PRODUCT_BYTES  # beside a batch, for products with several columns of weights
 
 
 def entries_per_sample(inputs: Any) -> int:

@@ -25,6 +25,8 @@ from likewise.engines.gradient_batch import (
     differentiate_pass,
 )
 from likewise.engines.memory import (
+    PRODUCT_BYTES,
+    SLACK,
     MemoryMeter,
     MemoryUse,
     entries_per_sample,
@@ -33,7 +35,7 @@ from likewise.engines.memory import (
     keep_freed_memory,
 )
 from likewise.engines.pass_check import PassCheck
-from likewise.engines.traced import TracedEngine
+from likewise.engines.traced import GradientForms, TracedEngine
 from likewise.engines.tracer import (
     TRACE_FUNCTIONS,
     RegroupedError,
@@ -48,8 +50,6 @@ from likewise.model import Inputs, Network
 from likewise.readouts import Outputs, Readout
 from likewise.torch_state import full_float32
 
-# Libraries allocate scratch memory inside an operation, which MemoryMeter does not count.
-SLACK = 1.25
 CACHE = 48 * 2**20  # bytes of a batch with its sums beyond which a CPU takes longer per sample, measured
 GRADIENT_CACHE = 80 * 2**20  # the same where the gradients of one parameter at a time are formed
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
@@ -166,7 +166,8 @@ def _select_large(
     if fault is not None:
         return fault
     check = PassCheck(net, verified=samples if is_exact else None)
-    engine = TracedEngine(net, trace, fit.size, fit.memory, check, gradients, fit.gradient_size)
+    forms = GradientForms.of(gradients, net.parameters)
+    engine = TracedEngine(net, trace, fit.size, fit.memory, check, forms, fit.gradient_size)
     if is_exact and gradients.d == d and pair.is_all:
         engine.keep(gradients)
     return engine
@@ -271,7 +272,9 @@ def _fit_memory(
     if next(iter(net.parameters.values())).device.type == "cpu":
         fit_alone = min(fit_alone, max(32, GRADIENT_CACHE // alone))
         fit = min(fit, max(32, CACHE // each))
-    return _Fit(fit, fit_alone, MemoryUse(_fixed_bytes(shape), each, entries_per_sample(samples.inputs)))
+    product_bytes = min(PRODUCT_BYTES, max_memory // 8)
+    memory = MemoryUse(_fixed_bytes(shape), each, entries_per_sample(samples.inputs), product_bytes)
+    return _Fit(fit, fit_alone, memory)
 
 
 def _peak_bytes(net: Network, trace: Trace, samples: Samples) -> tuple[int, int]:

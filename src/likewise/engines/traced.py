@@ -44,8 +44,15 @@ from likewise.engines.factors import (
     concatenate,
     gram_from_rows,
 )
-from likewise.engines.gradient_batch import GradientBatch, add_up, compute_gradients
-from likewise.engines.memory import UNKNOWN_MEMORY, MemoryUse, equal_size
+from likewise.engines.gradient_batch import GradientBatch, compute_gradients
+from likewise.engines.memory import (
+    SLACK,
+    UNKNOWN_MEMORY,
+    MemoryMeter,
+    MemoryUse,
+    entries_per_sample,
+    equal_size,
+)
 from likewise.engines.pass_check import PassCheck, is_same_batch
 from likewise.engines.retained import RetainedGradients, retained_bytes
 from likewise.engines.tracer import (
@@ -83,6 +90,7 @@ SMALL_VECTOR = 2**16  # entries of a parameter up to which sums are concatenated
 SMALL_PART = 512  # entries of a parameter up to which it shares a dense part with others
 FEW_OUTPUTS = 8  # up to which K(x, x) costs less from dense gradients than from what they are formed of
 COPIED = 4  # samples of a batch whose gradients are copied at a time
+MEASURED_SHARE = 1.25  # inputs that have up to so many times as many entries tell what a sample takes
 MAX_TRACES = 4  # of a model that branches on its data: trying one after another takes time too
 
 
@@ -96,7 +104,7 @@ class TracedEngine(Engine):
         size: Samples of one forward pass, where sums over parameters are beside them.
         memory: What a batch takes, where it was measured.
         check: Compares some samples of every pass with autograd; None for an engine that is itself checked.
-        known: Gradients of some outputs of samples, if they were computed before: their shapes are kept.
+        forms: Of the gradients, if some were computed before; else they are when they are first asked for.
         gradient_size: Samples of one forward pass where only gradients are computed; `size` if None.
 
     """
@@ -110,16 +118,16 @@ class TracedEngine(Engine):
         size: int,
         memory: MemoryUse = UNKNOWN_MEMORY,
         check: PassCheck | None = None,
-        known: GradientBatch | None = None,
+        forms: "GradientForms | None" = None,
         gradient_size: int | None = None,
     ) -> None:
-        self._check, self._gradient_size = check, gradient_size or size
-        self._forms = None if known is None else _forms(known, net.parameters)
+        self._check, self._gradient_size, self._forms = check, gradient_size or size, forms
         self._net, self._size, self.batch_size, self.memory = net, size, size, memory
         self._finite_checks = FiniteChecks()
         self._kept: GradientBatch | None = None
         self._retained: RetainedGradients | None = None
         self._traces = [trace]  # a model that branches on its data has several
+        self._larger: dict[int, int] = {}  # bytes of a sample, by the entries of inputs larger than the first
         self._outer: frozenset[str] | None = None  # parameters whose gradients stay factored
         self._directions: _Directions | None = None  # of the last jvp
         self._numel, self._dtype = net.numels, net.dtype
@@ -134,9 +142,14 @@ class TracedEngine(Engine):
 
     def with_network(self, net: Network) -> "TracedEngine":
         """Return an engine of the same model with another readout, which checks nothing."""
-        other = TracedEngine(net, self._traces[0], self._size, self.memory, gradient_size=self._gradient_size)
-        other._forms = self._forms
-        return other
+        return TracedEngine(
+            net,
+            self._traces[0],
+            self._size,
+            self.memory,
+            forms=self._forms,
+            gradient_size=self._gradient_size,
+        )
 
     def keep(self, gradients: GradientBatch) -> None:
         """Keep gradients that were compared with autograd, for `joint_blocks` of the same samples.
@@ -265,14 +278,14 @@ class TracedEngine(Engine):
             self._outer = frozenset(self._known_factor_sizes(samples))
         return self._outer
 
-    def _known_forms(self, samples: Samples) -> "_Forms":
+    def _known_forms(self, samples: Samples) -> "GradientForms":
         if self._forms is None:
             self._forms = self._compute_forms(samples)
         return self._forms
 
-    def _compute_forms(self, samples: Samples) -> "_Forms":
+    def _compute_forms(self, samples: Samples) -> "GradientForms":
         gradients = self.gradients(repeat_samples(samples[:1], 2))  # as `_chunks` calls the model
-        return _forms(gradients, self._net.parameters)
+        return GradientForms.of(gradients, self._net.parameters)
 
     def retained_bytes(self, samples: Samples, d: int) -> dict[str, int]:
         """Return the bytes of one sample's gradient of each parameter in the form in which the trace has it.
@@ -548,7 +561,7 @@ class TracedEngine(Engine):
 
             def multiply(gradients: GradientBatch) -> Tensor:
                 empty = directions.new_zeros(len(gradients.samples), gradients.d, len(directions))
-                return add_up((b.gradient.jvp(known.join(b.names)) for b in gradients.blocks), empty)
+                return gradients.products(known.join, empty, self.memory.product_bytes)
 
             products = chunk.per_sample("jvp", multiply, known)
             self._finite_checks.note(products, chunk.samples)
@@ -560,23 +573,27 @@ class TracedEngine(Engine):
         """Return directions by parameter; the same object for all batches of a pass, which share one tensor."""
         known = self._directions
         if known is None or known.of() is not directions:
-            scale, scaled = _scale_to_dtype(directions, (1,), self._dtype)
-            named = {name: part.contiguous() for name, part in self._by_name(scaled).items()}
+            scale = _largest_entries(directions, (1,))
+            rows = partial(_divide, divisor=scale, dtype=self._dtype, max_bytes=self.memory.product_bytes)
+            named = {name: rows(part) for name, part in self._by_name(directions).items()}
             gone = weakref.ref(directions, lambda _: setattr(self, "_directions", None))
             known = self._directions = _Directions(gone, scale, named)
         return known
 
     def _add_weighted_sums(self, total: Tensor, chunk: Chunk, weights: Tensor, scale: Tensor) -> None:
         """Add Σ Gᵀ w of a chunk, times the scale, to the total (c, p)."""
-        if total.device.type == "cpu" and self._largest > SMALL_VECTOR:  # without a copy of the whole vector
-            sums = self._by_name(total)
-            for block in chunk.gradients.blocks:
-                terms = block.gradient.vjp(weights)
-                sizes = [self._numel[name] for name in block.names]
-                for name, term in zip(block.names, terms.split(sizes, dim=1), strict=True):
-                    _add(sums[name], term, scale)
+        most, c = self.memory.product_bytes, len(total)
+        if total.device.type != "cpu" or (self._largest <= SMALL_VECTOR and c == 1):
+            step = lambda gradients, w: gradients.weighted_sums(w, self._numel, most)  # noqa: E731
+            _add(total, chunk.sum("vjp", step, weights), scale)
             return
-        _add(total, chunk.sum("vjp", lambda g, w: g.weighted_sums(w, self._numel), weights), scale)
+        sums = self._by_name(total)  # without a copy of the whole vectors
+        for names, gradient in chunk.gradients.blocks:
+            sizes = [self._numel[name] for name in names]
+            for group in gradient.column_groups(c, most):
+                terms = gradient.vjp(weights[:, :, group]).split(sizes, dim=1)
+                for name, term in zip(names, terms, strict=True):
+                    _add(sums[name][group], term, scale.flatten()[group])
 
     def _by_name(self, vectors: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._numel, vectors.split(list(self._numel.values()), dim=1), strict=True))
@@ -641,9 +658,31 @@ class TracedEngine(Engine):
         or two of them take memory at a time.
         """
         self._release_kept()
-        most = self.memory.fitting(size or self._size, samples.inputs)
+        most = self.fitting(size or self._size, samples)
         for part in samples.split(equal_size(len(samples), most)):
             yield self._chunk(part, names)
+
+    def fitting(self, most: int, samples: Samples) -> int:
+        """Return how many of some samples fit where `most` of the first ones do: fewer of longer texts, say.
+
+        Attention takes memory by the square of the length, convolutions by the number of pixels: it is measured on two
+        samples, once for all whose inputs have up to a quarter fewer numbers. Call it inside `net.evaluation_mode`.
+        """
+        entries = entries_per_sample(samples.inputs)
+        if not 0 < self.memory.entries_per_sample < entries:
+            return most
+        known = [size for here, size in self._larger.items() if entries <= here <= MEASURED_SHARE * entries]
+        size = min(known) if known else self._larger.setdefault(entries, self._measure(samples[:1]))
+        return max(1, most * self.memory.bytes_per_sample // max(size, self.memory.bytes_per_sample))
+
+    def _measure(self, sample: Samples) -> int:
+        """Return the bytes that the gradients of a sample and K(x, x) take."""
+        pair, traces = repeat_samples(sample, 2), 0
+        while traces < len(self._traces):  # a new trace is compared with autograd, which takes memory too
+            traces = len(self._traces)
+            with MemoryMeter() as meter:
+                self.gradients(pair).self_gram(self._device)
+        return int(SLACK * meter.peak / 2)
 
     def _chunk(self, part: Samples, names: tuple[str, ...] | None) -> Chunk:
         retained = self._retained if names is None and self._net.observer is None else None
@@ -777,24 +816,25 @@ def _split_by_size(numels: dict[str, int]) -> tuple[dict[str, int], dict[str, in
     return small, {name: size for name, size in numels.items() if name not in small}
 
 
-class _Forms(NamedTuple):
+class GradientForms(NamedTuple):
     """In what form the trace has gradients, by parameter."""
 
     d: int  # outputs of which they are
     factors: dict[str, tuple[int, int]]  # of outer products: entries of inputs, and of one output's gradients
     retained_bytes: dict[str, int]  # of one sample and all these outputs
 
-
-def _forms(gradients: GradientBatch, parameters: Parameters) -> _Forms:
-    n, outer = len(gradients.samples), _outer_products(gradients)
-    return _Forms(
-        gradients.d,
-        {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()},
-        {
-            name: -(-retained_bytes(gradient, parameters[name].shape) // n)
-            for name, gradient in gradients.by_parameter.items()
-        },
-    )
+    @classmethod
+    def of(cls, gradients: GradientBatch, parameters: Parameters) -> "GradientForms":
+        """Return the forms of gradients in these parameters."""
+        n, outer = len(gradients.samples), _outer_products(gradients)
+        return cls(
+            gradients.d,
+            {name: (g.inputs.shape[2], g.deltas[0, 0].numel()) for name, g in outer.items()},
+            {
+                name: -(-retained_bytes(gradient, parameters[name].shape) // n)
+                for name, gradient in gradients.by_parameter.items()
+            },
+        )
 
 
 def _unit_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -814,6 +854,19 @@ def _add(sums: Tensor, terms: Tensor, scale: Tensor) -> None:
 
 def _scale_to_dtype(values: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the largest entries, and the values relative to them in the compute dtype, without overflow."""
-    scale = values.abs().amax(dims, keepdim=True)
-    scale = torch.where(scale > 0, scale, 1)
+    scale = _largest_entries(values, dims)
     return scale, (values / scale).to(dtype)
+
+
+def _largest_entries(values: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return the largest entries, of any sign; 1 where all are 0."""
+    largest = torch.linalg.vector_norm(values, torch.inf, dims, keepdim=True)
+    return torch.where(largest > 0, largest, 1)
+
+
+def _divide(rows: Tensor, divisor: Tensor, dtype: torch.dtype, max_bytes: int) -> Tensor:
+    """Return rows (c, numel) divided by (c, 1) in another type: some at a time, as quotients take memory too."""
+    result, size = rows.new_empty(rows.shape, dtype=dtype), max(1, max_bytes // rows[:1].nbytes)
+    for target, some, by in zip(*(tensor.split(size) for tensor in (result, rows, divisor)), strict=True):
+        target.copy_(some / by)
+    return result

@@ -160,10 +160,13 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
         )
         for kind in ("seconds", "flops")
     )
+    sums = any(p.what == SUMMING for p in more.seconds)
+    counted = gram.products().count_memory(gram.products().d) if sums else None
     growth = max(0, more.peak - few.peak) / (more.n - few.n) if more.n > few.n else more.peak / more.n
     reach = n if visits else min(batch, gram.engine.batch_size or batch)
     memory = gram.engine.memory
     batch_bytes = memory.fixed_bytes + memory.bytes_per_sample * min(batch, gram.engine.batch_size or 0)
+    batch_bytes = max(batch_bytes, 0 if counted is None else counted.bytes)
     peak = max(few.peak + growth * (reach - few.n), batch_bytes) + more.result * n / more.n
     return Plan(
         method=f"engine {gram.engine.name}" + (f", {gram.net!r}" if gram.of_network else ""),
@@ -172,7 +175,7 @@ def plan_statistic(gram: Matrix, statistic: Callable[..., Any], options: dict[st
         flops=flops,
         peak_bytes=int(min(peak, gram.max_memory + more.result * n / more.n)),
         seconds=seconds,
-        batch=batch,
+        batch=batch if counted is None else counted.batch,
     )
 
 

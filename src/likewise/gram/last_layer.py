@@ -155,10 +155,15 @@ def last_layer_features(layer: LastLayer, net: Network, data: Batches) -> Featur
         return Features(*join_results(read, data.spans(), "features", net))
 
 
-def last_layer_inputs(layer: LastLayer, net: Network, data: Batches) -> Tensor:
-    """Return (h, 1) of all samples, (n, q): one forward pass."""
+def last_layer_inputs(layer: LastLayer, net: Network, data: Batches, size: int | None = None) -> Tensor:
+    """Return (h, 1) of all samples, (n, q): one forward pass, of at most `size` samples at a time."""
+
+    def read(where: range) -> Tensor:
+        parts = data.samples(where).split(size or len(where))
+        return torch.cat([layer.read(part)[1] for part in parts])
+
     with net.evaluation_mode():
-        return join_results(lambda where: layer.read(data.samples(where))[1], data.spans(), "features", net)
+        return join_results(read, data.spans(), "features", net)
 
 
 @contextmanager

@@ -67,6 +67,7 @@ from likewise.kernels import CORRELATION, Kernel, mean_diagonal, refuse_out_of_r
 from likewise.linalg import accumulation_dtype, rank_floor
 from likewise.model import Network
 from likewise.progress import advising
+from likewise.readouts import all_outputs, has_scores
 from likewise.torch_state import exclusive
 from likewise.wording import counted
 
@@ -546,7 +547,7 @@ class GramMatrix:
         few = self.square and n * self.d <= FEW_GRADIENTS and self.tiles().is_mirrored
         if not few or not isinstance(engine, TracedEngine) or n > self.data.size:
             return False
-        return n <= engine.memory.fitting(engine.gradient_batch_size, self.data.samples(range(n)).inputs)
+        return n <= engine.fitting(engine.gradient_batch_size, self.data.samples(range(n)))
 
     def _joint_strips(self, tiles: Tiles) -> JointStrips:
         return JointStrips(**{field.name: getattr(tiles, field.name) for field in fields(ExactStrips)})
@@ -708,18 +709,20 @@ class GramMatrix:
         return weights.reshape(m, -1).to(accumulation_dtype(weights))
 
 
-def dataset_outputs(net: Network, data: Batches, *, masked: bool = False) -> Tensor:
+def dataset_outputs(net: Network, data: Batches, *, masked: bool = False, size: int | None = None) -> Tensor:
     """Return the network's outputs f(x) of all samples, (n, d); one forward pass, no gradients.
 
     Args:
         net: The network.
         data: The samples.
         masked: Accept outputs of -infinity: logits of classes that are ruled out.
+        size: Samples that the model is called on at most, as memory allows; the data's batches if None.
 
     """
 
     def outputs(where: range) -> Tensor:
-        return finite_outputs(net, data.samples(where), masked=masked)
+        parts = data.samples(where).split(size or len(where))
+        return torch.cat([finite_outputs(net, part, masked=masked) for part in parts])
 
     with net.evaluation_mode():
         return join_results(outputs, data.spans(), "outputs", net)
@@ -730,6 +733,16 @@ def finite_outputs(net: Network, samples: Samples, *, masked: bool = False) -> T
     outputs = net.function({}, samples.inputs, samples.labels, samples.ids)
     refuse_infinite_outputs(outputs, samples.ids, masked=masked)
     return outputs
+
+
+def count_scores(net: Network, samples: Samples) -> int | None:
+    """Return how many outputs the model has, whatever the readout; None where only the readout understands them."""
+    whole = net.with_readout(all_outputs)
+    with whole.evaluation_mode():
+        returned = whole.call_model({}, samples.inputs)
+        if not has_scores(returned):
+            return None
+        return whole.select_outputs(returned, samples.inputs, samples.labels, samples.ids).shape[1]
 
 
 def refuse_infinite_outputs(outputs: Tensor, ids: Tensor, *, masked: bool) -> None:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -78,6 +79,13 @@ class LinearProducts(ABC):
         return self.product(blocks, some * c, read)
 
 
+class BatchMemory(NamedTuple):
+    """What the passes of a product load at a time, and the bytes that they take beside their vectors."""
+
+    batch: int
+    bytes: int  # by what a dry run measured, with slack; 0 if that is unknown
+
+
 class RowSums(NamedTuple):
     """What centering and ratios need of each row, in float64."""
 
@@ -99,10 +107,17 @@ class Products(LinearProducts):
     p: int
     max_memory: int
 
-    @property
+    @cached_property  # while batches are larger, as many as before
     def vectors_per_pass(self) -> int:
-        """How many parameter vectors in float64, twice, fit into a quarter of max_memory."""
-        return max(1, self.max_memory // 8 // (8 * self.p))
+        """How many parameter vectors in float64, twice, fit into a quarter of max_memory, and beside a batch.
+
+        Each has an output of every sample that is loaded, of which a product takes four copies in float64.
+        """
+        memory, batch = self.engine.memory, self.engine.batch_size or 0
+        left = self.max_memory * 7 // 8 - memory.fixed_bytes - batch * memory.bytes_per_sample
+        loaded = max(len(self.spans(data)[0]) for data in (self.rows, self.columns))
+        fitting = self.max_memory // 16 // (32 * self.d * loaded)
+        return max(1, min(self.max_memory // 8 // (8 * self.p), 1 + left // (16 * self.p), fitting))
 
     @property
     def _takes_all_memory(self) -> bool:
@@ -124,7 +139,7 @@ class Products(LinearProducts):
 
     def _room(self, c: int) -> int:
         """Return the bytes that c vectors leave for batches and retained gradients."""
-        vectors = 16 * self.p * (min(c, self.vectors_per_pass) - 1)
+        vectors = 16 * self.p * (min(c, self.vectors_per_pass) - 1) if c > 1 else 0
         kept = 8 * self.rows.n * self.d**2  # self kernels
         return self.max_memory * 15 // 16 - self.engine.memory.fixed_bytes - vectors - kept
 
@@ -148,19 +163,36 @@ class Products(LinearProducts):
             with self.engine.retain(self._room(c) - batch, self.rows.n):
                 yield
 
+    def count_memory(self, c: int) -> "BatchMemory":
+        """Return what passes with c vectors load and take: on a GPU, also for what `use_memory` makes of the rest."""
+        memory, c = self.engine.memory, min(c, self.vectors_per_pass)
+        each = memory.bytes_per_sample
+        with self.use_memory(c):
+            loaded = len(self.spans(self.columns)[0])
+            batch = min(loaded, self.engine.batch_size or 0)
+        retained = 0
+        if self._retains:
+            retained = min(self._room(c) - batch * each, int(RETAINED_SIZE * each * self.rows.n))
+        return BatchMemory(loaded, memory.fixed_bytes + batch * each + max(0, retained))
+
     @property
     def _keeps_self_kernels(self) -> bool:
         """Whether the self kernels of all rows fit into an eighth of max_memory."""
         return 8 * self.rows.n * self.d**2 <= self.max_memory // 8
 
     def spans(self, data: Batches) -> list[range]:
-        """Return the batches to load: the user's, or multiples of the engine's batch size."""
+        """Return the batches to load: the user's, or multiples of the engine's batch size.
+
+        Of all samples that are loaded there are self kernels, and as many outputs of some vectors.
+        """
         batch_size = self.engine.batch_size
         if data.given or batch_size is None:
             return data.spans()
         if self._retains:  # half of the memory for batches, half for gradients
             batch_size = max(1, batch_size // 2)
-        return data.spans(batch_size * (256 // batch_size) if batch_size < 256 else min(batch_size, 2048))
+        fitting = self.max_memory // 16 // (512 * self.d**2)  # with outputs of some ten vectors each
+        most = max(1, min(256, fitting) // batch_size) * batch_size
+        return data.spans(most if batch_size < 256 else min(batch_size, 2048))
 
     def _begin(self, data: Batches, what: str) -> list[range]:
         """Return the batches of a pass, and announce to the engine what this process computes of them."""

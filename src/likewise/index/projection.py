@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results
@@ -25,7 +25,7 @@ from likewise.engines import PartsChangedError
 from likewise.engines.memory import equal_size
 from likewise.gram import GramMatrix, Sketch, whiten_sketches
 from likewise.gram.last_layer import Features, LastLayer
-from likewise.gram.matrix import finite_outputs, refuse_infinite_outputs
+from likewise.gram.matrix import count_scores, finite_outputs, refuse_infinite_outputs
 from likewise.gram.sketches import REPLICATES, sketch_bytes
 from likewise.identity import fingerprint_code, fingerprint_model, precision_settings
 from likewise.model import Network
@@ -69,7 +69,6 @@ class Projector:
         self.d = gram.d
         self._sketch = Sketch(buckets, seed)
         self._batch: int | None = None
-        self._measured: int | None = None  # tokens of the texts by which the engine has chosen its batch size
 
     def compared(self, n: int) -> int:
         """Return how many of n samples are compared exactly, to tell the errors of this projection; 0 for none."""
@@ -130,22 +129,9 @@ class Projector:
         if not reads_text(self.gram.net.readout):
             return project(samples)
         places, groups = split_by_length(samples)
-        parts = [part for group in groups for part in group.split(self._fitting_texts(group))]
-        found = Projected(*map(torch.cat, zip(*map(project, parts), strict=True)))
+        found = Projected(*map(torch.cat, zip(*map(project, groups), strict=True)))
         order = torch.cat(places).argsort()
         return Projected(found.sketches[order], found.dead[order])
-
-    def _fitting_texts(self, texts: Samples) -> int:
-        """Return how many texts of this length fit into memory: the engine has measured the first three of the data.
-
-        Attention takes memory by the square of the length.
-        """
-        size, here = self.gram.engine.gradient_batch_size, _token_count(texts)
-        if self._measured is None:
-            self._measured = _token_count(self.gram.data.samples(range(min(3, self.gram.data.n)))) or 0
-        if size is None or here is None or here <= self._measured or not self._measured:
-            return len(texts)
-        return equal_size(len(texts), max(1, int(size * (self._measured / here) ** 2)))
 
     def project_all(self, data: Batches) -> Projected:
         """Return the sketches of a few samples, checked as every pass is."""
@@ -171,13 +157,6 @@ class Projector:
             spans = some.spans(min(TOGETHER, self._batch or TOGETHER))
             found: Tensor = join_results(project, spans, "a few sketches", self.gram, engine.finish_checks)
             return found
-
-
-def _token_count(samples: Samples) -> int | None:
-    """Return how many tokens texts are padded to, None of what is no text."""
-    inputs = samples.inputs
-    tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
-    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else None
 
 
 def split_by_length(samples: Samples) -> tuple[list[Tensor], list[Samples]]:
@@ -296,12 +275,10 @@ class SampleReader:
         self._net = net
         if net.readout is not all_outputs:
             self._net = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
-        try:
-            with net.evaluation_mode():
-                size = self._net.function({}, first.inputs, first.labels, first.ids).shape[1]
-        except TypeError:  # what the model returns, only the readout understands
-            self._net, size = None, 0
-        self.available = self._net is not None and size <= MOST_OUTPUTS
+        size = count_scores(net, first)
+        if size is None:  # what the model returns, only the readout understands
+            self._net = None
+        self.available = size is not None and size <= MOST_OUTPUTS
         self._layer = None if self._net is None else LastLayer.find(self._net, first)
 
     def read(self, samples: Samples, where: range) -> tuple[Tensor | None, Features | None]:
@@ -500,8 +477,9 @@ def refuse_other_projection(there: Mapping[str, Any], here: Mapping[str, Any], w
     """Raise if the sketches of a projection are not comparable with those of an index."""
     if there != here:
         raise ValueError(
-            f"{what} has another projection{tell_difference(there, here)}: its gradients come in other parts on this "
-            "machine or version; build the index again where it is used."
+            f"{what} has another projection{tell_difference(there, here)}: gradients of this model, on this machine "
+            "and with these versions, come in other parts than those of the index. Build the index again where it is "
+            "used, of inputs that include some like these."
         )
 
 
@@ -527,6 +505,20 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
         f"The index holds inputs {_format_inputs(there)} per sample, found {_format_inputs(here)}: prepare new "
         f"inputs like those of the index, samples along the first dimension.{hint}"
     )
+
+
+def repeat_tokens(samples: Samples, there: list[list[Any]]) -> Samples:
+    """Return texts in the shape of an index's inputs: shorter ones once more from the start, longer ones cut."""
+    shapes = {name: shape for name, _, shape in there}
+
+    def reshape(path: Any, value: Any) -> Any:
+        shape = shapes.get(keystr(path)) if isinstance(value, Tensor) else None
+        if not shape or value.is_floating_point() or list(value.shape[1:]) == shape:
+            return value
+        repeats = [-(-wanted // here) for wanted, here in zip(shape, value.shape[1:], strict=True)]
+        return value.repeat(1, *repeats)[(slice(None), *map(slice, shape))]
+
+    return Samples(tree_map_with_path(reshape, samples.inputs), samples.labels, samples.ids)
 
 
 def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:

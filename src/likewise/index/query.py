@@ -45,6 +45,7 @@ from likewise.index.projection import (
     refuse_other_network,
     refuse_other_projection,
     refuse_other_version,
+    repeat_tokens,
 )
 from likewise.index.search import (
     BEYOND,
@@ -803,7 +804,8 @@ class Index:
             gram = GramMatrix(self.network, new, max_memory=self._max_memory)
             there = self.manifest["projection"]
             projector = restore_projector(gram, there)
-            here = projector.facts(new.samples(range(1)))
+            # A text of one token has gradients in other parts than the texts of the index.
+            here = projector.facts(repeat_tokens(new.samples(range(1)), self.manifest["inputs"]))
             if here != there:
                 gram.ranks()  # a model that is set up on NaN cannot be traced: such inputs are named first
             refuse_other_projection(there, here, f"The index in {self.path}")

@@ -288,8 +288,9 @@ def _find_features(gram: GramMatrix) -> _Features | None:
     layer = LastLayer.find(gram.net, gram.columns.samples(range(min(2, gram.columns.n))))
     if layer is None:
         return None
-    columns = last_layer_inputs(layer, gram.net, gram.columns)
-    return _Features(columns if gram.square else last_layer_inputs(layer, gram.net, gram.data), columns)
+    size = gram.engine.gradient_batch_size  # of which even gradients fit
+    columns = last_layer_inputs(layer, gram.net, gram.columns, size)
+    return _Features(columns if gram.square else last_layer_inputs(layer, gram.net, gram.data, size), columns)
 
 
 def _feature_closeness(features: _Features, k: int) -> Tensor:

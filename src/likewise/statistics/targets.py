@@ -8,7 +8,7 @@ from torch import Tensor
 from likewise.checks import describe
 from likewise.data import Batches, column
 from likewise.gram import GramMatrix
-from likewise.gram.matrix import dataset_outputs
+from likewise.gram.matrix import count_scores, dataset_outputs
 from likewise.model import Network
 from likewise.padding import IGNORED
 from likewise.readouts import all_outputs, are_chances, reads_text
@@ -157,16 +157,13 @@ def model_outputs(gram: GramMatrix) -> Tensor:
 
     If only the readout understands what the model returns, it selects the outputs.
     """
-    net = gram.net
+    net, size = gram.net, gram.engine.gradient_batch_size  # of which even gradients fit
     if net.readout is all_outputs:
-        return dataset_outputs(net, gram.data, masked=True).cpu()
-    whole = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
-    try:
-        return dataset_outputs(whole, gram.data, masked=True).cpu()
-    except TypeError:
-        if readout_looks_at_label(gram):
-            raise
-        return dataset_outputs(net, gram.data, masked=True).cpu()
+        return dataset_outputs(net, gram.data, masked=True, size=size).cpu()
+    if count_scores(net, gram.data.samples(range(1))) is None and not readout_looks_at_label(gram):
+        return dataset_outputs(net, gram.data, masked=True, size=size).cpu()
+    whole = net.with_readout(all_outputs)
+    return dataset_outputs(whole, gram.data, masked=True, size=size).cpu()
 
 
 def class_outputs(gram: GramMatrix) -> Tensor | None:
@@ -181,12 +178,8 @@ def count_outputs(gram: GramMatrix) -> int | None:
     net, first = gram.net, gram.data.samples(range(1))
     if net.readout is all_outputs:
         return gram.d
-    whole = Network(net.model, all_outputs, parameters=net.names, autocast=net.autocast)
-    try:
-        with whole.evaluation_mode():
-            return whole.function({}, first.inputs, first.labels, first.ids).shape[1]
-    except TypeError:
-        return gram.d  # only the readout understands what the model returns
+    scores = count_scores(net, first)
+    return gram.d if scores is None else scores  # only the readout understands what the model returns
 
 
 def class_chances(outputs: Tensor, classes: Tensor | None) -> Tensor | None:
