@@ -706,7 +706,7 @@ class AutomaticReadout:
             self.outputs = scores[0].numel()
             self.chosen = self._select(scores, labels, inputs)
             if self.chosen is not all_outputs:
-                warnings.warn(self._message(scores), ReadoutNotice, stacklevel=_depth_in_package())
+                warnings.warn(self._message(scores), ReadoutNotice, stacklevel=depth_in_package())
         return self.chosen
 
     def add_to(self, fingerprint: Any, name: str) -> None:
@@ -744,7 +744,7 @@ def usual_combinations(model: nn.Module) -> int:
     return COMBINATIONS if p <= LARGE else FEWER_COMBINATIONS
 
 
-def _depth_in_package() -> int:
+def depth_in_package() -> int:
     """Return the stack level of the caller's caller outside of this package: the line that a warning names."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("likewise."):

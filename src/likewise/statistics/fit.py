@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_number
-from likewise.gram import GramMatrix, pair_source
+from likewise.gram import GramMatrix, SketchOption, pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.neighbors import soft_neighbors
 from likewise.statistics.reliability import NeighborMeansReducer
@@ -77,7 +77,7 @@ def fit_quality(
     alone: float = ALONE,
     underfit_below: float | None = None,
     overfit_above: float = OVERFIT,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
 ) -> FitQuality:
     """Judge whether a network over- or underfits its training data.
 
@@ -99,7 +99,8 @@ def fit_quality(
         alone: Median number of neighbors below which the network overfits.
         underfit_below: Difference of learned and supported below which it underfits; None: by the kind of labels.
         overfit_above: Difference above which it overfits.
-        sketch: Estimate neighbors from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         FitQuality with the `verdict` and what it rests on.
@@ -192,7 +193,7 @@ def _label_variance(gram: GramMatrix, y: Tensor) -> tuple[Tensor, float]:
     return variance, float(y.var(0, correction=0).sum())
 
 
-def _support(gram: GramMatrix, given: _Targets, sketch: int | None) -> tuple[float, float, bool]:
+def _support(gram: GramMatrix, given: _Targets, sketch: SketchOption) -> tuple[float, float, bool]:
     """Return the share of labels that outputs predict, the share that neighbors' labels do, and if they are classes."""
     labels, outputs, classes = given
     if outputs is None:
@@ -211,7 +212,7 @@ def _support(gram: GramMatrix, given: _Targets, sketch: int | None) -> tuple[flo
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported, False
 
 
-def _neighbor_means(gram: GramMatrix, values: Tensor, sketch: int | None) -> Tensor:
+def _neighbor_means(gram: GramMatrix, values: Tensor, sketch: SketchOption) -> Tensor:
     source = pair_source(gram.with_kernel(CORRELATION), sketch)
     ((means,),) = source.visit(NeighborMeansReducer(values))
     return means.cpu()
