@@ -6,6 +6,7 @@ from torch import nn
 
 import likewise as lw
 from likewise.engines import MemoryLimitError, validation
+from likewise.gram import cost
 from likewise.progress import describe_duration
 from likewise.runs import plan
 from likewise.runs.plan import Method, choose_method, plan_run
@@ -24,7 +25,7 @@ def classifier(d=6, n=60):
 @pytest.fixture
 def many_pairs(monkeypatch):
     """Let any number of pairs be too many for exact ones."""
-    monkeypatch.setattr(plan, "FEW_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(cost, "FEW_MULTIPLICATIONS", 0)
 
 
 @pytest.mark.parametrize(("d", "compared"), [(6, 6), (10, 10), (11, 8)])

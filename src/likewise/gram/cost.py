@@ -4,6 +4,7 @@ The statistic runs on some samples and on twice as many, and each of its passes 
 their number, visits of all pairs by the number of pairs and of gradient evaluations. No statistic needs a formula.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from likewise.data import Batches, Samples
 from likewise.distributed import Clock, Pass, record_passes
@@ -19,8 +21,9 @@ from likewise.gram.products import SUMMING, Products
 from likewise.gram.strips import Tiles
 from likewise.kernels import Kernel, mean_diagonal
 from likewise.linalg import accumulation_dtype
-from likewise.model import Network
+from likewise.model import Network, annotate_errors
 from likewise.progress import describe_duration
+from likewise.readouts import MOST_OUTPUTS, AutomaticReadout, all_outputs, usual_combinations
 
 # An entry of the features of a column is written, whitened (of several outputs in float64) and read again: on a CPU as
 # long as so many operations of products (a ResNet of 78,000 parameters, 1, 4 and 10 outputs, 2026-11-16).
@@ -29,6 +32,8 @@ FEW_MULTIPLICATIONS = 2e11  # for exact pairs: about ten seconds on one core
 FEW_EPOCHS = 10  # plain training epochs that exact pairs may take
 FEW_TIMES = 2  # times the epochs of sketches that they may take
 WIDTH = 1024  # numbers per sample of a sketch
+# Combinations of outputs, or contrasts of classes, where gradients are sketched (docs/method.md).
+SKETCHED_OUTPUTS = 4
 PAIRS, PAIRS_OF_SKETCHES = VISITS = "pairs", "pairs of sketches"  # what visits of all pairs are called
 SKETCHING, SKETCHING_COLUMNS = "sketches", "sketches of the columns"  # and passes that project gradients
 # Seconds of a dry run on more samples, in which the products of pairs show; where it takes longer, gradients take most.
@@ -144,6 +149,82 @@ def count_forward(net: Network, first: Samples) -> tuple[Any, int]:
     with OperationCounter() as counter:
         returned = net.call_model({}, first.inputs)
     return returned, max(counter.flops // 2, sum(net.numels.values()), 1)
+
+
+class OutputChoice(NamedTuple):
+    """Which outputs of a network are compared, and the counts that decided it."""
+
+    net: Network  # with the chosen readout
+    sketched: bool  # whether pairs are so many that gradients are sketched
+    compared: int  # outputs that the readout selects
+    outputs: int  # of the model, of one sample
+    every: int  # outputs that an exact comparison selects: all, or those of a readout that was given
+    operations: int  # multiplications of a forward pass of one sample
+
+
+def choose_outputs(
+    net: Network, data: Batches, sketched: bool | None = None, *, every_output: bool = False
+) -> OutputChoice:
+    """Choose the readout of an automatic network by the cost of comparing all pairs; a given readout is kept.
+
+    Few pairs are compared with the usual readout. Of many, gradients are sketched, and fewer outputs are compared:
+    contrasts of the classes of a classifier, else random combinations.
+
+    Args:
+        net: The network.
+        data: The samples; two of them are read.
+        sketched: Whether gradients are sketched; None: the number of pairs decides.
+        every_output: Compare all outputs, however many.
+
+    """
+    data.samples(
+        range(min(2, data.n))
+    )  # samples that cannot share a batch are refused before the model is called
+    first = data.samples(range(1))
+    whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
+    returned, outputs, every, operations = _count_outputs(whole, first)
+    if every_output:
+        return OutputChoice(whole, False, every, outputs, every, operations)
+    if whole.readout is not all_outputs:  # given, or that of a language model: nothing to choose
+        net = whole.with_readout(whole.readout)
+    combinations = usual_combinations(net.model)
+    usual = every if net.automatic is None or every <= MOST_OUTPUTS else combinations
+    if sketched is None:
+        sketched = not pairs_are_few(data.n**2, usual * sum(net.numels.values()))
+    if not sketched:
+        chosen = _fix_readout(net, first, returned, MOST_OUTPUTS, combinations)
+        return OutputChoice(chosen, False, usual, outputs, every, operations)
+    few = every if net.automatic is None else min(every, SKETCHED_OUTPUTS)
+    chosen = _fix_readout(net, first, returned, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
+    return OutputChoice(chosen, True, few, outputs, every, operations)
+
+
+def _fix_readout(
+    net: Network, first: Samples, returned: Any, most_outputs: int, combinations: int
+) -> Network:
+    """Return the network with its automatic readout chosen by the first sample; a given readout is kept."""
+    if net.automatic is not None:
+        contrasts = _are_class_numbers(first.labels)
+        net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations, contrasts))
+        with net.evaluation_mode():
+            net.select_outputs(returned, first.inputs, first.labels, first.ids)
+    return net
+
+
+def _are_class_numbers(labels: Tensor | None) -> bool:
+    return labels is not None and labels.dim() == 1 and not labels.is_floating_point()
+
+
+def _count_outputs(net: Network, first: Samples) -> tuple[Any, int, int, int]:
+    """Return the model's result for a sample, its outputs, those the readout selects, and its multiplications."""
+    with net.evaluation_mode(), annotate_errors(net, first.inputs, first.labels, first.ids):
+        returned, operations = count_forward(net, first)
+        read = net.select_outputs(returned, first.inputs, first.labels, first.ids).shape[1]
+    tensors = [
+        leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    outputs = max((leaf.numel() for leaf in tensors), default=read)
+    return returned, outputs, read, operations
 
 
 def count_pair_operations(engine: Engine, columns: Samples, kernel: Kernel, p: int) -> PairOperations:
