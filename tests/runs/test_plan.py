@@ -1,5 +1,7 @@
 """How a run chooses between exact pairs and sketches, which outputs it compares, and what it says of that."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -35,9 +37,9 @@ def test_few_pairs_are_exact_with_the_usual_readout(d, compared):
     gram = lw.GramMatrix(method.net, data)
     assert (method.sketch, method.compared, method.outputs, gram.d) == (0, compared, d, compared)
     assert "exact gradients" in method.describe()
-    assert f": a few seconds, {method.epochs:,.0f} plain epochs" in method.describe(method.estimate_time())
-    long = method._replace(multiplications=1e30).estimate_time()
-    assert long.startswith("about ") and long.endswith(" h or more")
+    assert method.describe(method.estimate_cost()).endswith(": a few seconds")
+    long = method._replace(multiplications=1e30, epochs=7).estimate_cost()
+    assert re.fullmatch(r"at least [\d.]+ h, 7 plain epochs by counting multiplications, .*", long)
 
 
 @pytest.mark.usefixtures("many_pairs")
@@ -118,8 +120,8 @@ def test_one_epoch_is_no_plural():
         exact_epochs=1.2,
         multiplications=1,
     )
-    assert method.describe().endswith("about 1 plain epoch")
-    assert method._replace(epochs=1.6).describe("a few seconds").endswith("a few seconds, 2 plain epochs")
+    assert method.describe().endswith("about 1 plain epoch by counting multiplications")
+    assert method._replace(epochs=1.6).describe().endswith("about 2 plain epochs by counting multiplications")
 
 
 def test_a_text_is_no_class(tmp_path):
@@ -142,7 +144,8 @@ def test_a_plan_names_readout_sketch_and_both_costs():
         "class_contrasts(4, seed=0)",
     )
     assert found.sketch >= 1024 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
-    assert f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs" in found.method
+    cost = f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs, timed on a few samples"
+    assert cost in found.method
     exact = plan_run(lw.Network(model), data, None, 2**30, exact=True)
     assert (exact.sketch, exact.readout, exact.compared) == (0, "all_outputs", 6)
 
@@ -192,6 +195,7 @@ def test_a_plan_of_a_large_network_times_one_combination_of_its_outputs(monkeypa
     found = plan_run(lw.Network(model), data, None, 2**30)
     assert found.compared == 4 and timed[1] == 4
     assert found.seconds == 60 * (0.5 + 4 * (2.0 - 0.5)) and len(timed) == 2  # its epochs are counted
+    assert f"timed on a few samples, and {found.epochs:,.0f} plain epochs by counting" in found.method
 
 
 def test_a_plan_of_a_large_network_refuses_outputs_that_do_not_fit(monkeypatch):

@@ -45,11 +45,9 @@ class Method(NamedTuple):
     multiplications: float  # in `epochs`
     operations: int = 0  # multiplications of a forward pass of one sample
 
-    def describe(self, time: str = "") -> str:
-        """Describe the choice in a sentence; `time`, the duration in words, comes before the epochs."""
-        count = f"{self.epochs:,.0f}"
-        epochs = f"{count} plain {agreeing(round(self.epochs), 'epoch')}"
-        cost = f"{time}, {epochs}" if time else f"about {epochs}"
+    def describe(self, cost: str = "") -> str:
+        """Describe the choice in a sentence, with its cost in words; by default the epochs, which are counted."""
+        cost = cost or f"about {self.counted_epochs}"
         readout = readout_name(self.net.readout)
         outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout
         if not self.sketch:
@@ -59,11 +57,25 @@ class Method(NamedTuple):
             f"(exact: about {self.exact_epochs:,.0f})"
         )
 
-    def estimate_time(self) -> str:
-        """Return in words how long its multiplications take on the model's device, at the speed of matrix products."""
+    @property
+    def counted_epochs(self) -> str:
+        """The plain training epochs in words, with how they are known."""
+        return f"{_plain_epochs(self.epochs)} by counting multiplications"
+
+    def estimate_cost(self) -> str:
+        """Return the cost in words: the multiplications, and how long they take alone at the speed of products.
+
+        Nothing is timed but a product of matrices: `plan_run` times the steps of a run.
+        """
         rate = _multiplications_per_second(next(self.net.model.parameters()).device)
         seconds = self.multiplications / rate
-        return "a few seconds" if seconds < SOON else f"about {describe_duration(seconds)} or more"
+        if seconds < SOON:
+            return "a few seconds"
+        return f"at least {describe_duration(seconds)}, {self.counted_epochs}, which likewise plan times"
+
+
+def _plain_epochs(epochs: float) -> str:
+    return f"{epochs:,.0f} plain {agreeing(round(epochs), 'epoch')}"
 
 
 class RunPlan(NamedTuple):
@@ -151,7 +163,12 @@ def plan_run(
     epochs = _timed_epochs(gram, data, method, estimate[0])
     method = method._replace(sketch=width, compared=gram.d, epochs=epochs)
     costs = round(method.epochs, 1), round(method.exact_epochs, 1)
-    description = method.describe(f"about {describe_duration(estimate[0])}")
+    timed = f"about {describe_duration(estimate[0])}"
+    if method.operations > MANY_OPERATIONS:
+        timed = f"{timed}, timed on a few samples, and {method.counted_epochs}"
+    else:
+        timed = f"{timed}, {_plain_epochs(epochs)}, timed on a few samples"
+    description = method.describe(timed)
     return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *estimate, description)
 
 
