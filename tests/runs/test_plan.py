@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.cli.doctor import examine
 from likewise.engines import MemoryLimitError, validation
 from likewise.gram import cost
 from likewise.progress import describe_duration
@@ -204,3 +205,13 @@ def test_a_plan_of_a_large_network_refuses_outputs_that_do_not_fit(monkeypatch):
     model, data = classifier(6)
     with pytest.raises(MemoryLimitError):
         plan_run(lw.Network(model), data, None, 2**14)
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_doctor_names_the_readout_of_a_run():
+    model, data = classifier(6)
+    found = examine(lw.Network(model), *data, 2**30)
+    assert found["readout"] == "class_contrasts(4, seed=0), automatic"
+    assert (found["outputs"], found["outputs compared"]) == (6, 4)
+    given = examine(lw.Network(model, lw.all_outputs), *data, 2**30)
+    assert (given["readout"], given["outputs compared"]) == ("all_outputs", 6)

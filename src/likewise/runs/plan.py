@@ -160,7 +160,7 @@ def plan_run(
     estimate = (_plan_sketched if method.sketch else _plan_exact)(gram, data, method)
     readout, p = readout_name(method.net.readout), sum(net.numels.values())
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
-    epochs = _timed_epochs(gram, data, method, estimate[0])
+    epochs = round(_timed_epochs(gram, data, method, estimate[0]), 1)
     method = method._replace(sketch=width, compared=gram.d, epochs=epochs)
     costs = round(method.epochs, 1), round(method.exact_epochs, 1)
     timed = f"about {describe_duration(estimate[0])}"
