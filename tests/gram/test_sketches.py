@@ -470,6 +470,8 @@ def test_sketches_are_computed_once_for_all_statistics_until_something_changes()
         assert made == ["sketches"]
         fresh = lw.GramMatrix(gram.net.model, data.clone())
         assert torch.equal(found.similarities, passes(fresh)[0].similarities)
+    little = lw.GramMatrix(gram.net, data, max_memory=2**21)  # of which sketches take more than a quarter
+    assert passes(little)[1] == passes(little)[1] == ["sketches"]
     other = passes(gram.with_parameters("last layer"))[0]
     assert not torch.equal(other.similarities, found.similarities)
 

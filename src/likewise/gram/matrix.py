@@ -218,6 +218,8 @@ class GramMatrix:
         matrices made from it by `with_kernel` and `with_centering`, then comes from one pass over the data. The
         memory is free when they are.
         """
+        if self._feature_cache is not None:
+            return self
         other = copy.copy(self)
         other._feature_cache = StateCache()
         return other

@@ -692,13 +692,18 @@ class SketchedMatrix:
 
 
 def _kept_sketches(gram: GramMatrix, width: int) -> KeptSketches:
-    """Return the whitened sketches of rows and columns, computed again if model or data have changed."""
+    """Return the whitened sketches of rows and columns, computed again if model or data have changed.
+
+    The matrix keeps them if they fit into a quarter of max_memory.
+    """
     data = gram.data, gram.columns
     state = (*gram.state_of(*data), width)
     kept = gram.sketch_cache.get(data, state)
     if kept is None:
         kept = sketch_pair(gram, width)
-        gram.sketch_cache.put(data, state, kept)
+        size = kept.rows.nbytes + (0 if gram.square else kept.columns.nbytes)
+        if size <= gram.max_memory // 4:
+            gram.sketch_cache.put(data, state, kept)
     return kept
 
 
