@@ -5,10 +5,14 @@
 model on the same machine in the same run: the whole run after the imports, its stages, `likewise plan`. Images are
 random unless --data names a folder with CIFAR-10: timings are the same.
 
+--calls measures single calls of the library at their defaults instead, such as a new user would type them.
+
     python benchmarks/analyze.py                       # 3,000 images
     python benchmarks/analyze.py --large               # 50,000 images
     python benchmarks/analyze.py --exact --limit 300   # all pairs exactly, of fewer images
     python benchmarks/analyze.py --profile             # where the time goes, by function
+    python benchmarks/analyze.py --calls nearest label_suspicion build_index
+    python benchmarks/analyze.py --calls nearest --classes 1000
 """
 
 import argparse
@@ -60,11 +64,11 @@ class Block(nn.Module):
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def small_resnet(stride: int) -> nn.Module:
+def small_resnet(stride: int, classes: int = 10) -> nn.Module:
     """Return a ResNet of 78 k parameters; its first convolution may halve the image."""
     stem = [nn.Conv2d(3, 16, 3, stride, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     blocks = [Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
 def convolutional() -> nn.Module:
@@ -100,10 +104,29 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def load(given: argparse.Namespace, count: int) -> tuple[Tensor, Tensor]:
-    """Return CIFAR-10, or random images with random labels."""
+    """Return CIFAR-10, or random images; of other than ten classes with random labels."""
+    labels = torch.randint(0, given.classes, (count,))
     if given.data is not None:
-        return images("cifar10", given.data, count=count)
-    return torch.randn(count, 3, 32, 32), torch.randint(0, 10, (count,))
+        x, y = images("cifar10", given.data, count=count)
+        return x, y if given.classes == 10 else labels
+    return torch.randn(count, 3, 32, 32), labels
+
+
+CALLS: dict[str, Callable[[nn.Module, Tensor, Tensor, Path], Any]] = {
+    "nearest": lambda model, x, y, _: lw.nearest(lw.GramMatrix(model, (x, y))),
+    "label_suspicion": lambda model, x, y, _: lw.label_suspicion(lw.GramMatrix(model, (x, y))),
+    "fit_quality": lambda model, x, y, _: lw.fit_quality(lw.GramMatrix(model, (x, y))),
+    "build_index": lambda model, x, y, out: lw.build_index(model, (x, y), out / "index"),
+}
+
+
+def measure_calls(names: list[str], model: nn.Module, x: Tensor, y: Tensor, epoch: float, out: Path) -> None:
+    """Print what calls take at their defaults; the first also pays for what Python imports on its way."""
+    small = x[:64], y[:64]
+    for name in names:
+        CALLS[name](model, *small, out / "few")
+        _, cpu, wall = timed(lambda name=name: CALLS[name](model, x, y, out))
+        print(f"{name}: {cpu:.1f} s of CPU time, {wall:.1f} s, {cpu / epoch:.1f} plain epochs", flush=True)
 
 
 def main() -> None:
@@ -117,6 +140,8 @@ def main() -> None:
     arguments.add_argument("--limit", type=int, default=None, help="so many images")
     arguments.add_argument("--epochs", type=int, default=3)
     arguments.add_argument("--exact", action="store_true", help="all outputs, all pairs")
+    arguments.add_argument("--calls", nargs="+", choices=CALLS, help="single calls at their defaults")
+    arguments.add_argument("--classes", type=int, default=10, help="of the ResNet")
     arguments.add_argument("--profile", action="store_true")
     arguments.add_argument("--out", type=Path, default=Path("out/analyze"))
     given = arguments.parse_args()
@@ -124,12 +149,15 @@ def main() -> None:
     torch.manual_seed(0)
     warnings.simplefilter("ignore", lw.ReadoutNotice)
     x, y = load(given, given.limit or (50_000 if given.large else 3_000))
-    model = convolutional() if given.large else small_resnet(given.stride)
+    model = convolutional() if given.large else small_resnet(given.stride, given.classes)
     p = sum(parameter.numel() for parameter in model.parameters())
     epoch = train(model, x, y, given.epochs)
     print(f"{platform.machine()}, one thread, torch {torch.__version__}; {len(x):,} images, {p:,} parameters")
     print(f"a plain training epoch: {epoch:.2f} s of CPU time\n")
     shutil.rmtree(given.out, ignore_errors=True)
+    if given.calls:
+        measure_calls(given.calls, model, x, y, epoch, given.out)
+        return
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     plan, cpu, wall = timed(lambda: plan_run(lw.Network(model), (x, y), None, 2**31, exact=given.exact))
     print(f"plan: {cpu:.2f} s of CPU time, {wall:.2f} s\n  {plan}\n")

@@ -107,7 +107,7 @@ def values(seed: int, epochs: int, given: Any) -> dict[str, Any]:
         loss = lambda outputs, chosen, y=y: F.mse_loss(outputs[:, 0], y[chosen])  # noqa: E731
         model = train(perceptron(x.shape[1], 1), x, loss, epochs, seed)
         predicted = model(x)[:, 0].detach()
-        found = lw.value_suspicion(lw.GramMatrix(model, (x, y)))
+        found = lw.value_suspicion(lw.GramMatrix(model, (x, y)), sketch=None)
         flagged = found.flagged
         scores = {
             "likewise": found.score,
@@ -175,7 +175,7 @@ def words(seed: int, epochs: int, given: Any) -> dict[str, Any]:
     loss = lambda outputs, chosen: F.cross_entropy(outputs.flatten(0, 1), y[chosen].flatten())  # noqa: E731
     model = train(Tagger(), x, loss, epochs, seed, size=16)
     chances = model(x).softmax(2).detach().numpy().astype(float)
-    found = lw.cell_suspicion(model, (x, y))
+    found = lw.cell_suspicion(model, (x, y), sketch=1024)
     by_sentence, by_word = get_label_quality_scores(y.tolist(), list(chances))
     cleanlab = torch.tensor(np.concatenate([np.asarray(scores) for scores in by_word]))
     return {
@@ -235,7 +235,10 @@ def masks(seed: int, epochs: int, given: Any) -> dict[str, Any]:
     model = train(small_net(), x, loss, epochs, seed, size=16)
     chances = model(x).softmax(1).detach()
     clock = Clock()
-    found = clock("likewise", lambda: lw.cell_suspicion(model, (x, y), cell=CELL, parameters=["4.*", "6.*"]))
+    found = clock(
+        "likewise",
+        lambda: lw.cell_suspicion(model, (x, y), cell=CELL, parameters=["4.*", "6.*"], sketch=1024),
+    )
     quality, pixels = get_label_quality_scores(
         y.numpy(), chances.numpy().astype(float), verbose=False, n_jobs=1
     )

@@ -76,10 +76,10 @@ def vit_b16(device: str) -> Network:
 
 STATISTICS: dict[str, Callable[[lw.GramMatrix, torch.Tensor], Any]] = {
     "soft_neighbors": lambda gram, _: lw.soft_neighbors(gram),
-    "nearest": lambda gram, _: lw.nearest(gram, 10),
+    "nearest": lambda gram, _: lw.nearest(gram, 10, sketch=None),
     "uncertainty": lambda gram, _: lw.uncertainty(gram),
-    "label_suspicion": lambda gram, labels: lw.label_suspicion(gram, labels),
-    "novelty": lambda gram, _: lw.novelty(gram),
+    "label_suspicion": lambda gram, labels: lw.label_suspicion(gram, labels, sketch=None),
+    "novelty": lambda gram, _: lw.novelty(gram, sketch=None),
     "sketch": lambda gram, _: lw.nearest(gram, 10, sketch=256),
 }
 READOUTS: dict[str, Any] = {

@@ -185,7 +185,7 @@ def soft(gram: lw.GramMatrix) -> Tensor:
 
 
 def nearest(gram: lw.GramMatrix) -> Tensor:
-    return lw.nearest(gram, 10).similarities
+    return lw.nearest(gram, 10, sketch=None).similarities
 
 
 def sketched(gram: lw.GramMatrix) -> Tensor:

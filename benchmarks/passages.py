@@ -74,7 +74,7 @@ def measure_recall(
             {name: round(value, 1) for name, value in seconds.items()},
         )
         samples = run.passages["sample"].unique()
-    sketches = Sketches(sketch_pair(gram, 1024)[0], centered=True)
+    sketches = Sketches(sketch_pair(gram, 1024).rows, centered=True)
     by_sketches = neighbors._candidates(sketches, torch.tensor(samples), 10)
     print("sketches", _recall(by_sketches, exact[samples], 3), _recall(by_sketches, exact[samples], 10))
     for candidates in (16, 32, 64):

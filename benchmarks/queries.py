@@ -126,7 +126,7 @@ def ways(gram: lw.GramMatrix) -> dict[str, Callable[[], object]]:
             return torch.cat([strips.strip(where) for where in strips.strips])
 
     return {
-        "nearest": lambda: lw.nearest(gram, 10),
+        "nearest": lambda: lw.nearest(gram, 10, sketch=None),
         "by directions": lambda: by(gram._direction_strips(None)),
         "by features": lambda: by(gram.tiles()),
     }

@@ -254,7 +254,7 @@ def forgotten_digits() -> None:
         ]
         model = trained(torch.nn.Sequential(*layers), x, labels, 150, seed, batch=64).model
         gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), (x, labels))
-        votes = class_votes(gram, labels)
+        votes = class_votes(gram, labels, sketch=None)
         hot = lw.reheat(model, (x, labels), votes=votes, seed=seed)
         if hot.model is None:
             raise RuntimeError(hot.skipped)

@@ -60,7 +60,9 @@ def soft_neighbors(model: nn.Module, x: Tensor) -> None:
 
 
 def nearest(model: nn.Module, x: Tensor) -> None:
-    lw.nearest(lw.GramMatrix(lw.Network(model, readout=lw.all_outputs), x, max_memory=MEMORY), k=10)
+    lw.nearest(
+        lw.GramMatrix(lw.Network(model, readout=lw.all_outputs), x, max_memory=MEMORY), k=10, sketch=None
+    )
 
 
 def by_torch_func(model: nn.Module, x: Tensor) -> Tensor:

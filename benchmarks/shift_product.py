@@ -314,8 +314,10 @@ def measure_cost(given: argparse.Namespace) -> None:
     make = lambda: lw.GramMatrix(model, new, columns=(x, y))  # noqa: E731
     ways: dict[str, Any] = {
         'novelty(gram, parameters="features")': lambda: lw.novelty(make(), parameters="features"),
-        "novelty(gram, parameters=None)": lambda: lw.novelty(make(), parameters=None),
-        "novelty(gram)": lambda: lw.novelty(make()),
+        "novelty(gram, parameters=None, sketch=None)": lambda: lw.novelty(
+            make(), parameters=None, sketch=None
+        ),
+        "novelty(gram, sketch=None)": lambda: lw.novelty(make(), sketch=None),
         "novelty(gram, parameters=None, sketch=1024)": lambda: lw.novelty(
             make(), parameters=None, sketch=SKETCH
         ),

@@ -63,12 +63,12 @@ def measured(
 
 def _judged(model: nn.Module, x: Tensor, y: Tensor, new: Tensor, truth: Tensor) -> dict[str, Any]:
     gram = lw.GramMatrix(model, (x, y))
-    found = lw.fit_quality(gram)
+    found = lw.fit_quality(gram, sketch=None)
     return {
         "told": _told(model, x, y),
         "told of new": _told(model, new, truth),
         "density": float(found.neighbors.median()) / len(x),
-        "close": float(lw.positive_neighbors(gram, 4).median()) / len(x),
+        "close": float(lw.positive_neighbors(gram, 4, sketch=None).median()) / len(x),
         "variance": float(found.label_variance.median()) / found.total_variance,
         "learned": found.learned,
         "supported": found.supported,

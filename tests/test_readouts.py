@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import likewise as lw
 import likewise.readouts
-from likewise.readouts import contrast_columns, orthonormal_columns
+from likewise.readouts import AutomaticReadout, contrast_columns, orthonormal_columns
 from oracle import correlation, inner, jacobians, trace
 
 transformers = pytest.importorskip("transformers")
@@ -61,6 +61,21 @@ def test_many_outputs_are_projected_announced_once_and_shown():
     q = orthonormal_columns(30, 8, 0)
     rows = jacobians(model, x, lambda outputs, _: outputs @ q)
     torch.testing.assert_close(found, trace(correlation(rows, rows)))
+
+
+def test_a_choice_is_announced_once_for_a_model_and_readout_wherever_it_is_made():
+    (model, x), (other, _) = mlp(30), mlp(30)
+    with pytest.warns(lw.ReadoutNotice) as notices:
+        warnings.simplefilter("always")
+        lw.similarity(model, x)
+        lw.GramMatrix(model, x).dense()
+        lw.soft_neighbors(lw.GramMatrix(lw.Network(model, parameters="last layer"), x))
+        assert len(notices) == 1
+        lw.similarity(other, x)
+        assert len(notices) == 2
+        AutomaticReadout(model, combinations=3)(model(x))
+    assert [notice.category for notice in notices] == 3 * [lw.ReadoutNotice]
+    assert "3 random combinations" in str(notices[2].message)
 
 
 def test_a_large_network_gets_fewer_combinations(monkeypatch):

@@ -54,7 +54,7 @@ def histograms(model: nn.Module, patches: Patches, queries: list[int]) -> dict[s
     found: dict[str, Any] = {}
     for name, centered in (("plain", False), ("centered", True)):
         gram = matrix(model, patches, centered=centered)
-        counts = lw.similarity_histogram(gram, BINS).counts
+        counts = lw.similarity_histogram(gram, BINS, sketch=None).counts
         middle = torch.linspace(-1, 1, BINS + 1)[:-1] + 1 / BINS
         share = counts.sum(0).double().cpu() / int(counts.sum())
         mean = float((share * middle).sum())
@@ -220,7 +220,7 @@ def _optimum(gram: lw.GramMatrix, residual: Tensor) -> float:
 
 
 def _nearest(gram: lw.GramMatrix, k: int) -> dict[str, Any]:
-    found = lw.nearest(gram, k)
+    found = lw.nearest(gram, k, sketch=None)
     return {"indices": found.indices.tolist(), "similarities": _rounded(found.similarities, 3)}
 
 

@@ -30,7 +30,15 @@ from likewise import figures, losses
 from likewise.data import Batches, Samples, batches
 from likewise.distributed import RankMismatchError, RemoteError
 from likewise.engines import DependentSampleError, GradientMismatchError, ZeroGradientWarning
-from likewise.gram import GramMatrix, MatchedPassages, Plan, matched_passages, perceptual, similarity
+from likewise.gram import (
+    GramMatrix,
+    MatchedPassages,
+    Plan,
+    SketchNotice,
+    matched_passages,
+    perceptual,
+    similarity,
+)
 from likewise.index import (
     Index,
     TargetScores,
@@ -161,6 +169,7 @@ __all__ = [
     "RemoteError",
     "Samples",
     "SimilarityHistogram",
+    "SketchNotice",
     "SpotCheck",
     "SpotCheckEstimate",
     "TargetScores",

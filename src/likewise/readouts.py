@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, ClassVar, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -664,11 +665,16 @@ class ReadoutNotice(UserWarning):
     """
 
 
+# The names of readouts that were announced, by model: a model has many Networks.
+_announced = WeakKeyDictionary[nn.Module, set[str]]()
+
+
 class AutomaticReadout:
     """The default readout: chosen by what the model returns at its first call, then fixed.
 
     A causal language model gets `sequence_log_likelihood()`. Other models get all outputs up to `most_outputs` of them,
-    beyond that `projected_outputs(combinations)`. A `ReadoutNotice` announces any choice other than all outputs.
+    beyond that `projected_outputs(combinations)`. A `ReadoutNotice` announces any choice other than all outputs, once
+    for a model and readout.
 
     Args:
         model: The model whose outputs are read.
@@ -705,8 +711,10 @@ class AutomaticReadout:
             scores = _scores(outputs)
             self.outputs = scores[0].numel()
             self.chosen = self._select(scores, labels, inputs)
-            if self.chosen is not all_outputs:
-                warnings.warn(self._message(scores), ReadoutNotice, stacklevel=_depth_in_package())
+            announced, name = _announced.setdefault(self._model, set()), readout_name(self.chosen)
+            if self.chosen is not all_outputs and name not in announced:
+                warnings.warn(self._message(scores), ReadoutNotice, stacklevel=depth_in_package())
+                announced.add(name)
         return self.chosen
 
     def add_to(self, fingerprint: Any, name: str) -> None:
@@ -744,7 +752,7 @@ def usual_combinations(model: nn.Module) -> int:
     return COMBINATIONS if p <= LARGE else FEWER_COMBINATIONS
 
 
-def _depth_in_package() -> int:
+def depth_in_package() -> int:
     """Return the stack level of the caller's caller outside of this package: the line that a warning names."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("likewise."):

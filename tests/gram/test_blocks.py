@@ -189,7 +189,7 @@ def test_shares_of_the_rows_have_the_bits_of_all(parts, side, monkeypatch):
     whole = source.visit(*reducers)
     total = None
     for i in range(1, parts + 1):
-        with only_part("pairs", i, parts):
+        with only_part("pairs of sketches", i, parts):
             found = source.visit(*reducers)
         total = (
             found

@@ -1,5 +1,6 @@
 """Sketches keep inner products; centered similarities are the double-centered kernel, normalized."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import likewise as lw
+from likewise.distributed import record_passes
+from likewise.engines import OperationCounter
 from likewise.engines.factors import FactoredGradient
-from likewise.gram import Reducer, sketches
+from likewise.gram import Reducer, cost, sketches
 from likewise.gram.sketches import (
     Sketch,
     Sketches,
@@ -335,3 +338,202 @@ def test_errors_of_some_pairs_are_those_of_all():
         similarity_errors(vectors[:, :12], vectors[:, :12], 4)
     with pytest.raises(ValueError, match="multiple of 4"):
         Sketch(47, 0)
+
+
+@pytest.fixture
+def costly_pairs(monkeypatch):
+    """Let exact pairs be too expensive, however few they are."""
+    for name in ("FEW_MULTIPLICATIONS", "FEW_EPOCHS", "FEW_TIMES"):
+        monkeypatch.setattr(cost, name, 0)
+
+
+def pixel_net(outputs=4):
+    """Whose gradients have many numbers for its operations: pairs soon take most of the time."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(256, outputs)).double()
+
+
+def pixels(n, seed=0):
+    return torch.randn(n, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def matrix_of(kind, n=120, centered=False):
+    """A square matrix, or one of other rows."""
+    rows = None if kind == "square" else pixels(50, seed=1)
+    data = (pixels(n), torch.arange(n) % 4)
+    return lw.GramMatrix(pixel_net(), data if rows is None else rows, data, centered=centered)
+
+
+PAIR_STATISTICS = {
+    "nearest": lambda gram, **s: lw.nearest(gram, 5, **s),
+    "hard_neighbors": lambda gram, **s: lw.hard_neighbors(gram, 0.2, **s),
+    "positive_neighbors": lw.positive_neighbors,
+    "similarity_histogram": lw.similarity_histogram,
+    "duplicates": lambda gram, **s: lw.duplicates(gram, **s).similarity,
+    "novelty": lw.novelty,
+    "reliability": lambda gram, **s: [part for part in lw.reliability(gram, **s) if torch.is_tensor(part)],
+}
+OF_ONE_SET = {
+    "fit_quality": lambda gram, **s: lw.fit_quality(gram, **s).neighbors,
+    "label_suspicion": lambda gram, **s: lw.label_suspicion(gram, **s).suspicion,
+    "value_suspicion": lambda gram, **s: lw.value_suspicion(gram, torch.randn(gram.shape[0]), **s).score,
+    "multilabel_suspicion": lambda gram, **s: (
+        lw.multilabel_suspicion(gram, torch.eye(4, dtype=torch.long)[gram.data.labels()], **s).suspicion
+    ),
+}
+
+
+STATISTICS = {**PAIR_STATISTICS, **OF_ONE_SET}
+CASES = [(name, "square") for name in STATISTICS] + [(name, "rectangular") for name in PAIR_STATISTICS]
+
+
+def of_all(found):
+    return [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+@pytest.mark.filterwarnings("error::likewise.SketchNotice", "ignore:Only .* of the predictions match")
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_few_pairs_are_exact_bit_for_bit(name, kind):
+    statistic = STATISTICS[name]
+    found, exact = (of_all(statistic(matrix_of(kind), **options)) for options in ({}, {"sketch": None}))
+    assert len(found) == len(exact) and all(map(torch.equal, found, exact))
+
+
+@pytest.mark.usefixtures("costly_pairs")
+@pytest.mark.filterwarnings("ignore:Only .* of the predictions match")
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_pairs_that_would_take_long_are_those_of_sketches_and_a_notice_says_so(name, kind):
+    statistic = STATISTICS[name]
+    with pytest.warns(lw.SketchNotice, match=r"sketches of 1,0.. numbers.*about 0\.03.*sketch=None"):
+        torch.manual_seed(0)
+        found = of_all(statistic(matrix_of(kind)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", lw.SketchNotice)
+        torch.manual_seed(0)
+        expected = of_all(statistic(matrix_of(kind), sketch=1024))
+        assert all(map(torch.equal, found, expected))
+
+
+def test_three_thousand_samples_of_a_small_network_are_sketched():
+    gram = lw.GramMatrix(pixel_net(), pixels(3300))
+    count = gram.pair_cost()
+    forward = 4 * (9 * 64 + 64 * 64) + 256 * 4  # multiplications of a sample
+    numbers = (
+        4 * (9 * 64 + 64 + 64 * 64 + 64) + 256 + 4 * (4 + 1) - 4
+    )  # the last layer's gradient has two factors
+    assert count.exact == pytest.approx(3 + numbers * 3300 / 2 / (3 * forward), rel=0.05)
+    assert count.sketched == pytest.approx(3 + 1024 * 3300 / 2 / (3 * forward), rel=0.05)
+    with pytest.warns(lw.SketchNotice, match=f"take about {count.exact:,.0f} plain training epochs"):
+        found = lw.nearest(gram, 3)
+    exact = lw.GramMatrix(gram.net, pixels(3300)[:30], pixels(3300)).dense()
+    off = (exact.gather(1, found.indices[:30]) - found.similarities[:30]).abs()
+    assert (off <= 3 * found.errors[:30]).double().mean() > 0.9
+    one = lw.nearest(lw.GramMatrix(gram.net, pixels(1, seed=1), pixels(3300)), 3)
+    assert one.errors.eq(0).all()  # few queries are exact
+
+
+@pytest.mark.usefixtures("costly_pairs")
+def test_a_notice_comes_once_for_a_matrix_and_those_made_from_it():
+    gram = matrix_of("square")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lw.nearest(gram)
+        lw.positive_neighbors(gram.with_centering(True))
+        lw.nearest(gram, sketch=64)
+    (notice,) = [str(one.message) for one in caught if one.category is lw.SketchNotice]
+    assert notice.startswith("120 × 120 pairs")
+    with pytest.warns(lw.SketchNotice):
+        lw.nearest(matrix_of("square"))
+
+
+@pytest.mark.usefixtures("costly_pairs")
+@pytest.mark.filterwarnings("ignore::likewise.SketchNotice")
+def test_sketches_are_computed_once_for_all_statistics_until_something_changes():
+    data = pixels(120)
+    gram = lw.GramMatrix(pixel_net(), data)
+
+    def passes(matrix, **options):
+        with record_passes(lambda: 0) as made:
+            found = lw.nearest(matrix, 3, **options)
+        return found, [one.what for one in made if one.what == "sketches"]
+
+    first, made = passes(gram)
+    assert made == ["sketches"]
+    for other in (gram, gram.with_centering(True), gram.with_kernel(lw.CORRELATION)):
+        assert passes(other)[1] == []
+    assert torch.equal(passes(gram)[0].similarities, first.similarities)
+    assert passes(gram, sketch=64)[1] == passes(gram)[1] == ["sketches"]  # of another length
+    for change in (data.mul_, gram.net.model[0].weight.data.mul_):
+        change(1.5)
+        found, made = passes(gram)
+        assert made == ["sketches"]
+        fresh = lw.GramMatrix(gram.net.model, data.clone())
+        assert torch.equal(found.similarities, passes(fresh)[0].similarities)
+    little = lw.GramMatrix(gram.net, data, max_memory=2**21)  # of which sketches take more than a quarter
+    assert passes(little)[1] == passes(little)[1] == ["sketches"]
+    other = passes(gram.with_parameters("last layer"))[0]
+    assert not torch.equal(other.similarities, found.similarities)
+
+
+@pytest.mark.usefixtures("costly_pairs")
+@pytest.mark.filterwarnings("error::likewise.SketchNotice")
+def test_where_there_are_no_sketches_or_gradients_are_kept_pairs_are_exact():
+    gram, x = matrix_of("square"), pixels(40)
+    assert lw.nearest(gram.with_kernel(lw.INNER_PRODUCT), 3).errors.eq(0).all()
+    assert lw.nearest(lw.perceptual(pixel_net(), "1", x), 3).errors.eq(0).all()
+    kept = gram.with_feature_cache()
+    assert torch.equal(lw.nearest(kept, 3).similarities, lw.nearest(kept, 3, sketch=None).similarities)
+    assert lw.nearest(gram, 3, sketch=None).errors.eq(0).all()
+    with pytest.raises(ValueError, match=r"Sketches are of likewise\.CORRELATION"):
+        lw.nearest(gram.with_kernel(lw.INNER_PRODUCT), 3, sketch=64)
+    with pytest.raises(TypeError, match="'auto'"):
+        lw.nearest(gram, 3, sketch="never")
+
+
+@pytest.mark.usefixtures("costly_pairs")
+@pytest.mark.filterwarnings("ignore::likewise.SketchNotice")
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("kind", ["square", "rectangular"])
+def test_95_of_100_intervals_of_neighbors_hold_the_exact_similarity(kind, centered):
+    gram = matrix_of(kind, centered=centered)
+    found, exact = lw.nearest(gram, 100), gram.dense()
+    off = (exact.gather(1, found.indices) - found.similarities).abs()
+    assert 0.9 <= (off <= 1.96 * found.errors).double().mean() <= 0.99
+    assert found.errors.shape == found.similarities.shape and 0.001 < found.errors.mean() < 0.06
+
+
+@pytest.mark.usefixtures("costly_pairs")
+@pytest.mark.filterwarnings("ignore::likewise.SketchNotice", "ignore:Only .* of the predictions match")
+def test_evidence_has_errors_of_centered_similarities():
+    gram = matrix_of("square")
+    found = lw.label_suspicion(gram)
+    evidence = lw.label_evidence(gram, found, k=40)  # of 30 of each class
+    exact = gram.with_centering(True).dense().gather(1, evidence.indices)
+    there = evidence.similarities > -torch.inf
+    off = (exact - evidence.similarities)[there].abs()
+    assert 0.9 <= (off <= 1.96 * evidence.errors[there]).double().mean() <= 0.99
+    assert (~there).any() and evidence.errors[~there].eq(0).all()
+
+
+@pytest.mark.usefixtures("costly_pairs")
+@pytest.mark.parametrize("kind", ["square", "rectangular", "one"])
+def test_a_plan_is_of_what_the_statistic_does(kind):
+    gram = matrix_of(kind, n=400)
+    if kind == "one":
+        gram = lw.GramMatrix(gram.net, pixels(1, seed=1), pixels(400))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", lw.SketchNotice)  # a plan announces nothing: the statistic will
+        plan = gram.plan(lw.nearest)
+        exact = gram.plan(lw.nearest, sketch=None)
+    with pytest.warns(lw.SketchNotice), record_passes(lambda: 0) as made:
+        lw.nearest(gram)
+    visits = [one for one in made if one.what == "pairs of sketches"]
+    assert plan.visits_of_pairs == len(visits) == 1
+    assert plan.passes == sum(one.what.startswith("sketches") for one in made)
+    assert "sketches of gradients" in plan.method and "sketches" not in exact.method
+    fresh = lw.GramMatrix(gram.net, gram.data, None if gram.square else gram.columns)
+    _ = fresh.engine  # set-up is no part of a plan
+    with OperationCounter() as counter:
+        lw.hard_neighbors(fresh, sketch=1024)  # has no errors to tell
+    assert gram.plan(lw.hard_neighbors).flops == pytest.approx(counter.flops, rel=0.25)

@@ -11,6 +11,7 @@ from torch import nn
 
 import likewise as lw
 import nets
+from likewise.gram import cost
 from likewise.index.projection import Projector
 from likewise.index.store import OutdatedIndexError
 from likewise.statistics.novelty import counted_share, novel_share
@@ -26,6 +27,30 @@ def test_wide_sketches_give_exact_similarities(build, net, data, new):
         found = index.nearest(new, 10, centered=centered)
         assert torch.equal(found.indices, expected.indices)
         assert torch.allclose(found.similarities.double(), expected.similarities, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::likewise.ReadoutNotice")
+@pytest.mark.parametrize("labels", ["classes", "values", "none"])
+def test_outputs_are_chosen_as_a_run_chooses_them(tmp_path, monkeypatch, labels):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 6)), torch.randn(70, 5)
+    data = {"classes": (x, torch.arange(70) % 6), "values": (x, torch.randn(70)), "none": x}[labels]
+
+    def readout_of(name, **options):
+        index = lw.build_index(model, data, tmp_path / name, **options)
+        reopened = lw.Index(index.path, model=model)  # the manifest knows the readout
+        assert torch.equal(reopened.nearest(x[:3]).indices, index.nearest(x[:3]).indices)
+        run = lw.analyze(index.network if options else model, data, out=tmp_path / f"run of {name}")
+        return str(index.network.readout), run.manifest["options"]["readout"]
+
+    few, of_run = readout_of("few pairs")
+    assert "all_outputs" in few and of_run == "all_outputs"
+    monkeypatch.setattr(cost, "FEW_MULTIPLICATIONS", 0)
+    many, of_run = readout_of("many pairs")
+    expected = "class_contrasts(4, seed=0)" if labels == "classes" else "projected_outputs(4, seed=0)"
+    assert many == of_run == expected
+    given, of_run = readout_of("given", readout=lw.projected_outputs(3))
+    assert given == of_run == "projected_outputs(3, seed=0)"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 3e-3), ("int8", 3e-2)])

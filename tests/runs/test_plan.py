@@ -1,11 +1,15 @@
 """How a run chooses between exact pairs and sketches, which outputs it compares, and what it says of that."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import likewise as lw
+from likewise.cli.doctor import examine
 from likewise.engines import MemoryLimitError, validation
+from likewise.gram import cost
 from likewise.progress import describe_duration
 from likewise.runs import plan
 from likewise.runs.plan import Method, choose_method, plan_run
@@ -24,7 +28,7 @@ def classifier(d=6, n=60):
 @pytest.fixture
 def many_pairs(monkeypatch):
     """Let any number of pairs be too many for exact ones."""
-    monkeypatch.setattr(plan, "FEW_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(cost, "FEW_MULTIPLICATIONS", 0)
 
 
 @pytest.mark.parametrize(("d", "compared"), [(6, 6), (10, 10), (11, 8)])
@@ -34,9 +38,9 @@ def test_few_pairs_are_exact_with_the_usual_readout(d, compared):
     gram = lw.GramMatrix(method.net, data)
     assert (method.sketch, method.compared, method.outputs, gram.d) == (0, compared, d, compared)
     assert "exact gradients" in method.describe()
-    assert f": a few seconds, {method.epochs:,.0f} plain epochs" in method.describe(method.estimate_time())
-    long = method._replace(multiplications=1e30).estimate_time()
-    assert long.startswith("about ") and long.endswith(" h or more")
+    assert method.describe(method.estimate_cost()).endswith(": a few seconds")
+    long = method._replace(multiplications=1e30, epochs=7).estimate_cost()
+    assert re.fullmatch(r"at least [\d.]+ h, 7 plain epochs by counting multiplications, .*", long)
 
 
 @pytest.mark.usefixtures("many_pairs")
@@ -117,8 +121,8 @@ def test_one_epoch_is_no_plural():
         exact_epochs=1.2,
         multiplications=1,
     )
-    assert method.describe().endswith("about 1 plain epoch")
-    assert method._replace(epochs=1.6).describe("a few seconds").endswith("a few seconds, 2 plain epochs")
+    assert method.describe().endswith("about 1 plain epoch by counting multiplications")
+    assert method._replace(epochs=1.6).describe().endswith("about 2 plain epochs by counting multiplications")
 
 
 def test_a_text_is_no_class(tmp_path):
@@ -141,7 +145,8 @@ def test_a_plan_names_readout_sketch_and_both_costs():
         "class_contrasts(4, seed=0)",
     )
     assert found.sketch >= 1024 and found.exact_epochs > 0 and found.epochs > 0 and found.seconds > 0
-    assert f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs" in found.method
+    cost = f": about {describe_duration(found.seconds)}, {found.epochs:,.0f} plain epochs, timed on a few samples"
+    assert cost in found.method
     exact = plan_run(lw.Network(model), data, None, 2**30, exact=True)
     assert (exact.sketch, exact.readout, exact.compared) == (0, "all_outputs", 6)
 
@@ -191,6 +196,7 @@ def test_a_plan_of_a_large_network_times_one_combination_of_its_outputs(monkeypa
     found = plan_run(lw.Network(model), data, None, 2**30)
     assert found.compared == 4 and timed[1] == 4
     assert found.seconds == 60 * (0.5 + 4 * (2.0 - 0.5)) and len(timed) == 2  # its epochs are counted
+    assert f"timed on a few samples, and {found.epochs:,.0f} plain epochs by counting" in found.method
 
 
 def test_a_plan_of_a_large_network_refuses_outputs_that_do_not_fit(monkeypatch):
@@ -199,3 +205,13 @@ def test_a_plan_of_a_large_network_refuses_outputs_that_do_not_fit(monkeypatch):
     model, data = classifier(6)
     with pytest.raises(MemoryLimitError):
         plan_run(lw.Network(model), data, None, 2**14)
+
+
+@pytest.mark.usefixtures("many_pairs")
+def test_doctor_names_the_readout_of_a_run():
+    model, data = classifier(6)
+    found = examine(lw.Network(model), *data, 2**30)
+    assert found["readout"] == "class_contrasts(4, seed=0), automatic"
+    assert (found["outputs"], found["outputs compared"]) == (6, 4)
+    given = examine(lw.Network(model, lw.all_outputs), *data, 2**30)
+    assert (given["readout"], given["outputs compared"]) == ("all_outputs", 6)

@@ -22,6 +22,7 @@ from likewise.cli import analyze, demo, doctor, index, labels, reproduce, runs, 
 from likewise.cli.output import Failed, print_message, print_warning
 from likewise.engines.memory import MemoryLimitError, is_out_of_memory
 from likewise.files import DiskFullError
+from likewise.gram import SketchNotice
 from likewise.loading.paths import ExpansionError
 from likewise.readouts import ReadoutNotice
 from likewise.version import VERSION
@@ -120,7 +121,7 @@ def exit_code(given: list[str]) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    kind = "note" if issubclass(category, ReadoutNotice) else "warning"
+    kind = "note" if issubclass(category, ReadoutNotice | SketchNotice) else "warning"
     print_message(f"{kind}: {message}")
 
 

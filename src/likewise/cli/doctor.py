@@ -51,17 +51,19 @@ def examine(net: "Network", dataset: Any, labels: Any, max_memory: int) -> dict[
     from likewise.data import batches
     from likewise.engines import TracedEngine
     from likewise.gram import GramMatrix
+    from likewise.gram.cost import choose_outputs
     from likewise.readouts import readout_name
 
     data = batches(dataset, labels=labels)
-    gram = GramMatrix(net, data.take(range(min(2, data.n))), max_memory=max_memory)
+    choice = choose_outputs(net, data)  # as `analyze` does
+    gram = GramMatrix(choice.net, data.take(range(min(2, data.n))), max_memory=max_memory)
     similar = gram.dense()
     is_traced = isinstance(gram.engine, TracedEngine)
     return {
         "samples": data.n,
         "labels": "none" if data.take([0]).labels() is None else "yes",
-        "readout": readout_name(net.readout) + ("" if net.automatic is None else ", automatic"),
-        "outputs": gram.d if net.automatic is None else net.automatic.outputs,
+        "readout": readout_name(choice.net.readout) + ("" if net.automatic is None else ", automatic"),
+        "outputs": gram.d if net.automatic is None else choice.outputs,
         "outputs compared": gram.d,
         "parameters": sum(net.numels.values()),
         "engine": "traced (fast)" if is_traced else "dense (slow, by autograd)",

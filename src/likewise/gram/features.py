@@ -1,4 +1,4 @@
-"""Per-sample gradients that are kept in memory: strips and products of several kernels from one pass.
+"""Per-sample gradients, or their sketches, that are kept in memory: several statistics from one pass.
 
 Where the features S(x) of all samples fit into a share of max_memory, nothing else needs the data again: similarities
 of pairs are their inner products, and sums over all samples are products with a sum of features.
@@ -6,7 +6,7 @@ of pairs are their inner products, and sums over all samples are products with a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -136,23 +136,34 @@ def _to_dtype(values: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> tupl
     return scale.to(accumulation_dtype(scale)), (values / scale).to(dtype)
 
 
-class _Entry(NamedTuple):
-    data: Batches
-    state: tuple[Any, ...]
-    features: KeptFeatures
+@dataclass
+class KeptSketches:
+    """Whitened sketches of the rows and the columns of a matrix, and what tells their errors."""
+
+    rows: Tensor  # (n, d·q)
+    columns: Tensor  # (m, d·q), the same tensor for a square matrix
+    d: int  # outputs
+    dependent: int  # consecutive sums of a replicate that are not independent of each other
+    error_factors: tuple[float, float] | None = None  # of centered and plain similarities, once measured
 
 
-class FeatureCache:
-    """The features of one data set, with the state of the model they belong to."""
+Kept = TypeVar("Kept")
+
+
+class StateCache(Generic[Kept]):
+    """What was computed last from some data sets, with the state of the model and the data that it belongs to."""
 
     def __init__(self) -> None:
-        self._entry: _Entry | None = None
+        self._entry: tuple[tuple[Batches, ...], tuple[Any, ...], Kept] | None = None
 
-    def get(self, data: Batches, state: tuple[Any, ...]) -> KeptFeatures | None:
-        """Return what was put for the same samples and state of the model, else None."""
-        entry = self._entry
-        return entry.features if entry is not None and entry.data is data and entry.state == state else None
+    def get(self, data: tuple[Batches, ...], state: tuple[Any, ...]) -> Kept | None:
+        """Return what was put for the same data sets in the same state, else None."""
+        if self._entry is None:
+            return None
+        known, known_state, kept = self._entry
+        same = len(known) == len(data) and all(a is b for a, b in zip(known, data, strict=True))
+        return kept if same and known_state == state else None
 
-    def put(self, data: Batches, state: tuple[Any, ...], features: KeptFeatures) -> None:
-        """Store features in place of those that are there."""
-        self._entry = _Entry(data, state, features)
+    def put(self, data: tuple[Batches, ...], state: tuple[Any, ...], kept: Kept) -> None:
+        """Store something in place of what is there."""
+        self._entry = data, state, kept

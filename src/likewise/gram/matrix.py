@@ -8,7 +8,7 @@ so that a model is traced and checked once.
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -42,8 +42,20 @@ from likewise.engines import (
 )
 from likewise.fingerprint import Fingerprint
 from likewise.gram.centering import CenteredPair, Centering, CenteringCache, warn_of_cancellation
-from likewise.gram.cost import PairOperations, Plan, count_pair_operations, plan_statistic
-from likewise.gram.features import FeatureCache, KeptFeatures
+from likewise.gram.cost import (
+    FEW_EPOCHS,
+    PAIRS,
+    WIDTH,
+    PairCost,
+    PairOperations,
+    Plan,
+    count_forward,
+    count_pair_operations,
+    gradient_epochs,
+    pairs_are_few,
+    plan_statistic,
+)
+from likewise.gram.features import KeptFeatures, KeptSketches, StateCache
 from likewise.gram.layerwise import (
     FEWEST,
     PASS,
@@ -124,7 +136,8 @@ class GramMatrix:
         self._setup = _Setup(self.net, self.data, _known_engine(engine), self.max_memory, same)
         self._reference = self.columns  # the samples whose mean is taken off
         self._centerings = CenteringCache()
-        self._feature_cache: FeatureCache | None = None
+        self._feature_cache: StateCache[KeptFeatures] | None = None
+        self.sketch_cache = StateCache[KeptSketches]()
         self._whole: GramMatrix | None = None  # of which this is a part, for a dry run
         self._refuse_centering()
 
@@ -167,6 +180,7 @@ class GramMatrix:
         other = copy.copy(self)
         other.kernel = _check_kernel(kernel)
         other._refuse_centering()
+        other._whole = None if self._whole is None else self._whole.with_kernel(kernel)
         return other
 
     def with_centering(self, centered: bool) -> "GramMatrix":
@@ -193,7 +207,8 @@ class GramMatrix:
         other = copy.copy(self)
         other.net, other._setup = net, self._setup.of(net)
         other._centerings = CenteringCache()
-        other._feature_cache = None if self._feature_cache is None else FeatureCache()
+        other._feature_cache = None if self._feature_cache is None else StateCache()
+        other.sketch_cache = StateCache()
         other._whole = None if self._whole is None else self._whole.with_parameters(parameters)
         return other
 
@@ -204,20 +219,31 @@ class GramMatrix:
         matrices made from it by `with_kernel` and `with_centering`, then comes from one pass over the data. The
         memory is free when they are.
         """
+        if self._feature_cache is not None:
+            return self
         other = copy.copy(self)
-        other._feature_cache = FeatureCache()
+        other._feature_cache = StateCache()
         return other
 
     def with_columns(self, columns: Any) -> "GramMatrix":
         """Return the same rows against other samples, with the same engine and reference for centering."""
         other = copy.copy(self)
         other.columns = _column_batches(columns, self.data)
+        other.sketch_cache = StateCache()
         return other
 
-    def of_columns(self) -> "GramMatrix":
-        """Return the columns against themselves, with the same engine and reference for centering."""
+    def of_columns(self, places: Callable[[int], Tensor] | None = None) -> "GramMatrix":
+        """Return the columns against themselves, with the same engine and reference for centering.
+
+        Args:
+            places: Which of so many columns are the rows; None: all of them.
+
+        """
         other = copy.copy(self)
-        other.data = other.columns
+        columns = self.columns
+        other.data = columns if places is None else columns.take(places(columns.n).tolist())
+        other.sketch_cache = StateCache()
+        other._whole = None if self._whole is None else self._whole.of_columns(places)
         return other
 
     def take(self, n: int) -> "GramMatrix":
@@ -228,6 +254,7 @@ class GramMatrix:
         other._reference = other.columns
         other._centerings = CenteringCache()
         other._feature_cache = None
+        other.sketch_cache = StateCache()
         other._whole = self
         return other
 
@@ -314,7 +341,7 @@ class GramMatrix:
 
         Two passes for all kernels together, where their vectors fit into memory.
         """
-        state = self._state_of(self._reference)
+        state = self.state_of(self._reference)
         results = self._joint_sums(kernels)
         reference = self.data is self.columns is self._reference
         if self.centered and reference and self.kernel in kernels:  # centering then needs no more passes
@@ -370,6 +397,52 @@ class GramMatrix:
             check_function("statistic", statistic, "of a GramMatrix", "such as likewise.soft_neighbors")
         with warnings.catch_warnings():  # counting operations imports what changes their filters
             return plan_statistic(self, statistic or GramMatrix.row_sums, options)
+
+    def announce_once(self, *about: Hashable) -> bool:
+        """Whether something is said for the first time, of this matrix and those that share its engine."""
+        first = about not in self._setup.announced
+        self._setup.announced.add(about)
+        return first
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of another matrix, for a dry run, which compares gradients as the whole does."""
+        return self._whole is not None
+
+    def pair_cost(self) -> PairCost:
+        """Return what one visit of all pairs costs, in plain training epochs, by counting multiplications.
+
+        Exact pairs that take seconds, or need no gradients beside those that are kept, cost nothing here.
+        """
+        whole = self if self._whole is None else self._whole
+        (n, m), d, numbers = whole.shape, whole.d, whole._setup.feature_numbers()
+        kept = whole._feature_cache is not None and whole.tiles().fits
+        if kept or pairs_are_few(n * m, numbers):
+            return PairCost(0, 0)
+        samples = n if whole.square else n + m
+        epoch = 3 * samples * whole._setup.forward_multiplications()
+        tiles, plan = whole.tiles(), whole._layer_plan()
+        formed = tiles.gradient_evaluations if plan is None else PASS * len(plan.groups) * n
+        pairs = n * m / (2 if tiles.fills_matrix else 1)
+        exact = gradient_epochs(d) * formed / samples + numbers * pairs / epoch
+        if n * d <= 3 * FEW_EPOCHS and whole._directions_are_cheaper():
+            counted, strips = whole._pair_operations(), len(whole._direction_strips(None).strips)
+            operations = strips * counted.jvp + n * d * counted.per_direction
+            exact = (
+                gradient_epochs(d) * n + operations * m / (6 * whole._setup.forward_multiplications())
+            ) / samples
+        return PairCost(exact, gradient_epochs(d) + WIDTH * pairs / epoch)
+
+    def standard_errors(self, found: Tensor, *, centered: bool | None = None) -> Tensor:
+        """Return the standard errors of the similarities of each row with the columns at places (n, k): they are 0.
+
+        Args:
+            found: (n, k) places of columns.
+            centered: Of which similarities, whatever the matrix was asked for.
+
+        """
+        del centered
+        return torch.zeros(found.shape, dtype=self.dtype, device=self.device)
 
     def dense(self) -> Tensor:
         """Return the whole matrix, (n, m), or (n, m, d, d) of whole blocks."""
@@ -483,7 +556,7 @@ class GramMatrix:
                 joined = join_results(
                     lambda where: show(where, strips.strip(where)),
                     strips.strips,
-                    "pairs",
+                    PAIRS,
                     self,
                     strips.engine.finish_checks,
                 )
@@ -502,7 +575,7 @@ class GramMatrix:
         joined: Tensor = join_results(
             lambda span: parts.compute(span).transpose(0, 1).contiguous(),
             parts.spans,
-            "pairs",
+            PAIRS,
             self,
             strips.engine.finish_checks,
         )
@@ -591,24 +664,27 @@ class GramMatrix:
         """Whether rows are so few that a jvp over the columns takes fewer operations than features of the columns."""
         if self.square or self.columns.n < max(FEWEST_COLUMNS, COLUMNS_PER_ROW * self.data.n):
             return False
-        counted = self._setup.count_operations(self.kernel, self.columns)
-        return counted.directions_are_cheaper(self.data.n, len(self._direction_strips(None).strips), self.d)
+        strips = len(self._direction_strips(None).strips)
+        return self._pair_operations().directions_are_cheaper(self.data.n, strips, self.d)
+
+    def _pair_operations(self) -> PairOperations:
+        return self._setup.count_operations(self.kernel, self.columns)
 
     def _kept_features(self) -> KeptFeatures | None:
         """Return the features of all columns if they are kept, computed now if they were not yet."""
         if self._feature_cache is None:
             return None
-        state = self._state_of(self.columns)
-        kept = self._feature_cache.get(self.columns, state)
+        state = self.state_of(self.columns)
+        kept = self._feature_cache.get((self.columns,), state)
         whole = self if self._whole is None else self._whole  # a dry run does what the whole matrix will
         if kept is None and whole.tiles().fits:
             kept = retry_changed_parts(self.engine, self._compute_features)
-            self._feature_cache.put(self.columns, state, kept)
+            self._feature_cache.put((self.columns,), state, kept)
         return kept
 
-    def _state_of(self, data: Batches) -> tuple[Any, ...]:
+    def state_of(self, *data: Batches) -> tuple[Any, ...]:
         """Return what changes with the model, the reference set, or these samples: of what is kept, it is the key."""
-        return self.net.state(), self._reference.state(), data.state()
+        return self.net.state(), self._reference.state(), *(part.state() for part in data)
 
     def _compute_features(self) -> KeptFeatures:
         engine, data, exponent = self.engine, self.columns, self.kernel.right_power
@@ -635,7 +711,7 @@ class GramMatrix:
         def of(data: Batches) -> Centering:
             if data is self._reference:
                 return reference_centering
-            state = self._state_of(data)
+            state = self.state_of(data)
             centering = self._centerings.get("other", data, self.kernel, state)
             if centering is None:
                 part = copy.copy(plain)
@@ -649,7 +725,7 @@ class GramMatrix:
 
     def _reference_centering(self) -> tuple[Centering, Tensor]:
         """Return the centering of the reference set and the grand mean, recomputed if model or data changed."""
-        state = self._state_of(self._reference)
+        state = self.state_of(self._reference)
         known = self._centerings.get("reference", self._reference, self.kernel, state)
         if known is None:
             reference = self.with_centering(False)
@@ -768,7 +844,9 @@ class _Setup:
         self._engine: Engine | None = None
         self._row_shape: tuple[int, int] | None = None
         self._feature_bytes: int | None = None
+        self._forward_multiplications: int | None = None
         self._operations: dict[Kernel, PairOperations] = {}
+        self.announced: set[tuple[Hashable, ...]] = set()  # what users were told
 
     def of(self, net: Network) -> "_Setup":
         """Return the same for other parameters of the model."""
@@ -826,6 +904,19 @@ class _Setup:
                 with self._net.evaluation_mode():
                     self._feature_bytes = 8 * d**2 + self.engine.feature_bytes(first, d)
             return self._feature_bytes
+
+    def feature_numbers(self) -> int:
+        """Return how many numbers the features of one sample are."""
+        (d, _), itemsize = self.row_shape, max(4, self._net.dtype.itemsize)
+        return (self.feature_bytes() - 8 * d**2) // itemsize
+
+    def forward_multiplications(self) -> int:
+        """Return the multiplications of a forward pass of one sample, counted."""
+        with exclusive:
+            if self._forward_multiplications is None:
+                with self._net.evaluation_mode(), warnings.catch_warnings():  # as below
+                    self._forward_multiplications = count_forward(self._net, self._data.samples(range(1)))[1]
+            return self._forward_multiplications
 
     def parameter_bytes(self) -> dict[str, ParameterBytes] | None:
         """Return what the gradient of each parameter takes, of one sample; None if they cannot be taken alone."""

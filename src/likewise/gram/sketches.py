@@ -8,14 +8,17 @@ from the inputs and output gradients at each position. Every way E⟨s, s'⟩ = 
 d·q after whitening, q = b · REPLICATES, the error of a similarity is about 1/√(d·q), less the more alike two samples
 are: the map is linear, so that what is equal stays equal. How far replicates differ tells the standard error of every
 similarity (`similarity_errors`); `measure_error` compares a few samples both ways.
+
+`pair_source` decides for every statistic of pairs whether it compares gradients or sketches.
 """
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,12 +26,14 @@ from torch.nn.functional import normalize, pad
 
 from likewise.checks import check_integer
 from likewise.data import Samples
-from likewise.distributed import join_results, own_share
+from likewise.distributed import alone, join_results, own_share
 from likewise.engines import Engine, GradientParts, RowBlock
 from likewise.engines.factors import ParameterGradient, concatenate
 from likewise.engines.memory import equal_size
 from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.centering import rounding_floor, warn_of_lost_differences
+from likewise.gram.cost import PAIRS_OF_SKETCHES, SKETCHING, SKETCHING_COLUMNS, WIDTH, PairCost
+from likewise.gram.features import KeptSketches
 from likewise.gram.matrix import GramMatrix, retry_changed_parts
 from likewise.gram.strips import (
     BlockReducer,
@@ -41,8 +46,12 @@ from likewise.gram.strips import (
 )
 from likewise.kernels import CORRELATION
 from likewise.linalg import accumulation_dtype, matrix_power, rank_floor
+from likewise.readouts import depth_in_package
 from likewise.torch_state import send
 
+SketchOption = (
+    int | Literal["auto"] | None
+)  # numbers per sample; "auto": exact where that is cheap; None: exact
 NARROWEST = 16  # numbers a sample
 REPLICATES = (
     4  # of 2, an error made by two large coordinates shows in one sign only; of 8, narrow sketches err more
@@ -58,6 +67,8 @@ SIDES = {128: 4, 32: 2, 0: 1}
 FEWEST_ENTRIES = 2**16
 LEAST_ERROR = 1e-4  # below, similarities of sketches differ from exact ones by rounding
 FEWEST_PAIRS = 400  # by which the errors of a projection are told
+COMPARED = 64  # samples that are compared exactly, to tell the errors of a projection
+TOGETHER = 256  # rows whose errors are computed at a time
 CHUNK = 4096  # vectors that are converted to float64 at a time
 
 
@@ -477,7 +488,8 @@ class Sketches:
             block_spans(count, self._rows.vectors.device, self._max_memory) for count in self.shape
         )
         about = (self._rows, self._columns)
-        return visit_blocks(self._block, rows, None if self.square else columns, reducers, about)
+        columns_or_none = None if self.square else columns
+        return visit_blocks(self._block, rows, columns_or_none, reducers, about, PAIRS_OF_SKETCHES)
 
     def _visit_strips(self, reducers: tuple[Reducer, ...]) -> list[tuple[Tensor, ...]]:
         n, m = self.shape
@@ -488,7 +500,7 @@ class Sketches:
 
         spans = [range(start, min(start + height, n)) for start in range(0, n, height)]
         about = (self._rows, self._columns)
-        return split_results(join_results(show, spans, "pairs", about), reducers)
+        return split_results(join_results(show, spans, PAIRS_OF_SKETCHES, about), reducers)
 
     def _block(self, here: range, there: range | None) -> Strip:
         """Return the rows at some places with the columns at others, or with all."""
@@ -549,35 +561,192 @@ class _Directions(NamedTuple):
         return _Directions(*(part[where.start : where.stop] for part in self))
 
 
-def pair_source(gram: GramMatrix, sketch: int | None) -> PairSource:
-    """Return the matrix itself, or its sketches of about `sketch` numbers a sample."""
+class SketchNotice(UserWarning):
+    """Says that a statistic compares sketches of gradients, with what error, and how to compare gradients exactly.
+
+    Example:
+        >>> import torch, likewise as lw
+        >>> import warnings
+        >>> gram = lw.GramMatrix(torch.nn.Linear(4, 3), torch.randn(9, 4))
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", lw.SketchNotice)      # sketches are fine
+        ...     found = lw.nearest(gram, k=3)
+
+    """
+
+
+class GradientPairs(PairSource, Protocol):
+    """All pairs of the gradients of two data sets, exact or of sketches, with their errors."""
+
+    def standard_errors(self, found: Tensor, *, centered: bool | None = None) -> Tensor:
+        """Return the standard errors of the similarities of each row with the columns at places (n, k)."""
+
+
+def pair_source(gram: GramMatrix, sketch: SketchOption) -> GradientPairs:
+    """Return the matrix itself, or its sketches of about `sketch` numbers a sample; see `choose_width`."""
+    width = choose_width(gram, sketch)
+    return gram if width is None else SketchedMatrix(gram, width)
+
+
+def choose_width(gram: GramMatrix, sketch: SketchOption) -> int | None:
+    """Return by how many numbers per sample pairs are compared; None: by gradients, exactly.
+
+    "auto" is exact where that is cheap, by counting multiplications: all pairs take seconds, at most ten plain
+    training epochs, or not many more than sketches. It is also exact where gradients are kept anyway
+    (`gram.with_feature_cache`), and where there are no sketches: of other kernels, and of activations. Else it is
+    1024, and a SketchNotice says so, once for a matrix and those made from it.
+
+    Args:
+        gram: The matrix.
+        sketch: The option of the statistic.
+
+    """
     if sketch is None:
-        return gram
-    rows, columns = sketch_pair(gram, sketch)
-    columns_or_none = None if gram.square else columns
-    return Sketches(rows, columns=columns_or_none, centered=gram.centered, max_memory=gram.max_memory)
+        return None
+    if not (isinstance(sketch, str) and sketch == "auto"):
+        advice = (
+            "numbers a sample, such as 1024, 'auto' (sketches where exact pairs take long) or None (exact)"
+        )
+        return check_integer("sketch", sketch, NARROWEST, 2**20, advice)
+    if gram.kernel != CORRELATION or not gram.of_network:
+        return None
+    with alone():  # what is chosen does not depend on how many processes share the work
+        cost = gram.pair_cost()
+    if cost.exact_is_cheap:
+        return None
+    if not gram.is_part and gram.announce_once("sketches", gram.shape):
+        warnings.warn(_notice(gram, cost), SketchNotice, stacklevel=depth_in_package())
+    return WIDTH
 
 
-def sketch_pair(gram: GramMatrix, sketch: int) -> tuple[Tensor, Tensor]:
-    """Return whitened sketches of rows and columns, of about `sketch` numbers a sample; equal for a square matrix."""
-    sketch = check_integer("sketch", sketch, NARROWEST, 2**20, "numbers a sample, such as 1024, or None")
+def _notice(gram: GramMatrix, cost: PairCost) -> str:
+    numbers = gram.d * bucket_count(WIDTH, gram.d)
+    return (
+        f"{gram.shape[0]:,} × {gram.shape[1]:,} pairs are compared by sketches of {numbers:,} numbers per sample, with "
+        f"a standard error of about {numbers**-0.5:.2f} per similarity. By counting multiplications, exact gradients "
+        f"take about {cost.exact:,.0f} plain training epochs, sketches {cost.sketched:,.0f}: sketch=None compares "
+        "gradients exactly, sketch=4096 halves the error."
+    )
+
+
+class SketchedMatrix:
+    """k^C of all pairs of a matrix from sketches of its gradients, which the matrix keeps.
+
+    Args:
+        gram: The matrix, plain or centered.
+        width: About how many numbers a sketch has.
+
+    """
+
+    def __init__(self, gram: GramMatrix, width: int) -> None:
+        self._gram, self._kept = gram, _kept_sketches(gram, width)
+        columns = None if gram.square else self._kept.columns
+        self._pairs = Sketches(
+            self._kept.rows, columns=columns, centered=gram.centered, max_memory=gram.max_memory
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and columns."""
+        return self._gram.shape
+
+    @property
+    def square(self) -> bool:
+        """Whether rows and columns are the same samples."""
+        return self._gram.square
+
+    def visit(self, *reducers: Reducer) -> list[tuple[Tensor, ...]]:
+        """Return what each reducer keeps of every row."""
+        return self._pairs.visit(*reducers)
+
+    def of_columns(self, places: Tensor) -> Sketches:
+        """Return the columns at some places against all columns."""
+        columns = self._kept.columns
+        rows = columns[places.to(columns.device)]
+        return Sketches(rows, columns=columns, centered=self._gram.centered, max_memory=self._gram.max_memory)
+
+    def standard_errors(self, found: Tensor, *, centered: bool | None = None) -> Tensor:
+        """Return the standard errors of the similarities of each row with the columns at places (n, k).
+
+        Estimated from the sketches; a few samples that are compared exactly tell the factor of this projection.
+
+        Args:
+            found: (n, k) places of columns.
+            centered: Of which similarities; None: of those that the matrix was asked for.
+
+        """
+        kept, k = self._kept, found.shape[1]
+        centered = self._gram.centered if centered is None else centered
+        if not found.numel():
+            return torch.zeros(found.shape, dtype=self._gram.dtype, device=self._gram.device)
+        if kept.error_factors is None:
+            kept.error_factors = _measure_factors(self._gram, kept)
+        mean, errors = kept.columns.mean(0).double(), list[Tensor]()
+        together = max(1, min(TOGETHER, self._gram.max_memory // (64 * k * kept.rows.shape[1])))
+        for rows, places in zip(kept.rows.split(together), found.split(together), strict=True):
+            one, others = rows.double()[:, None], kept.columns[places].double()
+            if centered:
+                one, others = (normalize(part - mean, dim=2) for part in (one, others))
+            errors.append(similarity_errors(one, others, kept.d, kept.dependent)[:, 0])
+        factor = kept.error_factors[0 if centered else 1]
+        return (torch.cat(errors) * factor).to(self._gram.dtype)
+
+
+def _kept_sketches(gram: GramMatrix, width: int) -> KeptSketches:
+    """Return the whitened sketches of rows and columns, computed again if model or data have changed.
+
+    The matrix keeps them if they fit into a quarter of max_memory.
+    """
+    data = gram.data, gram.columns
+    state = (*gram.state_of(*data), width)
+    kept = gram.sketch_cache.get(data, state)
+    if kept is None:
+        kept = sketch_pair(gram, width)
+        size = kept.rows.nbytes + (0 if gram.square else kept.columns.nbytes)
+        if size <= gram.max_memory // 4:
+            gram.sketch_cache.put(data, state, kept)
+    return kept
+
+
+def _measure_factors(gram: GramMatrix, kept: KeptSketches) -> ErrorFactors:
+    """Return the factors of the standard errors of centered and plain similarities, by a few columns.
+
+    They are 1 where there are few samples, where the gradients of enough of them do not fit into memory, and in dry
+    runs, in which these pairs would be taken for those of all samples.
+    """
+    m = gram.shape[1]
+    fitting = gram.max_memory // 2 // (4 * gram.d * sum(gram.net.numels.values()))
+    if gram.is_part or min(m, fitting) < COMPARED:
+        return ErrorFactors(1.0, 1.0)
+    places = torch.linspace(0, m - 1, COMPARED).long()
+    compared = gram.columns.take(places.tolist())
+    exact = gram.with_centering(False).with_columns(compared).of_columns().dense().cpu()
+    few = kept.columns[places.to(kept.columns.device)].cpu()
+    return error_factors(few, exact, kept.d, kept.dependent)
+
+
+def sketch_pair(gram: GramMatrix, width: int) -> KeptSketches:
+    """Return whitened sketches of rows and columns, of about `width` numbers a sample; equal for a square matrix."""
     if gram.kernel != CORRELATION:
         raise ValueError(
             f"Sketches are of likewise.CORRELATION, found {gram.kernel}: leave sketch out, or use that kernel."
         )
-    q = bucket_count(sketch, gram.d)
+    q = bucket_count(width, gram.d)
     return retry_changed_parts(gram.engine, lambda: _sketch_both(gram, Sketch(q, 0)))
 
 
-def _sketch_both(gram: GramMatrix, projection: Sketch) -> tuple[Tensor, Tensor]:
-    rows = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
-    if gram.square:
-        return rows, rows
-    return rows, whiten_sketches(sketch_rows(gram.of_columns(), projection)).to(gram.device)
+def _sketch_both(gram: GramMatrix, projection: Sketch) -> KeptSketches:
+    rows = columns = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
+    if not gram.square:
+        found = sketch_rows(gram.of_columns(), projection, what=SKETCHING_COLUMNS)
+        columns = whiten_sketches(found).to(gram.device)
+    with gram.net.evaluation_mode():
+        dependent = projection.dependent_buckets(gram.engine, gram.data.samples(range(1)))
+    return KeptSketches(rows, columns, gram.d, dependent)
 
 
 def sketch_rows(
-    gram: GramMatrix, sketch: Sketch, where: range | None = None, what: str = "sketches"
+    gram: GramMatrix, sketch: Sketch, where: range | None = None, what: str = SKETCHING
 ) -> Sketched:
     """Return the sketches of the rows at these places, of all if None; `what` is the name of the progress."""
     data = gram.data if where is None else gram.data.take(where)

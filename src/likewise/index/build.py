@@ -12,6 +12,7 @@ from likewise.checks import check_choice, check_flag, check_integer, check_seed,
 from likewise.data import Batches, batches
 from likewise.distributed import rank
 from likewise.gram import GramMatrix
+from likewise.gram.cost import choose_outputs
 from likewise.gram.last_layer import Features
 from likewise.index.layers import Projection, Unit, make_projector, read_settings
 from likewise.index.parts import concatenate, merge_parts
@@ -71,7 +72,8 @@ def build_index(
         width: About how many numbers a sample: the standard error of a similarity is about 1/√width.
         dtype: How they are stored.
         labels: Of the samples; those that travel with the data if None.
-        readout: Whose gradients are compared; chosen by the model's outputs if None.
+        readout: Whose gradients are compared; if None, chosen by cost as `likewise.analyze` does: all outputs of few
+            samples (of more than ten outputs, random combinations), of many four combinations, contrasts of classes.
         parameters: Names or patterns; all that require grad if None.
         classes: Names of the classes.
         names: Names of the samples.
@@ -117,8 +119,7 @@ def build_index(
     rows = rows_per_shard(source.n) if shard_rows is None else check_integer("shard_rows", shard_rows, 1)
     chosen = None if part is None else check_part(part)
     _check_listed(source.n, classes=classes, names=names, show=show)
-    first = source.samples(range(1))
-    net.choose_readout(first.inputs, first.labels, first.ids)
+    net = choose_outputs(net, source).net
     gram = GramMatrix(net, source, max_memory=max_memory)
     path = _check_out(out)
     layers = read_settings(gram, projection, unit, optimizer_state, learning_rate)

@@ -376,7 +376,7 @@ def _prepare(
     max_memory = check_integer("max_memory", max_memory, 1, advice="bytes, such as 2**30")
     decoded, decoded_bytes = source.with_cache(max_memory // 4)
     method = choose_method(net, decoded, exact=exact, sketch=sketch)
-    announce(f"comparing {method.describe(method.estimate_time())}")
+    announce(f"comparing {method.describe(method.estimate_cost())}")
     announce("tracing the network and checking its gradients")
     gram = _gram_of_decoded(method.net, source, decoded, decoded_bytes, max_memory)
     fits = 4 * gram.data.n * method.outputs <= max_memory

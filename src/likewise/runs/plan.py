@@ -5,42 +5,32 @@ are many: sketches of a few random combinations of the outputs, contrasts of the
 handful of plain training epochs. On request: all outputs and all pairs exactly.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from likewise.checks import check_flag, check_integer
 from likewise.data import Batches, Samples, batches
-from likewise.engines import Engine, OperationCounter, TracedEngine, network_outputs, with_combined_outputs
+from likewise.engines import Engine, TracedEngine, network_outputs, with_combined_outputs
 from likewise.gram import GramMatrix
 from likewise.gram.blocks import block_spans
+from likewise.gram.cost import WIDTH, choose_outputs, gradient_epochs
 from likewise.gram.sketches import Sketch, Sketches, bucket_count, sketch_bytes
-from likewise.model import Network, annotate_errors
+from likewise.model import Network
 from likewise.progress import describe_duration
 from likewise.readouts import (
-    MOST_OUTPUTS,
-    AutomaticReadout,
-    all_outputs,
     readout_name,
-    usual_combinations,
 )
 from likewise.runs.columns import Request, Targets, visit_pairs
 from likewise.wording import agreeing
 
-FEW_MULTIPLICATIONS = 2e11  # for exact pairs: about ten seconds on one core
 MANY_OPERATIONS = 2.5e8  # multiplications per sample beyond which one combination of outputs is timed for all
 SAMPLES_TIMED = 32  # samples timed for a plan, at most
 NOTICEABLE = 0.2  # seconds that the timed samples should take
 SOON = 1.0  # seconds of multiplications below which the rest of a run takes longer
-WIDTH = 1024  # numbers per sample of a sketch
-# Combinations of outputs, or contrasts of classes, where gradients are sketched (docs/method.md).
-SKETCHED_OUTPUTS = 4
 
 
 class Method(NamedTuple):
@@ -55,11 +45,9 @@ class Method(NamedTuple):
     multiplications: float  # in `epochs`
     operations: int = 0  # multiplications of a forward pass of one sample
 
-    def describe(self, time: str = "") -> str:
-        """Describe the choice in a sentence; `time`, the duration in words, comes before the epochs."""
-        count = f"{self.epochs:,.0f}"
-        epochs = f"{count} plain {agreeing(round(self.epochs), 'epoch')}"
-        cost = f"{time}, {epochs}" if time else f"about {epochs}"
+    def describe(self, cost: str = "") -> str:
+        """Describe the choice in a sentence, with its cost in words; by default the epochs, which are counted."""
+        cost = cost or f"about {self.counted_epochs}"
         readout = readout_name(self.net.readout)
         outputs = f"{readout} of {self.outputs:,} outputs" if self.compared < self.outputs else readout
         if not self.sketch:
@@ -69,11 +57,25 @@ class Method(NamedTuple):
             f"(exact: about {self.exact_epochs:,.0f})"
         )
 
-    def estimate_time(self) -> str:
-        """Return in words how long its multiplications take on the model's device, at the speed of matrix products."""
+    @property
+    def counted_epochs(self) -> str:
+        """The plain training epochs in words, with how they are known."""
+        return f"{_plain_epochs(self.epochs)} by counting multiplications"
+
+    def estimate_cost(self) -> str:
+        """Return the cost in words: the multiplications, and how long they take alone at the speed of products.
+
+        Nothing is timed but a product of matrices: `plan_run` times the steps of a run.
+        """
         rate = _multiplications_per_second(next(self.net.model.parameters()).device)
         seconds = self.multiplications / rate
-        return "a few seconds" if seconds < SOON else f"about {describe_duration(seconds)} or more"
+        if seconds < SOON:
+            return "a few seconds"
+        return f"at least {describe_duration(seconds)}, {self.counted_epochs}, which likewise plan times"
+
+
+def _plain_epochs(epochs: float) -> str:
+    return f"{epochs:,.0f} plain {agreeing(round(epochs), 'epoch')}"
 
 
 class RunPlan(NamedTuple):
@@ -111,44 +113,14 @@ def choose_method(
             raise ValueError(
                 f"exact=True compares gradients without sketches, found sketch={sketch} too: pass one of them."
             )
-    data.samples(
-        range(min(2, data.n))
-    )  # samples that cannot share a batch are refused before the model is called
-    first = data.samples(range(1))
-    whole = net.with_readout(AutomaticReadout(net.model, sys.maxsize)) if net.automatic else net
-    returned, outputs, d, operations = _count_outputs(whole, first)
-    if whole.readout is not all_outputs:  # given, or that of a language model: nothing to choose
-        net = whole.with_readout(whole.readout)
-    cost = _Cost(data.n, sum(net.numels.values()), operations)
-    if exact:
-        return Method(whole, 0, outputs, d, *cost.of(cost.exact(d), d))
-    combinations = usual_combinations(net.model)
-    usual = d if net.automatic is None or d <= MOST_OUTPUTS else combinations
-    few_pairs = data.n**2 * usual * cost.p <= FEW_MULTIPLICATIONS
-    is_small = sketch == "auto" and (few_pairs or usual * cost.p <= WIDTH)  # a sketch would not be shorter
-    if sketch == "never" or is_small:
-        chosen = _fix_readout(net, first, returned, MOST_OUTPUTS, combinations)
-        return Method(chosen, 0, outputs, usual, *cost.of(cost.exact(usual), d))
-    few = d if net.automatic is None else min(d, SKETCHED_OUTPUTS)
-    width = WIDTH if sketch == "auto" else int(sketch)
-    chosen = _fix_readout(net, first, returned, SKETCHED_OUTPUTS, SKETCHED_OUTPUTS)
-    return Method(chosen, width, outputs, few, *cost.of(cost.sketched(few, width), d))
-
-
-def _fix_readout(
-    net: Network, first: Samples, returned: Any, most_outputs: int, combinations: int
-) -> Network:
-    """Return the network with its automatic readout chosen by the first sample; a given readout is kept."""
-    if net.automatic is not None:
-        contrasts = _are_class_numbers(first.labels)
-        net = net.with_readout(AutomaticReadout(net.model, most_outputs, combinations, contrasts))
-        with net.evaluation_mode():
-            net.select_outputs(returned, first.inputs, first.labels, first.ids)
-    return net
-
-
-def _are_class_numbers(labels: Tensor | None) -> bool:
-    return labels is not None and labels.dim() == 1 and not labels.is_floating_point()
+    choice = choose_outputs(net, data, None if sketch == "auto" else sketch != "never", every_output=exact)
+    cost = _Cost(data.n, sum(net.numels.values()), choice.operations)
+    compared, width = choice.compared, 0
+    epochs = cost.exact(compared)
+    if choice.sketched:
+        width = WIDTH if isinstance(sketch, str) else sketch
+        epochs = cost.sketched(compared, width)
+    return Method(choice.net, width, choice.outputs, compared, *cost.of(epochs, choice.every))
 
 
 class _Cost(NamedTuple):
@@ -164,25 +136,11 @@ class _Cost(NamedTuple):
 
     def exact(self, d: int) -> float:
         """Return the epochs for density, uncertainty and all pairs: two passes each for the first two."""
-        return 1 / 3 + 4 * (1 + 2 * d) / 3 + self.n * d * self.p / (3 * self.operations)
+        return 1 / 3 + 4 * gradient_epochs(d) + self.n * d * self.p / (3 * self.operations)
 
     def sketched(self, d: int, width: int) -> float:
         """Return the epochs for outputs, sketches and their pairs, each of which is multiplied once."""
-        return 1 / 3 + (1 + 2 * d) / 3 + self.n * width / (6 * self.operations)
-
-
-def _count_outputs(net: Network, first: Samples) -> tuple[Any, int, int, int]:
-    """Return the model's result for a sample, its outputs, those the readout selects, and its multiplications."""
-    counter = OperationCounter()
-    with net.evaluation_mode(), annotate_errors(net, first.inputs, first.labels, first.ids):
-        with counter:
-            returned = net.call_model({}, first.inputs)
-        read = net.select_outputs(returned, first.inputs, first.labels, first.ids).shape[1]
-    tensors = [
-        leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    outputs = max((leaf.numel() for leaf in tensors), default=read)
-    return returned, outputs, read, max(counter.flops // 2, sum(net.numels.values()), 1)
+        return 1 / 3 + gradient_epochs(d) + self.n * width / (6 * self.operations)
 
 
 def plan_run(
@@ -202,10 +160,15 @@ def plan_run(
     estimate = (_plan_sketched if method.sketch else _plan_exact)(gram, data, method)
     readout, p = readout_name(method.net.readout), sum(net.numels.values())
     width = gram.d * bucket_count(method.sketch, gram.d) if method.sketch else 0
-    epochs = _timed_epochs(gram, data, method, estimate[0])
+    epochs = round(_timed_epochs(gram, data, method, estimate[0]), 1)
     method = method._replace(sketch=width, compared=gram.d, epochs=epochs)
     costs = round(method.epochs, 1), round(method.exact_epochs, 1)
-    description = method.describe(f"about {describe_duration(estimate[0])}")
+    timed = f"about {describe_duration(estimate[0])}"
+    if method.operations > MANY_OPERATIONS:
+        timed = f"{timed}, timed on a few samples, and {method.counted_epochs}"
+    else:
+        timed = f"{timed}, {_plain_epochs(epochs)}, timed on a few samples"
+    description = method.describe(timed)
     return RunPlan(data.n, method.outputs, p, readout, gram.d, width, *costs, *estimate, description)
 
 

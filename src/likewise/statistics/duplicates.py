@@ -27,7 +27,7 @@ from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, normal
 
 from likewise.checks import check_flag, check_integer, check_number
 from likewise.data import Batches
-from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.gram import GramMatrix, Reducer, SketchOption, Strip, pair_source
 from likewise.statistics.neighbors import merge_largest
 from likewise.statistics.shared_words import TokenInput, find_token_input
 from likewise.statistics.targets import (
@@ -129,7 +129,7 @@ def duplicates(
     split: Sequence[Any] | Tensor | None = None,
     k: int = 5,
     ratio: float | None = None,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
     compare_inputs: bool = True,
 ) -> Duplicates:
     """Near-duplicates: pairs that are almost the same to the network or by their inputs; visits all pairs.
@@ -146,7 +146,8 @@ def duplicates(
         ratio: A pair counts if it is closer than this times the median distance to the fifth nearest sample in its
             class; for texts, also if at most this share of the words differ. Larger finds more. None: 1/8, less if
             pairs that close can be chance.
-        sketch: Compare random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
         compare_inputs: Also compare pixels, words or numbers, which reads the data once more.
 
     Returns:

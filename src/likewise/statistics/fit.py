@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_number
-from likewise.gram import GramMatrix, pair_source
+from likewise.gram import GramMatrix, SketchOption, choose_width, pair_source
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.neighbors import soft_neighbors
 from likewise.statistics.reliability import NeighborMeansReducer
@@ -77,7 +77,7 @@ def fit_quality(
     alone: float = ALONE,
     underfit_below: float | None = None,
     overfit_above: float = OVERFIT,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
 ) -> FitQuality:
     """Judge whether a network over- or underfits its training data.
 
@@ -99,7 +99,8 @@ def fit_quality(
         alone: Median number of neighbors below which the network overfits.
         underfit_below: Difference of learned and supported below which it underfits; None: by the kind of labels.
         overfit_above: Difference above which it overfits.
-        sketch: Estimate neighbors from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         FitQuality with the `verdict` and what it rests on.
@@ -121,9 +122,12 @@ def fit_quality(
     if not gram.square:
         raise ValueError("fit_quality needs one data set: build the GramMatrix without columns.")
     given = _Targets.of(gram, found)
+    width = choose_width(gram.with_kernel(CORRELATION), sketch)
+    if width is None:  # sums and pairs then come from one pass, where gradients fit into memory
+        gram = gram.with_feature_cache()
+    neighbors = soft_neighbors(gram.with_kernel(CORRELATION))  # first: pairs need what it keeps
     variance, overall = _label_variance(gram, given.values(gram.d))
-    neighbors = soft_neighbors(gram.with_kernel(CORRELATION))
-    learned, supported, classes = _support(gram, given, sketch)
+    learned, supported, classes = _support(gram, given, width)
     verdict: Verdict = "fit"
     if math.isnan(learned - supported):  # the paper's rule is left
         crowd = float(neighbors.median()) > gram.shape[1] / 2
@@ -185,14 +189,16 @@ def _label_variance(gram: GramMatrix, y: Tensor) -> tuple[Tensor, float]:
     """Return the variance of labels (n, q) around each sample, weighted by k^I, and that of all labels."""
     y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
     inner = gram.with_kernel(INNER_PRODUCT)
-    sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, y.square()], 1)).cpu()
-    total, first, second = sums.split([1, y.shape[1], y.shape[1]], dim=1)
+    squares = y.square().sum(1, keepdim=True)  # their sum over components is all that is needed
+    sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, squares], 1)).cpu()
+    total, first, second = sums.split([1, y.shape[1], 1], dim=1)
     weight = torch.where(total == 0, torch.inf, total)
-    variance = (second / weight - (first / weight).square()).sum(1).clamp(min=0).to(gram.dtype)
+    means = first / weight
+    variance = ((second / weight)[:, 0] - means.square().sum(1)).clamp(min=0).to(gram.dtype)
     return variance, float(y.var(0, correction=0).sum())
 
 
-def _support(gram: GramMatrix, given: _Targets, sketch: int | None) -> tuple[float, float, bool]:
+def _support(gram: GramMatrix, given: _Targets, width: int | None) -> tuple[float, float, bool]:
     """Return the share of labels that outputs predict, the share that neighbors' labels do, and if they are classes."""
     labels, outputs, classes = given
     if outputs is None:
@@ -200,10 +206,10 @@ def _support(gram: GramMatrix, given: _Targets, sketch: int | None) -> tuple[flo
     chances = None if classes is None else class_chances(outputs, classes)
     if classes is not None and chances is not None:
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
-        votes = _neighbor_means(gram, members, sketch)
+        votes = _neighbor_means(gram, members, width)
         return *explained_shares(classes, chances, votes), True
     y = labels.reshape(len(labels), -1).double().cpu()
-    around = _neighbor_means(gram, y, sketch)
+    around = _neighbor_means(gram, y, width)
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:
@@ -211,7 +217,7 @@ def _support(gram: GramMatrix, given: _Targets, sketch: int | None) -> tuple[flo
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported, False
 
 
-def _neighbor_means(gram: GramMatrix, values: Tensor, sketch: int | None) -> Tensor:
-    source = pair_source(gram.with_kernel(CORRELATION), sketch)
+def _neighbor_means(gram: GramMatrix, values: Tensor, width: int | None) -> Tensor:
+    source = pair_source(gram.with_kernel(CORRELATION), width)
     ((means,),) = source.visit(NeighborMeansReducer(values))
     return means.cpu()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_flag, check_integer, check_number, check_type
-from likewise.gram import GramMatrix, Reducer, Strip, pair_source
+from likewise.gram import GramMatrix, Reducer, SketchOption, Strip, choose_width, pair_source
 from likewise.model import Network
 from likewise.statistics.crossval import CrossValidated
 from likewise.statistics.neighbors import EXPONENT, Neighbors, class_votes, contradiction, merge_largest
@@ -115,7 +115,7 @@ def label_suspicion(
     *,
     exponent: float = EXPONENT,
     isolated_below: float = 0.05,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
     watch: Watch | None = None,
     reheat: Literal["auto"] | bool | Reheated | None = None,
     crossval: CrossValidated | None = None,
@@ -171,7 +171,8 @@ def label_suspicion(
         labels: (n,) class numbers; None uses the labels of the data.
         exponent: How local votes are.
         isolated_below: Share of the median number of votes below which a sample is isolated.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
         watch: Record of the training run, with the same samples and labels in the same order.
         reheat: "auto" reheats four copies of the network if it has memorized the labels; or the result of
             `likewise.reheat` for the same samples and labels, if you need your own augmentation, loss or rounds. None
@@ -213,7 +214,8 @@ def label_suspicion(
     given = class_numbers(gram, labels)
     margins = None if watch is None else margins_of(watch, given)
     validated = None if crossval is None else validated_for(crossval, given)
-    votes = class_votes(gram, given, exponent=exponent, sketch=sketch).cpu()
+    width = choose_width(gram, sketch)  # that of reheated copies, too
+    votes = class_votes(gram, given, exponent=exponent, sketch=width).cpu()
     outputs = class_outputs(gram)
     chances = None if outputs is None else class_chances(outputs, given)
     if margins is not None and (odd := order_warning(votes, given, chances, margins)) is not None:
@@ -224,7 +226,7 @@ def label_suspicion(
     hot = None if reheat is None or reheat is False else _resolve_reheat(gram, given, votes, reheat)
     after = None
     if hot is not None and not hot.skipped:
-        after = opinion_after(gram, hot, exponent=exponent, sketch=sketch)
+        after = opinion_after(gram, hot, exponent=exponent, sketch=width)
     resemblance = class_resemblance(gram, given) if check_flag("words", words) else None
     found = combined_suspicion(votes, given, chances, margins, after, validated, resemblance, **options)
     tensors: dict[str, Any] = {
@@ -253,14 +255,15 @@ class OpinionAfter(NamedTuple):
 
 
 def opinion_after(
-    gram: GramMatrix, hot: Reheated, *, exponent: float = EXPONENT, sketch: int | None = None
+    gram: GramMatrix, hot: Reheated, *, exponent: float = EXPONENT, sketch: SketchOption = "auto"
 ) -> OpinionAfter:
     """Return votes and probabilities of reheated copies; visits all pairs for each copy."""
+    width = choose_width(gram, sketch)
     ranks, shares, chances = list[Tensor](), list[Tensor](), list[Tensor]()
     for one in hot.rounds:
         net = Network(one.model, gram.net.readout, parameters=gram.net.names, autocast=gram.net.autocast)
         other = GramMatrix(net, gram.data, kernel=gram.kernel, max_memory=gram.max_memory)
-        votes = class_votes(other, hot.labels, exponent=exponent, sketch=sketch).cpu()
+        votes = class_votes(other, hot.labels, exponent=exponent, sketch=width).cpu()
         outputs = class_outputs(other)
         known = None if outputs is None else class_chances(outputs, hot.labels)
         ranks.append(_relative_ranks(suspicion_from_votes(votes, hot.labels, known).suspicion.double().cpu()))
@@ -568,7 +571,7 @@ def label_evidence(
     labels: Any = None,
     k: int = 5,
     *,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
 ) -> Neighbors:
     """The k most similar samples that have the suggested label of each sample; visits all pairs.
 
@@ -577,7 +580,8 @@ def label_evidence(
         found: The result of `label_suspicion`.
         labels: The labels passed to it.
         k: Number of samples; if a class has fewer, the rest have similarity -inf.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         Neighbors by centered similarity, (n, k).
@@ -605,5 +609,7 @@ def label_evidence(
             f"`found` is about {len(suggested)} samples, but the GramMatrix has {gram.shape[0]}: pass the matrix that "
             "it was computed from."
         )
-    (best,) = pair_source(gram, sketch).visit(EvidenceReducer(suggested, given, count))
-    return Neighbors(*best)
+    source = pair_source(gram, sketch)
+    ((indices, similarities),) = source.visit(EvidenceReducer(suggested, given, count))
+    errors = source.standard_errors(indices, centered=True)
+    return Neighbors(indices, similarities, errors.masked_fill_(similarities == -torch.inf, 0))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from likewise.checks import check_integer, check_number
-from likewise.gram import BlockReducer, GramMatrix, Strip, SumReducer, pair_source
+from likewise.gram import BlockReducer, GramMatrix, SketchOption, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
 from likewise.statistics.targets import class_numbers, refuse_other, to_device
 
@@ -23,6 +23,7 @@ class Neighbors(NamedTuple):
     Attributes:
         indices: (n, k) integers, places in the columns.
         similarities: (n, k).
+        errors: (n, k) standard errors of the similarities, 0 where they are exact.
 
     Example:
         >>> import torch, likewise as lw
@@ -35,6 +36,7 @@ class Neighbors(NamedTuple):
 
     indices: Tensor
     similarities: Tensor
+    errors: Tensor
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class NearestReducer(BlockReducer):
         return merge_largest(None if total is None else Largest(*total), others, block.first_column, self.k)
 
 
-def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neighbors:
+def nearest(gram: GramMatrix, k: int = 10, *, sketch: SketchOption = "auto") -> Neighbors:
     """The k most similar samples of each row, best first; visits all pairs.
 
     Within one data set, a sample is not its own neighbor.
@@ -58,10 +60,11 @@ def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neig
     Args:
         gram: Plain or centered; neighbors are ranked by its similarity.
         k: Number of neighbors; fewer if the data set has no more.
-        sketch: Estimate from random projections with this many numbers per sample instead of exact gradients.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
-        Neighbors with `indices` and `similarities`, (n, k) each.
+        Neighbors with `indices`, `similarities` and their standard `errors`, (n, k) each.
 
     Example:
         >>> import torch, likewise as lw
@@ -72,8 +75,9 @@ def nearest(gram: GramMatrix, k: int = 10, *, sketch: int | None = None) -> Neig
     refuse_other(gram)
     k = check_integer("k", k, 1)
     k = min(k, gram.shape[1] - gram.square)
-    (found,) = pair_source(gram, sketch).visit(NearestReducer(k))
-    return Neighbors(*found)
+    source = pair_source(gram, sketch)
+    ((indices, similarities),) = source.visit(NearestReducer(k))
+    return Neighbors(indices, similarities, source.standard_errors(indices))
 
 
 class ClassSimilarity(NamedTuple):
@@ -190,13 +194,14 @@ class CountReducer(SumReducer):
         return (block.shared(("at least", self.threshold), compare).count_nonzero(1),)
 
 
-def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: int | None = None) -> Tensor:
+def hard_neighbors(gram: GramMatrix, threshold: float = 0.9, *, sketch: SketchOption = "auto") -> Tensor:
     """N_τ(x), how many samples have k(x, x') ≥ τ, itself included; visits all pairs.
 
     Args:
         gram: Plain or centered.
         threshold: τ.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         (n,) integers.
@@ -225,13 +230,14 @@ class PositiveReducer(SumReducer):
         return (block.positive_power(self.exponent).sum(1),)
 
 
-def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: int | None = None) -> Tensor:
+def positive_neighbors(gram: GramMatrix, exponent: float = 2, *, sketch: SketchOption = "auto") -> Tensor:
     """N⁺_α(x) = Σ max(k(x, x'), 0)^α, itself included; visits all pairs. The larger α, the more local.
 
     Args:
         gram: Plain or centered. With a centered matrix and α = 4, this is the `local_density` of `analyze`.
         exponent: α, positive.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         (n,) sums.
@@ -302,7 +308,7 @@ def similarity_histogram(
     low: float = -1,
     high: float = 1,
     *,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
 ) -> SimilarityHistogram:
     """Each row's histogram of similarities over equal bins of [low, high]; visits all pairs.
 
@@ -311,7 +317,8 @@ def similarity_histogram(
         bins: Number of bins.
         low: Lower end; smaller values count in the first bin.
         high: Upper end; larger values count in the last bin.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         SimilarityHistogram with `edges`, (bins + 1,), and `counts`, (n, bins).
@@ -351,7 +358,7 @@ class VotesReducer(SumReducer):
 
 
 def class_votes(
-    gram: GramMatrix, classes: Tensor, *, exponent: float = EXPONENT, sketch: int | None = None
+    gram: GramMatrix, classes: Tensor, *, exponent: float = EXPONENT, sketch: SketchOption = "auto"
 ) -> Tensor:
     """Σ max(centered similarity, 0)^exponent over the other samples of each class; visits all pairs.
 
@@ -359,7 +366,8 @@ def class_votes(
         gram: A square matrix.
         classes: (n,) class numbers.
         exponent: How local votes are.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         (n, classes) in float64.

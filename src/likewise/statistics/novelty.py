@@ -22,7 +22,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from likewise.checks import check_integer
-from likewise.gram import BlockReducer, GramMatrix, Sketches, Strip, pair_source, sketch_pair
+from likewise.gram import (
+    BlockReducer,
+    GramMatrix,
+    SketchedMatrix,
+    SketchOption,
+    Strip,
+    choose_width,
+    pair_source,
+)
 from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.last_layer import LastLayer, last_layer_inputs
 from likewise.statistics.neighbors import Largest, merge_largest
@@ -65,7 +73,7 @@ def novelty(
     k: int = NEIGHBORS,
     *,
     parameters: str | Sequence[str] | None = "auto",
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
 ) -> Tensor:
     """The share of the training data that is less unusual than each input: .992 is more unusual than 99.2 % of it.
 
@@ -86,7 +94,8 @@ def novelty(
         parameters: "auto": the share above. Anything else returns one number without a reference: 1 − the mean plain
             similarity to the k nearest, by the gradients of the matrix (None: the paper's kernel), of some parameters
             (as for `Network`, such as "last 3 layers"), or by "features", the inputs of the last layer.
-        sketch: Estimate similarities of gradients from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         (n,) from 0 to 1 for "auto". Otherwise at most 2, and 0 if the input equals k training samples to the network.
@@ -300,7 +309,7 @@ def _feature_closeness(features: _Features, k: int) -> Tensor:
     return closest_cosines(rows, [columns], k)
 
 
-def _ingredients(gram: GramMatrix, k: int, sketch: int | None) -> tuple[Ingredients, Ingredients]:
+def _ingredients(gram: GramMatrix, k: int, sketch: SketchOption) -> tuple[Ingredients, Ingredients]:
     """Return those of the rows, and of some columns, each left out in turn."""
     m, features = gram.shape[1], _find_features(gram)
     count, left = min(k, m), min(k, m - 1)
@@ -312,19 +321,17 @@ def _ingredients(gram: GramMatrix, k: int, sketch: int | None) -> tuple[Ingredie
             near = _feature_closeness(features, left)
             found = Ingredients(1 - closeness, 1 - near, features.rows.norm(dim=1))
         return found, found
-    places = reference_places(m)
-    if sketch is None:
-        left_out = gram.of_columns()
-        left_out.data = gram.columns.take(places.tolist())
+    places, left_out = reference_places(m), gram.of_columns(reference_places)
+    width = choose_width(gram, sketch)
+    if width is None:  # few rows may be cheap, and not the reference
+        width = choose_width(left_out, sketch)
+    if width is None:
         ((closeness,),) = gram.visit(ClosenessReducer(count))
         ((known,),) = left_out.visit(ClosenessReducer(left, places))
     else:
-        rows, columns = sketch_pair(gram, sketch)
-        ((closeness,),) = Sketches(rows, columns=columns, max_memory=gram.max_memory).visit(
-            ClosenessReducer(count)
-        )
-        some = Sketches(columns[places.to(columns.device)], columns=columns, max_memory=gram.max_memory)
-        ((known,),) = some.visit(ClosenessReducer(left, places))
+        source = SketchedMatrix(gram.with_centering(False), width)
+        ((closeness,),) = source.visit(ClosenessReducer(count))
+        ((known,),) = source.of_columns(places).visit(ClosenessReducer(left, places))
     if features is None:
         return Ingredients(1 - closeness), Ingredients(1 - known)
     rows, columns = (normalize(part, dim=1) for part in features)

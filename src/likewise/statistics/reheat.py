@@ -36,7 +36,7 @@ from likewise.checks import (
 from likewise.data import Batches, column, training_data
 from likewise.distributed import world_size
 from likewise.fingerprint import Fingerprint, checksums, describe_module
-from likewise.gram import GramMatrix
+from likewise.gram import GramMatrix, SketchOption
 from likewise.gram.matrix import dataset_outputs
 from likewise.identity import fingerprint_code
 from likewise.model import Network, call_arguments, to_network
@@ -174,7 +174,7 @@ def reheat(
     augment: Callable[[Any], Any] | None = None,
     batch_size: int | None = None,
     seed: int = 0,
-    sketch: int | None = 1024,
+    sketch: SketchOption = "auto",
     votes: Tensor | None = None,
     checkpoint: str | Path | None = None,
 ) -> Reheated:
@@ -207,7 +207,8 @@ def reheat(
         augment: Called with the inputs of each training batch, on the model's device; returns inputs.
         batch_size: None uses the loader's; without a loader, 16 to 256, so that an epoch has about 32 steps.
         seed: Seed for the order of samples, dropout and augmentation.
-        sketch: Width of the sketches from which neighbors' votes are estimated; None is exact.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
         votes: (n, classes) the result of `likewise.statistics.neighbors.class_votes` for the network, if you have it.
         checkpoint: A file, written after the range test and after each round. Training resumes from an existing one; a
             finished one is only read.
@@ -274,7 +275,7 @@ class _Settings:
     memorized_above: float
     batch_size: int | None
     seed: int
-    sketch: int | None
+    sketch: SketchOption
 
 
 @dataclass(frozen=True)

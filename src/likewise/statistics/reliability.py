@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from likewise.checks import check_integer, check_tensor, describe
-from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
+from likewise.gram import GramMatrix, SketchOption, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
 from likewise.statistics.novelty import NEIGHBORS, ClosenessReducer
 from likewise.statistics.targets import (
@@ -88,7 +88,7 @@ def reliability(
     labels: Any = None,
     *,
     parameters: str | Sequence[str] | None = None,
-    sketch: int | None = None,
+    sketch: SketchOption = "auto",
 ) -> Reliability:
     """Evidence for the predictions of the rows from the columns, the training set with its labels.
 
@@ -104,7 +104,8 @@ def reliability(
         labels: Labels of the columns; None uses the labels of the data.
         parameters: Parameters whose gradients are compared, as for `Network`; None uses those of the matrix. The "last
             3 layers" err less in the worst case if data have shifted, all parameters less on tables (docs/uses.md).
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         Reliability; each field is (n,), except for the probabilities, (n, c).

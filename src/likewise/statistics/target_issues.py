@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from likewise.checks import check_integer, check_number, describe
 from likewise.data import Batches, batches
-from likewise.gram import GramMatrix, Strip, SumReducer, pair_source
+from likewise.gram import GramMatrix, SketchOption, Strip, SumReducer, pair_source
 from likewise.linalg import product_by_chunks
 from likewise.model import Network, call_arguments, to_network
 from likewise.readouts import all_outputs, are_chances
@@ -130,7 +130,7 @@ class WeightedSumReducer(SumReducer):
 
 
 def multilabel_suspicion(
-    gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: int | None = None
+    gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: SketchOption = "auto"
 ) -> MultilabelSuspicion:
     """How much the network and the neighbors' votes contradict each 0 or 1 of a matrix of labels; visits all pairs.
 
@@ -138,7 +138,8 @@ def multilabel_suspicion(
         gram: A square matrix; similarities are centered.
         labels: (n, classes) of 0 and 1; None uses the labels of the data.
         exponent: How local votes are.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         MultilabelSuspicion; rank by `suspicion`, (n, classes).
@@ -173,7 +174,7 @@ def multilabel_from_votes(
 
 
 def value_suspicion(
-    gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: int | None = None
+    gram: GramMatrix, labels: Any = None, *, exponent: float = EXPONENT, sketch: SketchOption = "auto"
 ) -> ValueSuspicion:
     """How far each target is from the network's prediction and its neighbors' targets; visits all pairs.
 
@@ -181,7 +182,8 @@ def value_suspicion(
         gram: A square matrix; similarities are centered.
         labels: (n,) or (n, q) numbers; None uses the labels of the data.
         exponent: How local votes are.
-        sketch: Estimate from random projections with this many numbers per sample.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         ValueSuspicion; rank by `score`.
@@ -237,7 +239,7 @@ def cell_suspicion(
     cell: int = 16,
     ignore: Sequence[int] = (-100, 255),
     parameters: Any = None,
-    sketch: int | None = 1024,
+    sketch: SketchOption = "auto",
 ) -> CellSuspicion:
     """Where the labels of masks, or of tokens in sequences, contradict the network and similar cells elsewhere.
 
@@ -253,7 +255,8 @@ def cell_suspicion(
         cell: Pixels per side; sequences have cells of one token.
         ignore: Labels that mean "no label".
         parameters: Parameters whose gradients are compared, as for Network.
-        sketch: Width of random projections; None compares exact gradients.
+        sketch: Numbers per sample of the random projections that are compared; None: gradients; "auto": gradients if
+            that is cheap, else 1024 numbers (`likewise.SketchNotice`).
 
     Returns:
         CellSuspicion.
@@ -416,7 +419,7 @@ def _cell_shares(masks: Tensor, cell: int, ignore: Sequence[int]) -> tuple[Tenso
 
 
 def _weighted_sums(
-    gram: GramMatrix, values: Tensor, exponent: float, sketch: int | None
+    gram: GramMatrix, values: Tensor, exponent: float, sketch: SketchOption
 ) -> tuple[Tensor, Tensor]:
     refuse_unbounded(gram)
     exponent = check_number("exponent", exponent, above=0)
