@@ -415,3 +415,30 @@ def test_a_loader_without_batches_converts_each_item():
         DataLoader(TensorDataset(X, Y), batch_size=None, collate_fn=lambda item: (2 * item[0], item[1]))
     )
     assert torch.equal(data[0].inputs, 2 * X) and torch.equal(data.labels(), Y)
+
+
+@pytest.mark.parametrize(
+    "n, size, count", [(100, 32, 64), (100, 5, 40), (7, 32, 64), (64, 8, 64), (65, 64, 16), (1, 4, 8)]
+)
+def test_samples_from_all_over_come_in_batches_of_one_batch_of_the_data(n, size, count):
+    """A loader may return images of one size in each batch: those of two do not go together."""
+
+    class Images(torch.utils.data.Dataset):
+        def __len__(self):
+            return n
+
+        def __getitem__(self, i):
+            return torch.full((1, 4 + i // size, 4), float(i))
+
+    data = lw.batches(torch.utils.data.DataLoader(Images(), batch_size=size))
+    places, some = data.spread(count)
+    assert [int(value) for batch in some for value in batch.inputs[:, 0, 0, 0]] == places
+    assert len(set(places)) == len(places) <= max(count, 8)
+    assert places[0] == 0 and len(places) >= min(n, count) // 2
+    assert places[-1] >= n - 1 - min(size, 8)
+
+
+def test_samples_of_tensors_are_spread_evenly():
+    places, some = lw.batches(torch.arange(100.0)[:, None]).spread(12)
+    assert some.samples(range(12)).inputs[:, 0].tolist() == places
+    assert places == torch.linspace(0, 99, 12).long().tolist()

@@ -36,6 +36,8 @@ from likewise.padding import IGNORED, PaddingCollate, pad_columns
 from likewise.torch_state import send
 from likewise.wording import counted
 
+RUN = 8  # samples of one batch that are looked at together, of samples from all over a data set
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -145,6 +147,23 @@ class Batches(Sequence[Samples]):
     def take(self, places: Sequence[int]) -> "Batches":
         """Return the samples at these places, in batches."""
         return Batches(self._source, [self._positions[i] for i in places], self.size, self.given)
+
+    def spread(self, count: int) -> tuple[list[int], "Batches"]:
+        """Return the places of about `count` samples from all over the data set, and these samples.
+
+        Samples of two batches may differ in shape. So they come in small batches, each from one batch of this data
+        set, where the batches are the user's.
+        """
+        run = min(RUN, self.size) if self.given else 1
+        starts = torch.linspace(0, max(0, self.n - run), max(1, min(self.n, count) // run)).long().tolist()
+        places: list[int] = []
+        for start in starts:
+            stop = min(self.n, (start // self.size + 1) * self.size)  # of its batch
+            first = max(0, min(start, stop - run))
+            if not places or first > places[-1]:
+                places += range(first, min(first + run, self.n))
+        size = run if self.given else self.size
+        return places, Batches(self._source, [self._positions[i] for i in places], size, self.given)
 
     @property
     def columns(self) -> tuple[str, ...] | None:

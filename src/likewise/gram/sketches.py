@@ -718,10 +718,9 @@ def _measure_factors(gram: GramMatrix, kept: KeptSketches) -> ErrorFactors:
     fitting = gram.max_memory // 2 // (4 * gram.d * sum(gram.net.numels.values()))
     if gram.is_part or min(m, fitting) < COMPARED:
         return ErrorFactors(1.0, 1.0)
-    places = torch.linspace(0, m - 1, COMPARED).long()
-    compared = gram.columns.take(places.tolist())
+    places, compared = gram.columns.spread(COMPARED)
     exact = gram.with_centering(False).with_columns(compared).of_columns().dense().cpu()
-    few = kept.columns[places.to(kept.columns.device)].cpu()
+    few = kept.columns[torch.tensor(places, device=kept.columns.device)].cpu()
     return error_factors(few, exact, kept.d, kept.dependent)
 
 
@@ -776,11 +775,10 @@ class SketchError(NamedTuple):
 
 def measure_error(gram: GramMatrix, sketches: Tensor, samples: int = 128) -> SketchError:
     """Return the error of whitened sketches (n, q) against exact similarities of some of the samples."""
-    n = gram.shape[0]
-    places = torch.linspace(0, n - 1, min(n, samples)).long().unique()
     part = gram.with_kernel(CORRELATION).with_centering(False)
-    part.data = part.columns = gram.data.take(places.tolist())
-    few = sketches[places.to(sketches.device)].cpu().double()
+    places, part.data = gram.data.spread(samples)
+    part.columns = part.data
+    few = sketches[torch.tensor(places, device=sketches.device)].cpu().double()
     return similarity_error(few @ few.T, part.dense().cpu().double())
 
 

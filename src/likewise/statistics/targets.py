@@ -15,7 +15,7 @@ from likewise.readouts import all_outputs, are_chances, reads_text
 from likewise.wording import agreeing, counted
 
 MOST_CLASSES = 100_000
-LABELS_TRIED = 8  # samples, evenly spaced, on which a readout is tried with other labels
+LABELS_TRIED = 8  # samples on which a readout is tried with other labels
 
 
 def refuse_other(gram: GramMatrix) -> None:
@@ -147,9 +147,8 @@ def readout_looks_at_label(gram: GramMatrix) -> bool:
 
 
 def _reads_labels(net: Network, data: Batches) -> bool:
-    count = min(LABELS_TRIED, data.n)
-    few = data.take([i * (data.n - 1) // max(1, count - 1) for i in range(count)]).samples(range(count))
-    return net.reads_labels(few.inputs, few.labels, few.ids)
+    _, few = data.spread(LABELS_TRIED)
+    return any(net.reads_labels(some.inputs, some.labels, some.ids) for some in few)
 
 
 def model_outputs(gram: GramMatrix) -> Tensor:
