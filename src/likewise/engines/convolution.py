@@ -204,8 +204,7 @@ class ConvolutionGradient(ParameterGradient):
         if "_dense" not in self.__dict__ and self._strategy == "per_sample":
             self._per_sample(out)
         elif "_dense" not in self.__dict__ and self._strategy == "groups":
-            for rows, part in zip(out.split(self._samples_in_cache), self._from_groups(), strict=True):
-                rows.copy_(part)
+            self._write_groups(out)
         elif "_dense" not in self.__dict__ and out.device.type != "cpu":  # in order; permuting would be slow
             out.copy_(self._from_windows())
         else:
@@ -326,10 +325,10 @@ class ConvolutionGradient(ParameterGradient):
             return self._from_shifts()
         if self._strategy == "windows":
             return self._from_windows().unsqueeze(0)
-        if self._strategy == "groups":
-            return concatenate(list(self._from_groups()), 0).unsqueeze(0)
+        if self._strategy == "groups" and len(self.inputs) <= self._samples_in_cache:
+            return self._from_groups(self.inputs, self.deltas).unsqueeze(0)
         out = self.inputs.new_empty(1, *self.deltas.shape[:2], self.kernel.numel())
-        self._per_sample(out[0])
+        (self._write_groups if self._strategy == "groups" else self._per_sample)(out[0])
         return out
 
     def _per_sample(self, out: Tensor) -> None:
@@ -339,15 +338,20 @@ class ConvolutionGradient(ParameterGradient):
                 inputs, deltas = self.inputs[i : i + 1], self.deltas[i : i + 1, j]
                 out[i, j] = self.options.kernel_gradient(inputs, deltas, self.kernel).flatten()
 
-    def _from_groups(self) -> Iterator[Tensor]:
-        """Yield G of a few samples at a time by torch's backward: samples are groups, outputs further channels."""
+    def _write_groups(self, out: Tensor) -> None:
+        """Write G to `out`, of a few samples at a time."""
         size = self._samples_in_cache
-        for inputs, deltas in zip(self.inputs.split(size), self.deltas.split(size), strict=True):
-            n, d, o = deltas.shape[:3]
-            kernel = self.kernel.new_empty(()).expand(n * d * o, *self.kernel.shape[1:])  # its shape is read
-            images, channels = inputs.flatten(0, 1).unsqueeze(0), deltas.flatten(0, 2).unsqueeze(0)
-            rows = self.options._replace(groups=n).kernel_gradient(images, channels, kernel)
-            yield rows.reshape(n, d, -1)
+        parts = zip(self.inputs.split(size), self.deltas.split(size), out.split(size), strict=True)
+        for inputs, deltas, rows in parts:
+            rows.copy_(self._from_groups(inputs, deltas))
+
+    def _from_groups(self, inputs: Tensor, deltas: Tensor) -> Tensor:
+        """Compute G of some samples by torch's backward: samples are groups, outputs further channels."""
+        n, d, o = deltas.shape[:3]
+        kernel = self.kernel.new_empty(()).expand(n * d * o, *self.kernel.shape[1:])  # only its shape is read
+        images, channels = inputs.flatten(0, 1).unsqueeze(0), deltas.flatten(0, 2).unsqueeze(0)
+        rows = self.options._replace(groups=n).kernel_gradient(images, channels, kernel)
+        return rows.reshape(n, d, -1)
 
     def _from_windows(self) -> Tensor:
         """Compute G as a product of one factor with windows of the other, for each group of channels."""
