@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from likewise.engines.convolution import CACHED, ConvolutionGradient, ConvolutionOptions
+from likewise.engines.convolution import CACHED, HAS_ONEDNN, ConvolutionGradient, ConvolutionOptions
 from likewise.engines.double_backward import THIRD_ORDER
 from likewise.engines.factors import (
     DenseGradient,
@@ -149,6 +149,57 @@ def test_sums_over_positions_from_all_pairs_of_blocks_are_those_of_each_block():
     left, right = drawn(2, 1, 7, 3, 4), drawn(2, 3, 7, 3, 5)
     expected = torch.einsum("nctbk,ndtbl->ndbkl", left, right)
     assert (sum_pairs_of_blocks(left, right) - expected).abs().max() < 1e-12
+
+
+LARGE = {  # inputs of a sample, kernel, options
+    "plain": ((16, 9, 9), (8, 16, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
+    "one channel": ((1, 12, 12), (6, 1, 5, 5), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+    "padded, strided, dilated": ((5, 20, 27), (7, 5, 3, 2), ([2, 1], [1, 2], [1, 3], False, [0, 0], 1)),
+    "sequences": ((3, 90), (4, 3, 5), ([1], [2], [1], False, [0], 1)),
+    "volumes": ((4, 5, 6, 7), (3, 4, 2, 3, 2), ([1] * 3, [0, 1, 0], [1] * 3, False, [0] * 3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("few_at_a_time", [False, True])
+def test_a_kernel_in_float32_has_the_gradients_of_autograd(name, d, few_at_a_time, monkeypatch):
+    shape, sides, arguments = LARGE[name]
+    options, kernel, inputs = ConvolutionOptions(*arguments), drawn(*sides), drawn(5, *shape)
+    deltas = drawn(5, d, *options.forward(inputs, kernel).shape[1:])
+    single = [t.float() for t in (inputs, deltas, kernel)]
+    if few_at_a_time:
+        entries = max(single[0][0].numel(), single[1][0].numel(), d * kernel.numel())
+        monkeypatch.setattr(
+            "likewise.engines.convolution.CACHED", 2 * entries
+        )  # two samples, and one at the end
+    expected = torch.stack(
+        [
+            torch.stack([options.kernel_gradient(x[None], delta[None], kernel).flatten() for delta in own])
+            for x, own in zip(inputs, deltas, strict=True)
+        ]
+    )
+    gradient = ConvolutionGradient(*single, options)
+    if HAS_ONEDNN and not (d == 1 and "strided" in name):
+        assert gradient._strategy == "groups"
+    written = torch.full_like(expected, torch.nan, dtype=torch.float32)
+    gradient.write(written)
+    scale = 1e-6 * expected.abs().max()
+    assert (written - expected).abs().max() < scale
+    assert (gradient.rows() - expected).abs().max() < scale
+    blocks = torch.cat([block.rows() for block in gradient.part(slice(None)).blocks()])
+    assert (blocks - expected).abs().max() < scale
+
+
+def test_without_onednn_a_kernel_has_the_same_gradients(monkeypatch):
+    shape, sides, arguments = LARGE["plain"]
+    options, kernel, inputs = ConvolutionOptions(*arguments), drawn(*sides).float(), drawn(5, *shape).float()
+    deltas = drawn(5, 3, *options.forward(inputs, kernel).shape[1:]).float()
+    expected = ConvolutionGradient(inputs, deltas, kernel, options).rows()
+    monkeypatch.setattr("likewise.engines.convolution.HAS_ONEDNN", False)
+    other = ConvolutionGradient(inputs, deltas, kernel, options)
+    assert other._strategy == "windows"
+    torch.testing.assert_close(other.rows(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_more_positions_than_one_run_of_a_layer_with_inputs_first():

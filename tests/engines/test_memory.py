@@ -1,5 +1,6 @@
 """Memory is counted before it is taken, and max_memory is kept."""
 
+import gc
 import weakref
 
 import pytest
@@ -10,7 +11,7 @@ import likewise as lw
 import likewise.model as model_module
 from likewise.data import Samples, batches
 from likewise.engines import MemoryMeter, TracedEngine, default_max_memory, memory, selection, validation
-from likewise.engines.memory import MemoryLimitError, free_bytes
+from likewise.engines.memory import MemoryLimitError, free_bytes, freeze_objects
 from likewise.engines.tracer import repeat_samples, trace_model
 
 
@@ -500,3 +501,41 @@ def test_any_budget_is_kept_or_refused(seed):
             kept = meter.now
         assert meter.peak - kept <= 1.1 * budget, name
         del found
+
+
+class Cycle:
+    """Garbage that only a collection finds."""
+
+    def __init__(self):
+        self.me = self
+
+
+def test_frozen_objects_are_collected_after_it_and_new_ones_inside():
+    before = weakref.ref(Cycle())
+    with pytest.raises(ValueError), freeze_objects():
+        inside = weakref.ref(Cycle())
+        gc.collect()
+        assert before() is not None and inside() is None
+        raise ValueError
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert before() is None
+
+
+def test_what_the_caller_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        with freeze_objects():
+            count = gc.get_freeze_count()
+        assert gc.get_freeze_count() == count > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_a_run_leaves_nothing_frozen(tmp_path):
+    found = []
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    lw.analyze(
+        nn.Linear(4, 3), (x, y), out=tmp_path, show=lambda i: found.append(gc.get_freeze_count()) or "text"
+    )
+    assert min(found) > 0 and gc.get_freeze_count() == 0

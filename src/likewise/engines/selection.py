@@ -51,7 +51,7 @@ from likewise.readouts import Outputs, Readout
 from likewise.torch_state import full_float32
 
 CACHE = 48 * 2**20  # bytes of a batch with its sums beyond which a CPU takes longer per sample, measured
-GRADIENT_CACHE = 80 * 2**20  # the same where the gradients of one parameter at a time are formed
+GRADIENT_CACHE = 100 * 2**20  # the same where the gradients of one parameter at a time are formed
 CHECKED = 8  # outputs, or combinations of more of them, that are checked
 MEASURED = 4  # outputs whose memory is measured; that of more is counted from shapes
 MANY_OUTPUTS = 512  # beyond which a warning says what they cost

@@ -26,7 +26,7 @@ from likewise.checks import (
 )
 from likewise.data import Batches, batches
 from likewise.distributed import alone, on_first_rank, world_size
-from likewise.engines.memory import MemoryLimitError, default_max_memory
+from likewise.engines.memory import MemoryLimitError, default_max_memory, freeze_objects
 from likewise.gram import GramMatrix, has_passages
 from likewise.gram.last_layer import Features
 from likewise.gram.matrix import dataset_outputs
@@ -172,7 +172,8 @@ def analyze(
         wait=wait,
     )
     known = None if parts is None else read_parts(parts)
-    return _run(job, index, settings, known)
+    with freeze_objects():
+        return _run(job, index, settings, known)
 
 
 def analyze_part(
