@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import likewise as lw
-from likewise.identity import fingerprint_code, fingerprint_model, read_data
+from likewise.identity import DataRecord, fingerprint_code, fingerprint_model, read_data
 
 
 class Scaled(nn.Module):
@@ -130,6 +130,18 @@ def test_the_same_data_in_other_batches_are_the_same_data(run):
     for size in (1, 7, 24):
         lw.analyze(model, lw.batches((x, y), size=size), out=out, readout=doubled())
     assert (out / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("first", [[range(1)], [range(3), range(2, 7)], [range(5, 8)], [range(10)]])
+def test_what_is_read_before_a_pass_does_not_keep_data_from_being_recorded(first):
+    data = lw.batches((torch.randn(10, 3), torch.arange(10)), size=4)
+    record = DataRecord()
+    observed = record.observe(data)
+    for where in (*first, *data.spans()[:2]):
+        observed.samples(where)
+    fingerprint, labels = record.complete(data)
+    expected, expected_labels = read_data(data)
+    assert fingerprint == expected and torch.equal(labels, expected_labels)
 
 
 def test_data_differ_by_dtype_names_and_what_is_label():

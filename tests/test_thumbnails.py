@@ -8,7 +8,18 @@ import pytest
 import torch
 from PIL import Image
 
-from likewise.thumbnails import COLUMNS, EXCERPT, SIDE, TOGETHER, Picture, kept, picture, pictures, values_of
+from likewise.thumbnails import (
+    COLUMNS,
+    EXCERPT,
+    SIDE,
+    TOGETHER,
+    Picture,
+    kept,
+    media_type,
+    picture,
+    pictures,
+    values_of,
+)
 
 
 def pixels(found):
@@ -95,15 +106,27 @@ def test_control_characters_and_bidirectional_overrides_are_written_out(characte
     assert picture("line\r\nnext\tשלום 👩‍👧").content.decode() == "line\nnext\tשלום 👩‍👧"
 
 
-def test_thumbnails_hold_nothing_but_pixels():
-    image = Image.new("RGB", (40, 30), "red")
+@pytest.mark.parametrize("form", ["WEBP", "JPEG"])
+@pytest.mark.parametrize("size", [(12, 9), (40, 30), (90, 60), (300, 200)])
+def test_thumbnails_hold_nothing_but_pixels(size, form):
+    image = Image.new("RGB", size, "red")
     exif = Image.Exif()
     exif[0x010F], exif[0x8825] = "Camera of Ann", {1: "N", 2: (52.0, 31.0, 0.0)}
-    stored = io.BytesIO()
-    image.save(stored, "WEBP", exif=exif, icc_profile=b"of Ann" * 10_000, xmp=b"<x>Ann</x>")
+    stored, about = io.BytesIO(), {"comment": b"of Ann"} if form == "JPEG" else {}
+    image.save(stored, form, exif=exif, icc_profile=b"of Ann" * 5_000, xmp=b"<x>Ann</x>", **about)
     found = picture(Image.open(stored))
-    assert b"Ann" not in found.content and len(found.content) < 1000
-    assert not set(Image.open(io.BytesIO(found.content)).info) & {"exif", "icc_profile", "xmp"}
+    assert b"Ann" not in found.content and len(found.content) < 1500
+    assert not set(Image.open(io.BytesIO(found.content)).info) & {"exif", "icc_profile", "xmp", "comment"}
+
+
+@pytest.mark.parametrize("side", [12, 16, 17, 32, 48, 49, 200])
+def test_thumbnails_look_like_the_image_and_name_their_form(side):
+    slope = np.linspace(0, 255, side * side * 3).reshape(side, side, 3).astype(np.uint8)
+    found = picture(slope)
+    shown = Image.open(io.BytesIO(found.content))
+    assert Image.MIME[shown.format] == media_type(found.content)
+    expected = np.asarray(Image.fromarray(slope).resize(shown.size, Image.Resampling.BICUBIC)).astype(float)
+    assert abs(np.asarray(shown.convert("RGB")) - expected).mean() < 4
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

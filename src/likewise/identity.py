@@ -113,9 +113,10 @@ class DataRecord:
         return _ObservedBatches(data, self)
 
     def add(self, where: range, samples: Samples) -> None:
-        """Add the samples at these places, if they are the next ones."""
-        if where.start != self._next:
+        """Add those of the samples at these places that come next, if any do."""
+        if not where.start <= self._next < where.stop:
             return
+        samples = samples[self._next - where.start :] if where.start < self._next else samples
         values, spec = tree_flatten(_without_padding(samples))
         if not self._columns:
             self._columns, self._structure = [_Column() for _ in values], str(spec)
@@ -129,7 +130,7 @@ class DataRecord:
     def complete(self, data: Batches) -> tuple[str, Tensor | None]:
         """Return fingerprint and labels, having read what no pass has."""
         for where in data.spans():
-            if where.start == self._next:
+            if where.stop > self._next:
                 self.add(where, data.samples(where))
         parts = [str(data.n), self._structure, *(column.hexdigest() for column in self._columns)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest(), join_labels(self._labels)

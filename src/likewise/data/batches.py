@@ -64,7 +64,9 @@ class Samples:
         return len(self.ids)
 
     def __getitem__(self, part: slice | Tensor) -> "Samples":
-        def take(values: Tensor) -> Tensor:
+        def take(values: Any) -> Any:
+            if not isinstance(values, Tensor):
+                return values[part]
             return values[part if isinstance(part, slice) else send(part, values.device)]
 
         labels = None if self.labels is None else take(self.labels)

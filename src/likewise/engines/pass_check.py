@@ -39,15 +39,16 @@ SHARE = 0.005  # of the time of a pass, beyond which there are no checks on the 
 FULL_TOLERANCE = 1e-3  # of gradients of one batch in full float32
 FAR = 0.25  # in TF32, relative to the largest entry
 FEW, MANY = 4, 32  # samples that are checked together, in most passes and in some
+PASS_SHARE = 1 / 32  # of a later pass, beyond which no more than few of its samples are checked together
 SHOWN = 0.3  # the tolerance is at most this part of 1/√k, the weight of one of k samples in their sum
 
 
 class PassCheck:
     """Compares samples of a random batch of every pass with autograd in other batches.
 
-    Up to 32 samples of the batch in the first pass, and in every pass whose number is a power of two; else four. Four
-    more in every 1024 as long as these take less than 0.5 % of the time. A seeded generator decides which: at once
-    in a pass of known length (`begin_pass`), else anew with every batch.
+    Up to 32 samples of the batch in the first pass, and in every pass whose number is a power of two, there at most one
+    in 32 of the pass; else four. Four more in every 1024 as long as these take less than 0.5 % of the time. A seeded
+    generator decides which: at once in a pass of known length (`begin_pass`), else anew with every batch.
     """
 
     def __init__(self, net: Network, seed: int = 0, verified: Samples | None = None) -> None:
@@ -152,7 +153,10 @@ class PassCheck:
         is_power_of_two = self._passes & (self._passes + 1) == 0  # of the number of this pass
         if outputs is None or not is_power_of_two:
             return FEW
-        return max(FEW, min(MANY, int((SHOWN / rounding_tolerance(self._net)) ** 2)))
+        most = min(MANY, int((SHOWN / rounding_tolerance(self._net)) ** 2))
+        if self._passes and self._length:  # of a pass in short parts, each is one for itself
+            most = min(most, int(PASS_SHARE * self._length))
+        return max(FEW, most)
 
     def _forget_if_stopped(self) -> None:
         """Drop what was selected when the evaluation ends: by then a pass is finished, or an exception has stopped it.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from likewise import files
 from likewise.index.counterfactual import Counterfactual
 from likewise.marked_text import MarkedText
-from likewise.thumbnails import Picture
+from likewise.thumbnails import Picture, media_type
 from likewise.wording import counted
 
 SHOWN = 5  # neighbors that are printed
@@ -224,7 +224,8 @@ def picture_text(picture: Picture | None) -> str | None:
     if picture is None:
         return None
     if picture.kind == "image":
-        return "data:image/webp;base64," + base64.b64encode(picture.content).decode()
+        encoded = base64.b64encode(picture.content).decode()
+        return f"data:{media_type(picture.content)};base64,{encoded}"
     return picture.content.decode("utf-8", "replace")
 
 

@@ -18,6 +18,7 @@ from likewise.manifest import REPORT, report_ending
 from likewise.report.payload import Run, pack_payload, read_run
 from likewise.report.verdict import percent, steps, verdict
 from likewise.report.words import WORDS
+from likewise.thumbnails import media_type
 from likewise.wording import counted
 
 STATIC = Path(__file__).parent / "static"
@@ -213,7 +214,8 @@ def _picture(run: Run, sample: int) -> dict[str, Any] | None:
     if found is None:
         return None
     if found.kind == "image":
-        content: Any = "data:image/webp;base64," + base64.b64encode(found.content).decode()
+        encoded = base64.b64encode(found.content).decode()
+        content: Any = f"data:{media_type(found.content)};base64,{encoded}"
     else:
         text = found.content.decode("utf-8", "replace")
         content = text if found.kind == "text" else json.loads(text)

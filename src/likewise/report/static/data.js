@@ -99,7 +99,9 @@ function readPictures(samples, kinds, ends, content) {
     },
     address(sample) {
       if (!addresses.has(sample)) {
-        addresses.set(sample, URL.createObjectURL(new Blob([this.bytes(sample)], { type: "image/webp" })));
+        const content = this.bytes(sample);
+        const type = content[0] === 0xff ? "image/jpeg" : "image/webp";
+        addresses.set(sample, URL.createObjectURL(new Blob([content], { type })));
       }
       return addresses.get(sample);
     },

@@ -9,6 +9,7 @@ from typing import Any
 
 from likewise import files
 from likewise.runs.result import Analysis
+from likewise.thumbnails import media_type
 
 
 def write_fiftyone(folder: Path, found: Analysis) -> None:
@@ -18,18 +19,23 @@ def write_fiftyone(folder: Path, found: Analysis) -> None:
         raise ValueError(f"FiftyOne shows images, and the run in {found.folder} has none.")
     files.make_folder(folder / "data")
     for i, content in images.items():
-        files.write_bytes(folder / "data" / f"{i}.webp", content)
-    samples = [_sample(found, i) for i in sorted(images)]
+        files.write_bytes(folder / _address(i, content), content)
+    samples = [_sample(found, i, _address(i, images[i])) for i in sorted(images)]
     files.write_text(folder / "samples.json", json.dumps({"samples": samples}, ensure_ascii=False))
     about = {"info": {"likewise": found.manifest["versions"]["likewise"], "run": found.manifest["data"]}}
     files.write_text(folder / "metadata.json", json.dumps(about, indent=1))
 
 
-def _sample(found: Analysis, i: int) -> dict[str, Any]:
+def _address(i: int, image: bytes) -> str:
+    """Return where the thumbnail of a sample is, in the folder."""
+    return f"data/{i}.{media_type(image).removeprefix('image/')}"
+
+
+def _sample(found: Analysis, i: int, address: str) -> dict[str, Any]:
     """Return a sample: mistakenness and uniqueness grow as FiftyOne's own do, from 0 to 1."""
     row, table, classes = found.table.iloc[i], found.table, found.manifest.get("classes") or []
     sample: dict[str, Any] = {
-        "filepath": f"data/{i}.webp",
+        "filepath": address,
         "tags": ["label_issue"] if bool(row.get("label_issue", False)) else [],
         "sample_number": i,
         "uniqueness": min(1.0, max(0.0, float(row["novelty"]))),
