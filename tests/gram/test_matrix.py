@@ -8,6 +8,7 @@ from torch import nn
 import likewise as lw
 import nets
 from likewise.gram import matrix
+from likewise.gram.products import FEWEST_COLUMNS
 
 
 @pytest.fixture
@@ -308,3 +309,22 @@ def test_samples_of_which_centering_leaves_only_rounding_are_counted(sketch):
         assert lw.nearest(gram, 3, sketch=sketch).similarities.abs().max() < 1e-3
     exact = lw.nearest(lw.GramMatrix(model.double(), x.double(), centered=True), 3)
     assert exact.similarities[:, 0].min() > 0.1  # there was something to tell
+
+
+@pytest.mark.parametrize("max_bytes", [2**27, 2**9], ids=["rows", "columns"])
+@pytest.mark.parametrize("kernel", [lw.CORRELATION, lw.INNER_PRODUCT, lw.INFLUENCE], ids=["C", "I", "N"])
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("make", list(nets.SHAPES), ids=lambda m: m.__name__)
+@pytest.mark.filterwarnings("ignore:torch.func.vmap cannot differentiate Recurrent")
+def test_sums_of_many_columns_are_those_of_the_matrix(make, d, kernel, max_bytes):
+    model, x = nets.case(make, d, 11)
+    gram = lw.GramMatrix(model, lw.batches(x, size=4), kernel=kernel)
+    if gram.engine.name == "layers":
+        gram.engine.memory = gram.engine.memory._replace(product_bytes=max_bytes)
+    weights = torch.randn(11, FEWEST_COLUMNS + 1, dtype=torch.float64)
+    exact = lw.GramMatrix(model, x, kernel=kernel).dense() @ weights
+    torch.testing.assert_close(
+        gram.row_sums(weights), exact, rtol=1e-9, atol=1e-10 * float(exact.abs().max())
+    )
+    queries = lw.GramMatrix(gram.net, x[:3], columns=lw.batches(x, size=4), kernel=kernel)
+    torch.testing.assert_close(queries.row_sums(weights), exact[:3], rtol=1e-8, atol=1e-9)

@@ -369,6 +369,24 @@ class Engine(ABC):
 
         """
 
+    def vjp_by_output(self, samples: Samples, weights: Tensor, d: int, exponent: float) -> VjpResult:
+        """Return Σₓ w(x) S_e(x) for each of the d outputs e, (d · c, p), for weights (n, c)."""
+        each = torch.einsum("nc,fe->nfec", weights, torch.eye(d).to(weights)).flatten(2)
+        return self.vjp(samples, each, exponent)
+
+    def jvp_by_output(
+        self,
+        samples: Samples,
+        directions: Tensor,
+        d: int,
+        exponent: float,
+        self_kernel: Power | None = None,
+    ) -> JvpResult:
+        """Return S_e(x) u_e for directions of each output e, (d · c, p), as outputs (n, d, c)."""
+        outputs, ranks = self.jvp(samples, directions, exponent, self_kernel)
+        own = outputs.unflatten(2, (d, -1)).diagonal(dim1=1, dim2=2)  # (n, c, d)
+        return JvpResult(own.transpose(1, 2), ranks)
+
     def begin_pass(self, n: int) -> None:  # noqa: B027
         """Announce a pass: until `finish_checks`, gradients are asked for of n samples, once each.
 

@@ -82,6 +82,11 @@ class ParameterGradient(ABC):
         for start in range(0, c, size):
             yield slice(start, min(start + size, c))
 
+    @property
+    def rows_serve_columns(self) -> bool:
+        """Whether several columns of weights cost less from G, formed for a few samples at a time."""
+        return True
+
     def part(self, where: slice | Tensor) -> "ParameterGradient":
         """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return DenseGradient(self.rows()[where])
@@ -280,6 +285,11 @@ class FactoredGradient(StructuredGradient):
         """Numbers that a column takes: a sum, and output gradients of one output in two orders."""
         return COPIES * self.inputs.shape[2] * self.deltas.shape[3] + 2 * self.deltas[:, 0].numel()
 
+    @property
+    def rows_serve_columns(self) -> bool:
+        """Whether several columns of weights cost less from G: not of outer products."""
+        return self.deltas.shape[2] > 1
+
     def part(self, where: slice | Tensor) -> "FactoredGradient":
         """Return the gradients of some of the samples: of a slice, or at places, (k,), which copies them."""
         return FactoredGradient(self.inputs[where], self.deltas[where], self.inputs_first)
@@ -400,6 +410,11 @@ class EmbeddingGradient(StructuredGradient):
     def column_entries(self) -> int:
         """Numbers that a column takes: a table, and output gradients of one output in two orders."""
         return COPIES * (self.size + 1) * self.deltas.shape[3] + 2 * self.deltas[:, 0].numel()
+
+    @property
+    def rows_serve_columns(self) -> bool:
+        """Whether several columns of weights cost less from G: not of a table, whose G is mostly zeros."""
+        return False
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R, from the rows of L that are looked up."""
@@ -534,6 +549,11 @@ class SubsetGradient(ParameterGradient):
         """Numbers that a column takes."""
         return self.gradient.column_entries
 
+    @property
+    def rows_serve_columns(self) -> bool:
+        """Whether several columns of weights cost less from G: rows of all samples are mostly zeros."""
+        return False
+
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R."""
         return self._spread(self.gradient.project_two_sided(left, right))
@@ -591,10 +611,10 @@ def resize_outputs(
 
 
 def combine_outputs(gradient: ParameterGradient, u: Tensor) -> ParameterGradient:
-    """Return the gradient of one combination of outputs, uᵀ G, (n, 1, numel), in the same structure."""
+    """Return the gradients of combinations of outputs, U G, in the same structure, for u (..., combinations, d)."""
 
     def combine(value: Tensor) -> Tensor:
-        return (u.to(value) @ value.flatten(2)).reshape(len(value), 1, *value.shape[2:])
+        return (u.to(value) @ value.flatten(2)).reshape(len(value), u.shape[-2], *value.shape[2:])
 
     return _map_tensors(gradient, combine)
 
@@ -892,6 +912,11 @@ class SharedGradient(StructuredGradient):
     def column_entries(self) -> int:
         """Numbers that a column takes: those of both uses."""
         return self.matrix.column_entries + self.table.column_entries
+
+    @property
+    def rows_serve_columns(self) -> bool:
+        """Whether several columns of weights cost less from G: not of a table."""
+        return False
 
     def project_two_sided(self, left: Tensor, right: Tensor) -> Tensor:
         """Return Lᵀ G R of both uses."""

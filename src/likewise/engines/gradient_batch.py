@@ -1,6 +1,6 @@
 """The gradients of a batch by parameter: one forward pass, and a backward for each output."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +14,7 @@ from likewise.engines.double_backward import Substitutes
 from likewise.engines.factors import (
     Block,
     ParameterGradient,
+    combine_outputs,
     concatenate,
     copy_gradient,
     merge_small,
@@ -24,7 +25,7 @@ from likewise.engines.memory import PRODUCT_BYTES
 from likewise.engines.ragged import compute_gradients_by_rows
 from likewise.engines.rules import Call, chain, output_gradients, parameter_gradients
 from likewise.engines.tracer import FirstRecorder, PassRecorder, RowTrace, Step, Trace
-from likewise.linalg import accumulation_dtype
+from likewise.linalg import accumulation_dtype, product
 from likewise.model import Network, Parameters
 from likewise.torch_state import fast_attention
 
@@ -105,6 +106,97 @@ class GradientBatch:
             return concatenate([block.gradient.jvp(some[group]) for group in groups], 2)
 
         return add_up(map(multiply, self.blocks), empty)
+
+    def sums_by_output(
+        self, weights: Tensor, whitening: Tensor | None, numels: dict[str, int], max_bytes: int
+    ) -> Iterator[tuple[tuple[str, ...], slice, Tensor]]:
+        """Yield terms of Σₓ w(x) S_e(x) for each output e: parameters, columns of weights, and the term (d, b, numel).
+
+        Args:
+            weights: (n, c), the same for all outputs.
+            whitening: (n, d, d), of S(x) = W(x) J(x); None: J(x).
+            numels: The entries of all parameters.
+            max_bytes: For gradients of few samples that are formed, and for products of several columns at a time.
+
+        """
+        c = weights.shape[1]
+        for names, gradient in self.blocks:
+            numel = sum(numels[name] for name in names)
+            if not self._serves_columns(gradient, numel, max_bytes):
+                for group in gradient.column_groups(c, max_bytes // self.d):
+                    yield names, group, self._sum_without_rows(gradient, weights[:, group], whitening)
+                continue
+            size = max(1, max_bytes // (2 * self.d * numel * gradient.dtype.itemsize))
+            for here, rows in self._rows_of_few(gradient, whitening, numel, max_bytes):
+                for start in range(0, c, size):
+                    group = slice(start, min(start + size, c))
+                    yield names, group, weights[here, group].to(rows).mT @ rows.transpose(0, 1)
+
+    def products_by_output(
+        self,
+        directions: Callable[[tuple[str, ...]], Tensor],
+        empty: Tensor,
+        whitening: Tensor | None,
+        numels: dict[str, int],
+        max_bytes: int,
+    ) -> Tensor:
+        """Return S_e(x) u_e for directions of each output e, (n, d, c).
+
+        Args:
+            directions: Returns those of some parameters, (d · c, ...).
+            empty: Zeros, (n, d, c), to which products are added.
+            whitening: As of `sums_by_output`.
+            numels: Likewise.
+            max_bytes: Likewise.
+
+        """
+        n, d, c = empty.shape
+        for names, gradient in self.blocks:
+            own, numel = directions(names), sum(numels[name] for name in names)
+            if self._serves_columns(gradient, numel, max_bytes):
+                for here, rows in self._rows_of_few(gradient, whitening, numel, max_bytes):
+                    empty[here] += product(rows.transpose(0, 1), own.unflatten(0, (d, c))).transpose(0, 1)
+                continue
+            groups = gradient.column_groups(d * c, max_bytes)
+            products = concatenate([gradient.jvp(own[group]) for group in groups], 2).to(empty)
+            mixed = products if whitening is None else whitening.to(empty) @ products
+            empty += mixed.view(n, d, d, c).diagonal(dim1=1, dim2=2).transpose(1, 2)
+        return empty
+
+    def _serves_columns(self, gradient: ParameterGradient, numel: int, max_bytes: int) -> bool:
+        """Whether several columns of weights cost less from rows of a few samples, which fit."""
+        fits = 2 * self.d * numel * gradient.dtype.itemsize <= max_bytes
+        return fits and gradient.rows_serve_columns
+
+    def _rows_of_few(
+        self, gradient: ParameterGradient, whitening: Tensor | None, numel: int, max_bytes: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield consecutive samples and their S(x), (b, d, numel), which the next overwrite."""
+        n = len(self.samples)
+        fitting = min(n, max_bytes // (2 * self.d * numel * gradient.dtype.itemsize))
+        memory: Tensor | None = None
+        for start in range(0, n, fitting):
+            here, done = slice(start, min(start + fitting, n)), 0
+            part = gradient.part(here)
+            for block in (part if whitening is None else combine_outputs(part, whitening[here])).blocks():
+                rows = block.rows()
+                if len(rows) == here.stop - start:  # all of them
+                    yield here, rows
+                    break
+                memory = rows.new_empty(fitting, *rows.shape[1:]) if memory is None else memory
+                memory[done : done + len(rows)] = rows
+                done += len(rows)
+            if memory is not None and done == here.stop - start:
+                yield here, memory[:done]
+
+    def _sum_without_rows(
+        self, gradient: ParameterGradient, weights: Tensor, whitening: Tensor | None
+    ) -> Tensor:
+        """Return Σₓ w(x) S_e(x), (d, c, numel), by columns of weights of all outputs."""
+        n, c = weights.shape
+        mix = torch.eye(self.d).to(weights).expand(n, -1, -1) if whitening is None else whitening.to(weights)
+        every = torch.einsum("nef,nc->nfec", mix, weights).flatten(2)
+        return gradient.vjp(every).unflatten(0, (self.d, c))
 
     def _sums_of_parameters(
         self, weights: Tensor, numels: dict[str, int], max_bytes: int = PRODUCT_BYTES

@@ -569,6 +569,65 @@ class TracedEngine(Engine):
             del chunk
         return whiten_outputs(torch.cat(outputs), self_kernel or concatenate_powers(self_kernels))
 
+    def vjp_by_output(self, samples: Samples, weights: Tensor, d: int, exponent: float) -> VjpResult:
+        """Return Σₓ w(x) S_e(x) for each output e; gradients are formed of few samples, once for all columns."""
+        c, start, self_kernels = weights.shape[1], 0, list[Power]()
+        total = torch.zeros(d * c, sum(self._numel.values()), device=self._device)
+        total = total.to(accumulation_dtype(total))
+        sums = {name: part.unflatten(0, (d, c)) for name, part in self._by_name(total).items()}
+        for chunk in self._chunks(samples):
+            here, start = slice(start, start + len(chunk.samples)), start + len(chunk.samples)
+            part, whitening = send(weights[here], self._device, total.dtype), None
+            if exponent:
+                self_kernels.append(self._self_kernel(chunk, exponent))
+                size, whitening = _scale_to_dtype(self_kernels[-1].matrix, (1, 2), self._dtype)
+                part = part * size[:, 0]
+            scale, scaled = _scale_to_dtype(part, (0,), self._dtype)
+            gradients = chunk.gradients
+            terms = gradients.sums_by_output(scaled, whitening, self._numel, self.memory.product_bytes)
+            for names, group, term in terms:
+                split = term.split([self._numel[name] for name in names], dim=2)
+                for name, own in zip(names, split, strict=True):
+                    sums[name][:, group].addcmul_(own.to(total.dtype), scale[0, group, None])
+            if not exponent and not total.sum().isfinite():
+                check_finite(gradients.self_gram(self._device), chunk.samples)
+            del chunk, gradients
+        return VjpResult(total, concatenate_powers(self_kernels))
+
+    def jvp_by_output(
+        self,
+        samples: Samples,
+        directions: Tensor,
+        d: int,
+        exponent: float,
+        self_kernel: Power | None = None,
+    ) -> JvpResult:
+        """Return S_e(x) u_e for directions of each output e, (d · c, p); gradients are formed of few samples."""
+        known, start = self._split_directions(directions), 0
+        outputs, self_kernels = [], list[Power]()
+        for chunk in self._chunks(samples):
+            here, start = slice(start, start + len(chunk.samples)), start + len(chunk.samples)
+            empty, whitening, size = (
+                directions.new_zeros(len(chunk.samples), d, len(directions) // d),
+                None,
+                None,
+            )
+            if exponent:
+                power = self._self_kernel(chunk, exponent) if self_kernel is None else None
+                self_kernels += [] if power is None else [power]
+                matrix = (
+                    self_kernel.matrix[here] if power is None and self_kernel else self_kernels[-1].matrix
+                )
+                size, whitening = _scale_to_dtype(matrix, (1, 2), self._dtype)
+            most = self.memory.product_bytes
+            products = chunk.gradients.products_by_output(known.join, empty, whitening, self._numel, most)
+            self._finite_checks.note(products, chunk.samples)
+            products = products * known.scale.view(d, -1)
+            outputs.append(products if size is None else products * size)
+            del chunk
+        powers = self_kernel or concatenate_powers(self_kernels)
+        return JvpResult(torch.cat(outputs), powers.rank if exponent and powers is not None else None)
+
     def _split_directions(self, directions: Tensor) -> "_Directions":
         """Return directions by parameter; the same object for all batches of a pass, which share one tensor."""
         known = self._directions

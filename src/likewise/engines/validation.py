@@ -321,7 +321,7 @@ def _sum_of_rows(chunk: GradientBatch, net: Network, weights: Tensor) -> Iterato
         if gradient is None:
             yield weights.new_zeros(size)
         elif len(weights) == 1:  # of one sample, that of one output is formed instead of all
-            yield combine_outputs(gradient, weights[0]).rows()[0, 0]
+            yield combine_outputs(gradient, weights).rows()[0, 0]
         else:
             yield torch.einsum("nd,ndp->p", weights, gradient.rows().to(weights))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from likewise.data import Batches, Samples
 from likewise.distributed import join_results, own_share, sum_results
-from likewise.engines import Engine, SelfKernelCache, ZeroGradientLog
+from likewise.engines import Engine, JvpResult, SelfKernelCache, VjpResult, ZeroGradientLog
 from likewise.fingerprint import Fingerprint
 from likewise.kernels import Kernel, mean_diagonal
 from likewise.linalg import Power, matrix_power, rank_floor
@@ -29,6 +29,7 @@ Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these
 RETAINING_DEVICES = {"cuda"}
 LEAST_RETAINED = 0.25  # of the samples; to retain gradients of fewer gains less than larger batches do
 RETAINED_SIZE = 0.5  # of retained gradients, in shares of what their sample takes in a batch: 0.44 to 0.57
+FEWEST_COLUMNS = 6  # of weights, for which gradients are formed once and multiplied with each (CPU, 2026-11-19)
 SUMMING, READING = "summing gradients", "reading off"  # what the two passes are called
 
 
@@ -208,6 +209,38 @@ class Products(LinearProducts):
         fingerprint.add("exponents", (self.left_power, self.right_power))
         fingerprint.add("engine", type(self.engine).__name__)
 
+    def reduced(self, weights: Tensor, coefficients: Tensor) -> Tensor:
+        """Return Σ_x' reduce(S(x) S(x')ᵀ) w(x'), of several columns output by output where that costs less.
+
+        A sum over outputs e of S_e(x) · Σ S_e(x') w(x') needs the products of each output with itself only.
+        """
+        diagonal, most = coefficients.diagonal(), self.vectors_per_pass // self.d
+        is_diagonal = torch.equal(coefficients, torch.diag(diagonal))
+        if weights.shape[1] < FEWEST_COLUMNS or not is_diagonal or not most:
+            return super().reduced(weights, coefficients)
+        return torch.cat([self._reduced_by_output(some, diagonal) for some in weights.split(most, dim=1)], 1)
+
+    def _reduced_by_output(self, weights: Tensor, diagonal: Tensor) -> Tensor:
+        engine, d, cache = self.engine, self.d, self._new_cache()
+
+        def sum_outputs(samples: Samples, where: range) -> VjpResult:
+            return engine.vjp_by_output(samples, weights[where.start : where.stop], d, self.right_power)
+
+        def project(samples: Samples, known: Power | None) -> JvpResult:
+            return engine.jvp_by_output(samples, directions, d, self.left_power, known)
+
+        def read(_: range, products: Tensor) -> Tensor:
+            return torch.einsum("ndc,d->nc", products, send(diagonal, products.device, products.dtype))
+
+        with self.use_memory(d * weights.shape[1]):
+            directions = self._sum(sum_outputs, cache, before_jvp=True)
+            return self._project(project, read, cache)
+
+    def _new_cache(self) -> SelfKernelCache | None:
+        """Return a cache of the self kernels of both passes, if they are the same and fit."""
+        same = self.rows is self.columns and self.left_power == self.right_power
+        return SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
+
     def vjp(
         self, weights: Weights, cache: SelfKernelCache | None = None, *, before_jvp: bool = False
     ) -> Tensor:
@@ -219,11 +252,20 @@ class Products(LinearProducts):
             before_jvp: Whether a jvp follows in the same evaluation, which finishes the checks of both passes.
 
         """
+
+        def compute(samples: Samples, where: range) -> VjpResult:
+            return self.engine.vjp(samples, weights(where), self.right_power)
+
+        return self._sum(compute, cache, before_jvp)
+
+    def _sum(
+        self, compute: Callable[[Samples, range], VjpResult], cache: SelfKernelCache | None, before_jvp: bool
+    ) -> Tensor:
         zero_gradients = ZeroGradientLog()
 
         def term(where: range) -> Tensor:
             samples = self.columns.samples(where)
-            result = self.engine.vjp(samples, weights(where), self.right_power)
+            result = compute(samples, where)
             if result.self_kernel is not None:
                 zero_gradients.note(samples, result.self_kernel.rank)
                 if cache is not None:
@@ -240,12 +282,23 @@ class Products(LinearProducts):
 
     def jvp(self, directions: Tensor, read: Read, cache: SelfKernelCache | None = None) -> Tensor:
         """Return read(places, S(x) u) of the rows; u are the rows of (c, p) directions."""
+
+        def compute(samples: Samples, self_kernel: Power | None) -> JvpResult:
+            return self.engine.jvp(samples, directions, self.left_power, self_kernel)
+
+        return self._project(compute, read, cache)
+
+    def _project(
+        self,
+        compute: Callable[[Samples, Power | None], JvpResult],
+        read: Read,
+        cache: SelfKernelCache | None,
+    ) -> Tensor:
         zero_gradients = ZeroGradientLog()
 
         def project(where: range) -> Tensor:
             samples = self.rows.samples(where)
-            self_kernel = None if cache is None else cache.get(where)
-            result = self.engine.jvp(samples, directions, self.left_power, self_kernel)
+            result = compute(samples, None if cache is None else cache.get(where))
             zero_gradients.note(samples, result.ranks)
             return read(where, result.outputs)
 
@@ -265,8 +318,7 @@ class Products(LinearProducts):
                     for i in range(0, c, group)
                 ]
             return read(range(self.rows.n), torch.cat(rounds, 2))
-        same = self.rows is self.columns and self.left_power == self.right_power
-        cache = SelfKernelCache(self.rows.n) if same and self._keeps_self_kernels else None
+        cache = self._new_cache()
         with self.use_memory(c):
             return self.jvp(self.vjp(weights, cache, before_jvp=True), read, cache)
 
