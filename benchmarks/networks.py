@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import likewise as lw
+from likewise.gram import pair_source
+from likewise.statistics.neighbors import NearestReducer
 
 GIB = 2**30
 
@@ -189,7 +191,21 @@ def nearest(gram: lw.GramMatrix) -> Tensor:
 
 
 def sketched(gram: lw.GramMatrix) -> Tensor:
-    return lw.nearest(gram, 10, sketch=1024).similarities
+    """Return neighbors by sketches, without the standard errors that 64 exact comparisons tell."""
+    forget_sketches(gram)
+    (found,) = pair_source(gram, 1024).visit(NearestReducer(10))
+    return found[1]
+
+
+def sketched_with_errors(gram: lw.GramMatrix) -> Tensor:
+    forget_sketches(gram)
+    found = lw.nearest(gram, 10, sketch=1024)
+    return torch.stack([found.similarities, found.errors])
+
+
+def forget_sketches(gram: lw.GramMatrix) -> None:
+    """Have sketches computed again: a matrix keeps them for its other statistics."""
+    gram.sketch_cache = type(gram.sketch_cache)()
 
 
 class Row(NamedTuple):
@@ -200,7 +216,7 @@ class Row(NamedTuple):
     n: int
     batch: int
     gib: float  # max_memory
-    goal: float  # plain epochs
+    goal: float | None  # plain epochs
     float32: bool = False  # throughout
 
 
@@ -214,6 +230,7 @@ ROWS = {
     "nearest-vit": Row(vit_task, nearest, 512, 64, 60, 4),
     "sketch-resnet50": Row(resnet50_task, sketched, 1024, 64, 60, 1.5),
     "sketch-vit": Row(vit_task, sketched, 512, 64, 60, 1.5),
+    "errors-resnet50": Row(resnet50_task, sketched_with_errors, 1024, 64, 60, None),
 }
 
 
@@ -282,7 +299,7 @@ def measure(name: str, row: Row, a: argparse.Namespace) -> str:
     median, spread = statistics.median(seconds), max(seconds) - min(seconds)
     problem = gram.engine.graphs.problem if gram.engine.name == "layers" else "reference engine"
     return (
-        f"{name:22} {median / unit:6.2f} epochs (goal {row.goal}, spread {spread / unit:.2f}, "
+        f"{name:22} {median / unit:6.2f} epochs (goal {row.goal or 'none'}, spread {spread / unit:.2f}, "
         f"first {first / unit:.2f}), "
         f"epoch {unit:.3f} s, set-up {setup:.2f} s, chunks of {gram.engine.batch_size}, "
         f"peak {peak:.1f} of {row.gib:g} GiB, engine {gram.engine.name}"
