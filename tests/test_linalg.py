@@ -60,3 +60,16 @@ def test_powers_in_place_are_powers(exponent):
     found = power_(kept := values.clone(), exponent)
     assert found is kept
     torch.testing.assert_close(found, values**exponent, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-1, -0.5, 0.5])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_matrix_that_is_not_finite_does_not_spread_to_others(exponent, bad):
+    a = torch.randn(4, 3, 3, dtype=torch.float64)
+    symmetric = a @ a.mT
+    expected = matrix_power(symmetric, exponent, 1e-12)
+    symmetric[2, 0, 1] = bad
+    found = matrix_power(symmetric, exponent, 1e-12)
+    others = [0, 1, 3]
+    assert torch.equal(found.matrix[others], expected.matrix[others]) and found.rank.tolist() == [3, 3, 0, 3]
+    assert found.matrix[2].isnan().all()

@@ -23,12 +23,15 @@ def matrix_power(symmetric: Tensor, exponent: float, floor: float, scale: Tensor
     """Return Aᵉ on the range of A, zero elsewhere, for each A of (..., d, d) positive matrices.
 
     `scale`, (...,): what the floor is relative to, if larger than A: the size of what was
-    subtracted to get A, whose rounding A inherits.
+    subtracted to get A, whose rounding A inherits. Of A that is not finite, Aᵉ is NaN and the rank 0.
     """
     if symmetric.shape[-1] == 1:  # no need of eigenvectors
         values, vectors = symmetric[..., 0], symmetric.new_ones(()).expand(symmetric.shape)
     else:
-        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+        finite = symmetric.isfinite().all(-1).all(-1)[..., None, None]
+        clean = torch.where(finite, (symmetric + symmetric.mT) / 2, 0)  # eigh would raise an error for all
+        values, vectors = torch.linalg.eigh(clean)
+        vectors = torch.where(finite, vectors, torch.nan)
     largest = values[..., -1] if scale is None else torch.maximum(values[..., -1], scale)
     least = (largest * floor).clamp(min=torch.finfo(values.dtype).tiny)
     alive = values > least[..., None]
