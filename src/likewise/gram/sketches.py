@@ -107,6 +107,10 @@ class Sketch:
         """How many sums each replicate consists of."""
         return self.q // REPLICATES
 
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add what ranks that share a pass must have in common: not the signs that only some have drawn yet."""
+        fingerprint.put("options", name, f"{self.q} numbers, seed {self._seed}")
+
     def __call__(self, engine: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluation_mode`."""
         self._matrices = self._find_matrices(engine, samples)
