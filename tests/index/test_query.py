@@ -593,9 +593,6 @@ def test_inputs_that_are_not_finite_are_named_by_the_first_question_too(tmp_path
         assert index.nearest(x[:3], 5).indices.shape == (3, 5)
 
 
-@pytest.mark.parametrize(
-    "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
-)
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -623,6 +620,9 @@ def test_the_first_question_to_an_index_of_texts_may_be_of_any_length(tmp_path, 
     assert (apart < 4 * found.errors).all() and apart.max() < 0.04
 
 
+@pytest.mark.parametrize(
+    "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
+)
 def test_only_numbers_of_rows_are_taken_for_rows(build, rows):
     index = build()
     for call in (index.remove, index.sketches):
