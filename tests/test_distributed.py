@@ -68,6 +68,13 @@ def ragged():
     return {"similar": lw.nearest(gram, 11, sketch=64).similarities}
 
 
+def queries():
+    """Sketches of one batch of rows, which one of two ranks computes, and of columns, which both do."""
+    model, x = nets.case(nets.mlp, 2, 60)
+    gram = lw.GramMatrix(model, lw.batches(x[:5] + 1, size=8), lw.batches(x, size=8))
+    return {"similar": lw.nearest(gram, 11, sketch=64).similarities}
+
+
 def few_rows():
     """Few rows with many columns, whose gradients do not fit: by features, and by directions of the rows."""
     found = {}
@@ -108,10 +115,11 @@ def test_processes_that_share_pairs_of_sketches_give_the_bits_of_one(ranks, tmp_
 
 
 @pytest.mark.distributed
-def test_gradients_that_change_their_parts_on_one_rank_are_sketched_alike_on_all(tmp_path):
-    done = torchrun(HERE / "two_processes.py", "ragged", tmp_path)
+@pytest.mark.parametrize("use", [ragged, queries], ids=["parts that change on one", "rows of one"])
+def test_gradients_that_ranks_meet_differently_are_sketched_alike_on_all(use, tmp_path):
+    done = torchrun(HERE / "two_processes.py", use.__name__, tmp_path)
     assert done.returncode == 0, done.stderr
-    expected = ragged()["similar"]
+    expected = use()["similar"]
     for rank in range(2):
         found = torch.tensor(json.loads((tmp_path / f"{rank}.json").read_text())["similar"])
         assert (found - expected).abs().max() < 1e-5

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import likewise as lw
 import nets
-from test_distributed import few_rows, ragged, results, sketched
+from test_distributed import few_rows, queries, ragged, results, sketched
 
 
 def error():
@@ -41,7 +41,14 @@ def errors():
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-uses = {"results": results, "errors": errors, "few": few_rows, "sketched": sketched, "ragged": ragged}
+uses = {
+    "results": results,
+    "errors": errors,
+    "few": few_rows,
+    "sketched": sketched,
+    "ragged": ragged,
+    "queries": queries,
+}
 found = uses[sys.argv[1]]()
 plain = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
 (Path(sys.argv[2]) / f"{dist.get_rank()}.json").write_text(json.dumps(plain))

@@ -9,6 +9,7 @@ import torch
 import likewise as lw
 import models
 import oracle
+from likewise.engines import traced
 
 TABLE = Path(__file__).parents[2] / "docs" / "correctness.md"
 BEGIN, END = "<!-- layers: written by tests/engines/test_traced.py -->", "<!-- layers: end -->"
@@ -105,3 +106,14 @@ def table():
 if __name__ == "__main__":
     before, rest = TABLE.read_text(encoding="utf-8").split(BEGIN)
     TABLE.write_text(before + BEGIN + table() + END + rest.split(END)[1], encoding="utf-8")
+
+
+def test_ranks_that_share_a_pass_leave_no_checks_to_the_next(monkeypatch):
+    engine = lw.GramMatrix(torch.nn.Linear(3, 1), torch.randn(4, 3)).engine
+    monkeypatch.setattr(engine, "_device", torch.device("cuda"))
+    engine._finite_checks._pending.append((torch.tensor([7]), torch.tensor([False]), torch.float32))
+    with engine._net.evaluation_mode():
+        engine.defer_checks()
+        monkeypatch.setattr(traced, "world_size", lambda: 2)
+        with pytest.raises(ValueError, match=r"not finite, the first with ids \[7\]"):
+            engine.defer_checks()

@@ -36,6 +36,16 @@ def test_memory_allowed_does_not_change_a_number(case, max_memory, kernel):
     assert torch.equal(*(lw.nearest(g, 3).indices for g in square))
 
 
+def test_products_of_no_columns_are_empty_and_parameters_without_entries_change_nothing(case):
+    model, x = case
+    gram = lw.GramMatrix(model, x)
+    assert (gram @ torch.zeros(10, 0)).shape == (10, 0)
+    assert (gram @ torch.zeros(10, 3, 0)).shape == (10, 3, 0)
+    expected = gram.row_sums()
+    model.register_parameter("empty", nn.Parameter(torch.empty(0, dtype=torch.float64)))
+    assert torch.allclose(lw.GramMatrix(model, x).row_sums(), expected)
+
+
 @pytest.mark.parametrize("max_memory", [120 * ROW, 2**30])
 def test_estimates_do_not_depend_on_memory(case, max_memory):
     model, x = case

@@ -476,6 +476,60 @@ def test_sketches_are_computed_once_for_all_statistics_until_something_changes()
     assert not torch.equal(other.similarities, found.similarities)
 
 
+def _list_of_samples():
+    samples = list(pixels(40))
+    return lw.GramMatrix(pixel_net(), samples), lambda: [sample.mul_(-2) for sample in samples[:20]]
+
+
+def _data_set():
+    class Pixels(torch.utils.data.Dataset):
+        contrast = 1.0
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, i):
+            return pixels(40)[i].tanh() * self.contrast
+
+    samples = Pixels()
+    return lw.GramMatrix(pixel_net(), samples), partial(setattr, samples, "contrast", 3.0)
+
+
+def _readout():
+    class One:
+        i = 0
+
+        def __call__(self, outputs, labels):
+            return outputs[:, self.i : self.i + 1]
+
+    readout = One()
+    return lw.GramMatrix(lw.Network(pixel_net(), readout), pixels(40)), partial(setattr, readout, "i", 1)
+
+
+@pytest.mark.parametrize("changing", [_list_of_samples, _data_set, _readout])
+def test_sketches_of_data_or_readouts_that_no_tensor_tells_of_are_computed_again(changing):
+    gram, change = changing()
+    before = lw.nearest(gram, 3, sketch=64).similarities
+    change()
+    found = lw.nearest(gram, 3, sketch=64).similarities
+    fresh = lw.GramMatrix(lw.Network(gram.net.model, gram.net.readout), gram.data)
+    assert torch.equal(found, lw.nearest(fresh, 3, sketch=64).similarities)
+    assert not torch.allclose(found, before)
+
+
+def test_other_columns_are_centered_by_the_reference_set_in_sketches_too():
+    rows, first = pixels(20), pixels(30, seed=1) + 1
+    gram = lw.GramMatrix(pixel_net(), rows, first, centered=True)
+    for columns in (pixels(25, seed=2) - 1, rows):
+        other = gram.with_columns(columns)
+        exact = other.dense()
+        found = lw.nearest(other, 19, sketch=4096)
+        off = (found.similarities - exact.gather(1, found.indices)).abs()
+        assert off.max() < 5 * found.errors.max() < 0.3
+        own = lw.GramMatrix(pixel_net(), rows, columns, centered=True).dense()
+        assert (own.gather(1, found.indices) - found.similarities).abs().max() > 0.5  # centered by themselves
+
+
 @pytest.mark.usefixtures("costly_pairs")
 @pytest.mark.filterwarnings("error::likewise.SketchNotice")
 def test_where_there_are_no_sketches_or_gradients_are_kept_pairs_are_exact():
@@ -485,8 +539,10 @@ def test_where_there_are_no_sketches_or_gradients_are_kept_pairs_are_exact():
     kept = gram.with_feature_cache()
     assert torch.equal(lw.nearest(kept, 3).similarities, lw.nearest(kept, 3, sketch=None).similarities)
     assert lw.nearest(gram, 3, sketch=None).errors.eq(0).all()
-    with pytest.raises(ValueError, match=r"Sketches are of likewise\.CORRELATION"):
-        lw.nearest(gram.with_kernel(lw.INNER_PRODUCT), 3, sketch=64)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"Sketches are of likewise\.CORRELATION"):
+            lw.nearest(gram.with_kernel(lw.INNER_PRODUCT), 3, sketch=64)
+        lw.nearest(gram, 3, sketch=64)  # whose sketches the other kernel's matrix finds
     with pytest.raises(TypeError, match="'auto'"):
         lw.nearest(gram, 3, sketch="never")
 

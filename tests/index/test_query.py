@@ -465,6 +465,26 @@ def test_an_index_names_its_readout_as_the_user_writes_it(tmp_path):
     assert repr(lw.build_index(model, tokens, tmp_path / "own", readout=own)).endswith("own)")
 
 
+def test_a_first_question_may_have_texts_of_another_length_with_a_label_for_each_token(tmp_path):
+    torch.manual_seed(0)
+    model, readout = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), lw.sequence_log_likelihood()
+    tokens = torch.randint(0, 9, (12, 7))
+    labels = tokens.clone()
+    labels[:, :2] = -100
+    lw.build_index(model, lw.batches(tokens, labels=labels), tmp_path / "index", readout=readout)
+    for length in (0, 1, 5, 9):
+        asked, answers = (torch.cat([some, some], 1)[:2, :length] for some in (tokens, labels))
+        index = lw.Index(tmp_path / "index", model=model, readout=readout)
+        found = index.nearest(lw.batches(asked, labels=answers), k=2, centered=False)
+        if length < 2:  # nothing is predicted
+            assert found.similarities.eq(0).all()
+            continue
+        known = lw.batches(tokens, labels=labels)
+        net = lw.Network(model, readout)
+        exact = lw.GramMatrix(net, lw.batches(asked, labels=answers), known).dense()
+        assert (exact.gather(1, found.indices) - found.similarities).abs().max() < 0.2
+
+
 def test_a_second_question_about_the_same_inputs_does_not_project_them_again(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
@@ -573,9 +593,6 @@ def test_inputs_that_are_not_finite_are_named_by_the_first_question_too(tmp_path
         assert index.nearest(x[:3], 5).indices.shape == (3, 5)
 
 
-@pytest.mark.parametrize(
-    "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
-)
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -603,6 +620,9 @@ def test_the_first_question_to_an_index_of_texts_may_be_of_any_length(tmp_path, 
     assert (apart < 4 * found.errors).all() and apart.max() < 0.04
 
 
+@pytest.mark.parametrize(
+    "rows", [torch.arange(40) == 7, [True] * 40, [1.5], torch.tensor([3.0])], ids=range(4)
+)
 def test_only_numbers_of_rows_are_taken_for_rows(build, rows):
     index = build()
     for call in (index.remove, index.sketches):

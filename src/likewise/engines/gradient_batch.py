@@ -105,7 +105,7 @@ class GradientBatch:
             some = directions(block.names)
             return concatenate([block.gradient.jvp(some[group]) for group in groups], 2)
 
-        return add_up(map(multiply, self.blocks), empty)
+        return add_up(map(multiply, self.blocks), empty) if empty.numel() else empty
 
     def sums_by_output(
         self, weights: Tensor, whitening: Tensor | None, numels: dict[str, int], max_bytes: int

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from likewise.data import Samples
+from likewise.distributed import world_size
 from likewise.engines.base import (
     DependentSampleError,
     Engine,
@@ -642,6 +643,8 @@ class TracedEngine(Engine):
     def _add_weighted_sums(self, total: Tensor, chunk: Chunk, weights: Tensor, scale: Tensor) -> None:
         """Add Σ Gᵀ w of a chunk, times the scale, to the total (c, p)."""
         most, c = self.memory.product_bytes, len(total)
+        if not c:
+            return
         if total.device.type != "cpu" or (self._largest <= SMALL_VECTOR and c == 1):
             step = lambda gradients, w: gradients.weighted_sums(w, self._numel, most)  # noqa: E731
             _add(total, chunk.sum("vjp", step, weights), scale)
@@ -672,8 +675,11 @@ class TracedEngine(Engine):
         self.graphs.begin_pass(n)
 
     def defer_checks(self) -> None:
-        """Leave what would wait for a GPU to the `finish_checks` of the next pass."""
-        if self._device.type != "cuda":
+        """Leave what would wait for a GPU to the `finish_checks` of the next pass.
+
+        Not where ranks share a pass: NaN in their sum would make the others name samples of their own.
+        """
+        if self._device.type != "cuda" or world_size() > 1:
             self.finish_checks()
         elif self._check is not None:
             self._check.defer()
@@ -925,7 +931,7 @@ def _largest_entries(values: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def _divide(rows: Tensor, divisor: Tensor, dtype: torch.dtype, max_bytes: int) -> Tensor:
     """Return rows (c, numel) divided by (c, 1) in another type: some at a time, as quotients take memory too."""
-    result, size = rows.new_empty(rows.shape, dtype=dtype), max(1, max_bytes // rows[:1].nbytes)
+    result, size = rows.new_empty(rows.shape, dtype=dtype), max(1, max_bytes // max(1, rows[:1].nbytes))
     for target, some, by in zip(*(tensor.split(size) for tensor in (result, rows, divisor)), strict=True):
         target.copy_(some / by)
     return result

@@ -37,7 +37,6 @@ from likewise.gram.sketches import (
     measure_error,
     pair_source,
     similarity_errors,
-    sketch_pair,
     sketch_rows,
     whiten_sketches,
 )
@@ -72,7 +71,6 @@ __all__ = [
     "perceptual",
     "similarity",
     "similarity_errors",
-    "sketch_pair",
     "sketch_rows",
     "whiten_sketches",
 ]

@@ -142,6 +142,7 @@ class KeptSketches:
 
     rows: Tensor  # (n, d·q)
     columns: Tensor  # (m, d·q), the same tensor for a square matrix
+    mean: Tensor  # (d·q,) of the samples whose mean centering takes off
     d: int  # outputs
     dependent: int  # consecutive sums of a replicate that are not independent of each other
     error_factors: tuple[float, float] | None = None  # of centered and plain similarities, once measured

@@ -405,6 +405,11 @@ class GramMatrix:
         return first
 
     @property
+    def reference(self) -> Batches:
+        """The samples whose mean centering takes off: the columns, unless these were exchanged."""
+        return self._reference
+
+    @property
     def is_part(self) -> bool:
         """Whether it is a part of another matrix, for a dry run, which compares gradients as the whole does."""
         return self._whole is not None

@@ -30,6 +30,7 @@ from likewise.distributed import alone, join_results, own_share
 from likewise.engines import Engine, GradientParts, RowBlock
 from likewise.engines.factors import ParameterGradient, concatenate
 from likewise.engines.memory import equal_size
+from likewise.fingerprint import Fingerprint
 from likewise.gram.blocks import block_spans, visit_blocks
 from likewise.gram.centering import rounding_floor, warn_of_lost_differences
 from likewise.gram.cost import PAIRS_OF_SKETCHES, SKETCHING, SKETCHING_COLUMNS, WIDTH, PairCost
@@ -105,6 +106,10 @@ class Sketch:
     def buckets(self) -> int:
         """How many sums each replicate consists of."""
         return self.q // REPLICATES
+
+    def add_to(self, fingerprint: Fingerprint, name: str) -> None:
+        """Add what ranks that share a pass must have in common: not the signs that only some have drawn yet."""
+        fingerprint.put("options", name, f"{self.q} numbers, seed {self._seed}")
 
     def __call__(self, engine: Engine, samples: Samples) -> Sketched:
         """Return the sketches of samples; call it inside `net.evaluation_mode`."""
@@ -411,16 +416,24 @@ class Sketches:
     Args:
         rows: (n, q) vectors whose squared lengths are k(x, x).
         columns: (m, q) of other samples; None for a square matrix.
+        mean: (q,) the mean of other samples, by which centering compares; None: that of the columns.
         centered: Whether `strip.similarity` is the centered one.
         max_memory: Bytes for a strip and what reducers make of it.
 
     """
 
     def __init__(
-        self, rows: Tensor, *, columns: Tensor | None = None, centered: bool = False, max_memory: int = 2**30
+        self,
+        rows: Tensor,
+        *,
+        columns: Tensor | None = None,
+        mean: Tensor | None = None,
+        centered: bool = False,
+        max_memory: int = 2**30,
     ) -> None:
-        reference = rows if columns is None else columns
-        self._mean = mean = reference.mean(0)
+        if mean is None:
+            mean = (rows if columns is None else columns).mean(0)
+        self._mean = mean
         self._grand_mean = mean.square().sum()
         self._rows = _Directions.from_sketches(rows, mean)
         self._columns = self._rows if columns is None else _Directions.from_sketches(columns, mean)
@@ -452,7 +465,7 @@ class Sketches:
 
     @property
     def mean(self) -> Tensor:
-        """The mean sketch of the columns, (q,), in float64."""
+        """The mean sketch of the reference set, (q,), in float64: of the columns if no other was given."""
         return self._mean.double()
 
     def visit(self, *reducers: Reducer) -> list[tuple[Tensor, ...]]:
@@ -639,11 +652,9 @@ class SketchedMatrix:
     """
 
     def __init__(self, gram: GramMatrix, width: int) -> None:
+        _refuse_other_kernel(gram)
         self._gram, self._kept = gram, _kept_sketches(gram, width)
-        columns = None if gram.square else self._kept.columns
-        self._pairs = Sketches(
-            self._kept.rows, columns=columns, centered=gram.centered, max_memory=gram.max_memory
-        )
+        self._pairs = self._compare(self._kept.rows, None if gram.square else self._kept.columns)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -662,8 +673,11 @@ class SketchedMatrix:
     def of_columns(self, places: Tensor) -> Sketches:
         """Return the columns at some places against all columns."""
         columns = self._kept.columns
-        rows = columns[places.to(columns.device)]
-        return Sketches(rows, columns=columns, centered=self._gram.centered, max_memory=self._gram.max_memory)
+        return self._compare(columns[places.to(columns.device)], columns)
+
+    def _compare(self, rows: Tensor, columns: Tensor | None) -> Sketches:
+        gram, mean = self._gram, self._kept.mean
+        return Sketches(rows, columns=columns, mean=mean, centered=gram.centered, max_memory=gram.max_memory)
 
     def standard_errors(self, found: Tensor, *, centered: bool | None = None) -> Tensor:
         """Return the standard errors of the similarities of each row with the columns at places (n, k).
@@ -681,7 +695,7 @@ class SketchedMatrix:
             return torch.zeros(found.shape, dtype=self._gram.dtype, device=self._gram.device)
         if kept.error_factors is None:
             kept.error_factors = _measure_factors(self._gram, kept)
-        mean, errors = kept.columns.mean(0).double(), list[Tensor]()
+        mean, errors = kept.mean.double(), list[Tensor]()
         together = max(1, min(TOGETHER, self._gram.max_memory // (64 * k * kept.rows.shape[1])))
         for rows, places in zip(kept.rows.split(together), found.split(together), strict=True):
             one, others = rows.double()[:, None], kept.columns[places].double()
@@ -695,13 +709,17 @@ class SketchedMatrix:
 def _kept_sketches(gram: GramMatrix, width: int) -> KeptSketches:
     """Return the whitened sketches of rows and columns, computed again if model or data have changed.
 
-    The matrix keeps them if they fit into a quarter of max_memory.
+    The matrix keeps them if they fit into a quarter of max_memory. Of samples that are not in memory, a change is
+    noticed at sixteen of them.
     """
-    data = gram.data, gram.columns
-    state = (*gram.state_of(*data), width)
+    data, given, buckets = (gram.data, gram.columns), Fingerprint(), bucket_count(width, gram.d)
+    for name, part in zip(("rows", "columns", "reference"), (*data, gram.reference), strict=True):
+        given.add(name, part)
+    given.add("readout", gram.net.readout)
+    state = (*gram.state_of(*data), given.entries, buckets)
     kept = gram.sketch_cache.get(data, state)
     if kept is None:
-        kept = sketch_pair(gram, width)
+        kept = retry_changed_parts(gram.engine, lambda: _sketch_all(gram, Sketch(buckets, 0)))
         size = kept.rows.nbytes + (0 if gram.square else kept.columns.nbytes)
         if size <= gram.max_memory // 4:
             gram.sketch_cache.put(data, state, kept)
@@ -724,24 +742,31 @@ def _measure_factors(gram: GramMatrix, kept: KeptSketches) -> ErrorFactors:
     return error_factors(few, exact, kept.d, kept.dependent)
 
 
-def sketch_pair(gram: GramMatrix, width: int) -> KeptSketches:
-    """Return whitened sketches of rows and columns, of about `width` numbers a sample; equal for a square matrix."""
+def _refuse_other_kernel(gram: GramMatrix) -> None:
     if gram.kernel != CORRELATION:
         raise ValueError(
             f"Sketches are of likewise.CORRELATION, found {gram.kernel}: leave sketch out, or use that kernel."
         )
-    q = bucket_count(width, gram.d)
-    return retry_changed_parts(gram.engine, lambda: _sketch_both(gram, Sketch(q, 0)))
 
 
-def _sketch_both(gram: GramMatrix, projection: Sketch) -> KeptSketches:
-    rows = columns = whiten_sketches(sketch_rows(gram, projection)).to(gram.device)
+def _sketch_all(gram: GramMatrix, projection: Sketch) -> KeptSketches:
+    """Return whitened sketches of rows and columns, one tensor for a square matrix, and what centering needs."""
+
+    def sketch(part: GramMatrix, what: str) -> Tensor:
+        return whiten_sketches(sketch_rows(part, projection, what=what)).to(gram.device)
+
+    rows = columns = sketch(gram, SKETCHING)
     if not gram.square:
-        found = sketch_rows(gram.of_columns(), projection, what=SKETCHING_COLUMNS)
-        columns = whiten_sketches(found).to(gram.device)
+        columns = sketch(gram.of_columns(), SKETCHING_COLUMNS)
+    known = next(
+        (found for data, found in ((gram.columns, columns), (gram.data, rows)) if data is gram.reference),
+        None,
+    )
+    if known is None:  # columns were exchanged
+        known = sketch(gram.with_columns(gram.reference).of_columns(), SKETCHING_COLUMNS)
     with gram.net.evaluation_mode():
         dependent = projection.dependent_buckets(gram.engine, gram.data.samples(range(1)))
-    return KeptSketches(rows, columns, gram.d, dependent)
+    return KeptSketches(rows, columns, known.mean(0), gram.d, dependent)
 
 
 def sketch_rows(

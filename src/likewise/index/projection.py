@@ -508,17 +508,28 @@ def refuse_other_inputs(there: list[list[Any]], samples: Samples) -> None:
 
 
 def repeat_tokens(samples: Samples, there: list[list[Any]]) -> Samples:
-    """Return texts in the shape of an index's inputs: shorter ones once more from the start, longer ones cut."""
-    shapes = {name: shape for name, _, shape in there}
+    """Return texts in the shape of an index's inputs: shorter ones once more from the start, longer ones cut.
 
-    def reshape(path: Any, value: Any) -> Any:
-        shape = shapes.get(keystr(path)) if isinstance(value, Tensor) else None
-        if not shape or value.is_floating_point() or list(value.shape[1:]) == shape:
-            return value
+    Labels that have one for each token change with them. Texts without tokens stay as they are.
+    """
+    shapes = {name: shape for name, _, shape in there}
+    changed: dict[tuple[int, ...], list[int]] = {}
+
+    def reshape(value: Tensor, shape: list[int]) -> Tensor:
         repeats = [-(-wanted // here) for wanted, here in zip(shape, value.shape[1:], strict=True)]
         return value.repeat(1, *repeats)[(slice(None), *map(slice, shape))]
 
-    return Samples(tree_map_with_path(reshape, samples.inputs), samples.labels, samples.ids)
+    def reshape_input(path: Any, value: Any) -> Any:
+        shape = shapes.get(keystr(path)) if isinstance(value, Tensor) else None
+        if not shape or value.is_floating_point() or list(value.shape[1:]) == shape or not value.numel():
+            return value
+        changed[tuple(value.shape[1:])] = shape
+        return reshape(value, shape)
+
+    inputs, labels = tree_map_with_path(reshape_input, samples.inputs), samples.labels
+    if labels is not None and not labels.is_floating_point() and tuple(labels.shape[1:]) in changed:
+        labels = reshape(labels, changed[tuple(labels.shape[1:])])
+    return Samples(inputs, labels, samples.ids)
 
 
 def _comparable(name: str, dtype: str, shape: list[int]) -> tuple[Any, ...]:

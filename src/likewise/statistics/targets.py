@@ -147,8 +147,8 @@ def readout_looks_at_label(gram: GramMatrix) -> bool:
 
 
 def _reads_labels(net: Network, data: Batches) -> bool:
-    _, few = data.spread(LABELS_TRIED)
-    return any(net.reads_labels(some.inputs, some.labels, some.ids) for some in few)
+    first = data.spread(LABELS_TRIED)[1][0]
+    return net.reads_labels(first.inputs, first.labels, first.ids)
 
 
 def model_outputs(gram: GramMatrix) -> Tensor:
