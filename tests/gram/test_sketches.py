@@ -424,7 +424,7 @@ def test_three_thousand_samples_of_a_small_network_are_sketched():
     )  # the last layer's gradient has two factors
     assert count.exact == pytest.approx(3 + numbers * 3300 / 2 / (3 * forward), rel=0.05)
     assert count.sketched == pytest.approx(3 + 1024 * 3300 / 2 / (3 * forward), rel=0.05)
-    with pytest.warns(lw.SketchNotice, match=f"take about {count.exact:,.0f} plain training epochs"):
+    with pytest.warns(lw.SketchNotice, match=f"take at least {count.exact:,.0f} plain training epochs"):
         found = lw.nearest(gram, 3)
     exact = lw.GramMatrix(gram.net, pixels(3300)[:30], pixels(3300)).dense()
     off = (exact.gather(1, found.indices[:30]) - found.similarities[:30]).abs()

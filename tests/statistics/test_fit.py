@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import likewise as lw
+from likewise.distributed import record_passes
+from likewise.gram import Sketch, bucket_count, inner_product_sums, sketch_rows
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
@@ -45,3 +47,34 @@ def test_label_variance_is_of_the_labels_that_are_learned():
     assert [variance_of_all(3, labels) for labels in written] == pytest.approx([2 / 3] * len(written))
     bits = classes % 2
     assert variance_of_all(1, bits) == pytest.approx(variance_of_all(1, bits.float()))
+
+
+def test_from_sketches_all_of_it_is_estimated_in_one_pass():
+    torch.manual_seed(0)
+    x = torch.randn(300, 6, dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 200), torch.nn.Tanh(), torch.nn.Linear(200, 3)).double()
+    gram = lw.GramMatrix(model, (x, y))
+    exact = lw.fit_quality(gram, sketch=None)
+    with record_passes(lambda: 0.0) as passes:
+        found = lw.fit_quality(gram, sketch=4096)
+    assert sum(p.what == "sketches" for p in passes) == 1
+    assert not {"summing gradients", "reading off"} & {p.what for p in passes}
+    assert (found.neighbors - exact.neighbors).abs().median() < 0.08 * exact.neighbors.median()
+    assert (found.label_variance - exact.label_variance).abs().median() < 0.03
+    assert found.verdict == exact.verdict and abs(found.supported - exact.supported) < 0.02
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_sums_of_inner_products_are_estimated_without_bias(d):
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(40, d).double(), torch.randn(30, 40, dtype=torch.float64) + 0.5
+    gram = lw.GramMatrix(lw.Network(model, lw.all_outputs), x, kernel=lw.CORRELATION)
+    weights = torch.randn(30, 2, dtype=torch.float64)
+    exact = gram.with_kernel(lw.INNER_PRODUCT).exact_row_sums(weights)
+    q = bucket_count(256, d)
+    found = torch.stack(
+        [inner_product_sums(sketch_rows(gram, Sketch(q, seed)), weights) for seed in range(40)]
+    )
+    error = found.std(0) / 40**0.5
+    assert ((found.mean(0) - exact).abs() < 4.5 * error + 1e-6 * exact.abs().max()).all()

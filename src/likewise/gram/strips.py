@@ -12,7 +12,7 @@ row is d directions in which the outputs of all columns are differentiated, so t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from likewise.engines import Engine, Features, TracedEngine, ZeroGradientLog
 from likewise.gram.features import KeptFeatures
 from likewise.kernels import FINITE_REDUCTIONS, Kernel, mean_diagonal, refuse_out_of_range
 from likewise.linalg import SQUARED_EXPONENTS, accumulation_dtype, power_
+from likewise.progress import track
 
 
 class Strip:
@@ -261,6 +262,11 @@ def split_results(joined: tuple[Tensor, ...], reducers: tuple[Reducer, ...]) -> 
     return parts
 
 
+def _track(spans: list[range], what: str) -> Iterable[range]:
+    """Return the batches of a strip and show their progress, which that of all strips does not: there may be one."""
+    return track(spans, what) if world_size() == 1 else spans
+
+
 class ColumnParts(NamedTuple):
     """k of all rows with consecutive columns."""
 
@@ -337,8 +343,8 @@ class DirectionStrips(ExactStrips):
     def strip(self, where: range) -> Tensor:
         """Return k of these rows with all columns, (b, m) or (b, m, d, d)."""
         directions = self._directions(where)
-        parts = [self._part(where, self.columns.samples(part), directions) for part in self.column_spans]
-        return torch.cat(parts, 1)
+        spans = _track(self.column_spans, "columns of a strip")
+        return torch.cat([self._part(where, self.columns.samples(part), directions) for part in spans], 1)
 
     def column_parts(self) -> ColumnParts | None:
         """Return the only strip in parts that ranks can share; None if there are more."""
@@ -548,8 +554,8 @@ class Tiles(ExactStrips):
         if fit < 2 and 8 * pair <= 5 * self.max_memory:  # of one alone, the model is called on two copies
             fit = 2
         size = max(1, min(data.size, fit))
-        for start in range(where.start, where.stop, size):
-            part = range(start, min(start + size, where.stop))
+        starts = range(where.start, where.stop, size)
+        for part in _track([range(a, min(a + size, where.stop)) for a in starts], "gradients of a strip"):
             samples = data.samples(part)
             features = self.engine.features(samples, exponent)
             self.zero_gradient_log.note(samples, features.ranks)
@@ -558,7 +564,7 @@ class Tiles(ExactStrips):
             if whole is None:
                 whole = features.over([t.new_empty(len(where), *t.shape[1:]) for t in features.tensors])
             for target, tensor in zip(whole.tensors, features.tensors, strict=True):
-                target[start - where.start : part.stop - where.start] = tensor
+                target[part.start - where.start : part.stop - where.start] = tensor
         assert whole is not None
         return whole
 

@@ -1,13 +1,27 @@
 """Over- or underfit: does the network separate samples as far as their labels need, and no further? (sec. 4.4)"""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from likewise.checks import check_number
-from likewise.gram import GramMatrix, SketchOption, choose_width, pair_source
+from likewise.gram import (
+    GramMatrix,
+    Sketch,
+    Sketches,
+    SketchOption,
+    bucket_count,
+    choose_width,
+    inner_product_sums,
+    sketch_rows,
+    whiten_sketches,
+)
+from likewise.gram.matrix import retry_changed_parts
+from likewise.gram.strips import PairSource
 from likewise.kernels import CORRELATION, INNER_PRODUCT
 from likewise.statistics.neighbors import soft_neighbors
 from likewise.statistics.reliability import NeighborMeansReducer
@@ -89,9 +103,10 @@ def fit_quality(
     verdict is right.
 
     Wrong labels count as labels; pass the data trained on. Neighbors are weighted by max(centered similarity, 0)^8,
-    which visits all pairs. The label variance is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0, in two
-    passes; in most networks it is close to that of all labels. If the network does not predict the labels, or the
-    readout looks at them, `learned` is NaN and only the paper's rule applies.
+    which visits all pairs. The label variance is the paper's, E_k[y²] − E_k[y]² with weights k^I, at least 0; in most
+    networks it is close to that of all labels. Both it and the number of neighbors take two passes, or one pass of
+    sketches, from which all of it is estimated then. If the network does not predict the labels, or the readout looks
+    at them, `learned` is NaN and only the paper's rule applies.
 
     Args:
         gram: Plain (not centered), built on the training data, without columns.
@@ -123,11 +138,10 @@ def fit_quality(
         raise ValueError("fit_quality needs one data set: build the GramMatrix without columns.")
     given = _Targets.of(gram, found)
     width = choose_width(gram.with_kernel(CORRELATION), sketch)
-    if width is None:  # sums and pairs then come from one pass, where gradients fit into memory
-        gram = gram.with_feature_cache()
-    neighbors = soft_neighbors(gram.with_kernel(CORRELATION))  # first: pairs need what it keeps
-    variance, overall = _label_variance(gram, given.values(gram.d))
-    learned, supported, classes = _support(gram, given, width)
+    neighbors, source, sums = _compare(gram, width)
+    y = given.values(gram.d)
+    variance, overall = _label_variance(sums, y).to(gram.dtype), float(y.var(0, correction=0).sum())
+    learned, supported, classes = _support(source, given)
     verdict: Verdict = "fit"
     if math.isnan(learned - supported):  # the paper's rule is left
         crowd = float(neighbors.median()) > gram.shape[1] / 2
@@ -141,6 +155,27 @@ def fit_quality(
     if 0 < float(neighbors.median()) < alone:
         verdict = "overfit"
     return to_device(FitQuality(neighbors, variance, verdict, overall, learned, supported), gram.device)
+
+
+class _Compared(NamedTuple):
+    """What the verdict rests on, from gradients or from their sketches."""
+
+    neighbors: Tensor  # (n,) N_S
+    source: PairSource  # all pairs
+    sums: Callable[[Tensor], Tensor]  # Σ_x' k^I(x, x') w(x') for weights (n, c)
+
+
+def _compare(gram: GramMatrix, width: int | None) -> _Compared:
+    plain, inner = gram.with_kernel(CORRELATION), gram.with_kernel(INNER_PRODUCT)
+    if width is None:  # sums and pairs then come from one pass, where gradients fit into memory
+        plain = plain.with_feature_cache()
+        inner = plain.with_kernel(INNER_PRODUCT)
+        return _Compared(soft_neighbors(plain), plain, inner.exact_row_sums)
+    sketch = Sketch(bucket_count(width, gram.d), 0)
+    sketched = retry_changed_parts(gram.engine, lambda: sketch_rows(plain, sketch))
+    pairs = Sketches(whiten_sketches(sketched).to(gram.device), max_memory=gram.max_memory)
+    neighbors = (pairs @ torch.ones(gram.shape[0], 1))[:, 0].to(gram.dtype)
+    return _Compared(neighbors, pairs, partial(inner_product_sums, sketched))
 
 
 def explained_shares(classes: Tensor, chances: Tensor, votes: Tensor) -> tuple[float, float]:
@@ -185,20 +220,18 @@ class _Targets(NamedTuple):
         return label_values(self.labels, d, None if self.outputs is None else self.outputs.shape[1]).cpu()
 
 
-def _label_variance(gram: GramMatrix, y: Tensor) -> tuple[Tensor, float]:
-    """Return the variance of labels (n, q) around each sample, weighted by k^I, and that of all labels."""
+def _label_variance(sums: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """Return the variance of labels (n, q) around each sample, weighted by k^I, (n,)."""
     y = y - y.mean(0)  # the variance does not change, and does not drown in a large mean
-    inner = gram.with_kernel(INNER_PRODUCT)
     squares = y.square().sum(1, keepdim=True)  # their sum over components is all that is needed
-    sums = inner.exact_row_sums(torch.cat([torch.ones(len(y), 1).to(y), y, squares], 1)).cpu()
-    total, first, second = sums.split([1, y.shape[1], 1], dim=1)
+    found = sums(torch.cat([torch.ones(len(y), 1).to(y), y, squares], 1)).cpu()
+    total, first, second = found.split([1, y.shape[1], 1], dim=1)
     weight = torch.where(total == 0, torch.inf, total)
     means = first / weight
-    variance = ((second / weight)[:, 0] - means.square().sum(1)).clamp(min=0).to(gram.dtype)
-    return variance, float(y.var(0, correction=0).sum())
+    return ((second / weight)[:, 0] - means.square().sum(1)).clamp(min=0)
 
 
-def _support(gram: GramMatrix, given: _Targets, width: int | None) -> tuple[float, float, bool]:
+def _support(source: PairSource, given: _Targets) -> tuple[float, float, bool]:
     """Return the share of labels that outputs predict, the share that neighbors' labels do, and if they are classes."""
     labels, outputs, classes = given
     if outputs is None:
@@ -206,10 +239,10 @@ def _support(gram: GramMatrix, given: _Targets, width: int | None) -> tuple[floa
     chances = None if classes is None else class_chances(outputs, classes)
     if classes is not None and chances is not None:
         members = torch.nn.functional.one_hot(classes, chances.shape[1]).double()
-        votes = _neighbor_means(gram, members, width)
+        votes = _neighbor_means(source, members)
         return *explained_shares(classes, chances, votes), True
     y = labels.reshape(len(labels), -1).double().cpu()
-    around = _neighbor_means(gram, y, width)
+    around = _neighbor_means(source, y)
     spread = (y - y.mean(0)).square().sum().clamp(min=1e-300)
     supported = max(0.0, float(1 - (y - around).square().sum() / spread))
     if y.shape[1] != outputs.shape[1]:
@@ -217,7 +250,6 @@ def _support(gram: GramMatrix, given: _Targets, width: int | None) -> tuple[floa
     return max(0.0, float(1 - (y - outputs.double()).square().sum() / spread)), supported, False
 
 
-def _neighbor_means(gram: GramMatrix, values: Tensor, width: int | None) -> Tensor:
-    source = pair_source(gram.with_kernel(CORRELATION), width)
+def _neighbor_means(source: PairSource, values: Tensor) -> Tensor:
     ((means,),) = source.visit(NeighborMeansReducer(values))
     return means.cpu()

@@ -23,7 +23,8 @@ class Neighbors(NamedTuple):
     Attributes:
         indices: (n, k) integers, places in the columns.
         similarities: (n, k).
-        errors: (n, k) standard errors of the similarities, 0 where they are exact.
+        errors: (n, k) standard errors of the similarities, 0 where gradients are compared. What combinations of the
+            outputs leave out (docs/method.md) is not among them.
 
     Example:
         >>> import torch, likewise as lw
