@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from analyze import small_resnet
 
 import likewise as lw
 from likewise.engines.convolution import ConvolutionGradient, ConvolutionOptions
@@ -42,6 +41,8 @@ def seconds(function: Callable[[], Any], repeats: int, cuda: bool) -> float:
 
 def compare_columns(n: int, repeats: int) -> None:
     """Print what sums of several columns cost by gradients formed once, and by directions."""
+    from analyze import small_resnet  # which imports what a run needs
+
     x, y = torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,))
     model = small_resnet(2).eval()
 
