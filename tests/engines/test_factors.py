@@ -141,7 +141,7 @@ def test_the_gradient_of_a_combination_of_outputs_is_that_of_the_formed_gradient
     more = {"some samples": SubsetGradient(torch.tensor([2, 0]), TABLE, 3), "convolution": CONVOLUTION}
     gradient, u = (GRADIENTS | more)[name], drawn(2)
     expected = torch.einsum("ndp,d->np", gradient.rows(), u)
-    found = combine_outputs(gradient, u).rows()
+    found = combine_outputs(gradient, u[None]).rows()
     assert found.shape[1] == 1 and (found[:, 0] - expected).abs().max() < 1e-12
 
 

@@ -689,9 +689,9 @@ def test_gradients_that_fit_into_no_memory_are_computed_again_for_each_strip_onl
         found = lw.analyze(
             image_model(), data, out=tmp_path / "run", sketch="never", layout="pca", max_memory=2**20
         )
-    # outputs, a vjp and a jvp pass, what strips compute, pictures
+    # outputs, a vjp and a jvp pass for each of three sums (their vectors do not fit together), strips, pictures
     by_strips = gram.tiles().gradient_evaluations / 400
-    assert images.reads.double().mean() <= 3 + by_strips + 1 + 0.2
+    assert images.reads.double().mean() <= 1 + 3 * 2 + by_strips + 1 + 0.2
     monkeypatch.undo()
     # rounding moves samples on a map of neighbors, so the one of directions is compared
     whole = lw.analyze(image_model(), data, out=tmp_path / "whole", sketch="never", layout="pca").table

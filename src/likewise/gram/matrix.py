@@ -405,6 +405,11 @@ class GramMatrix:
         return first
 
     @property
+    def forward_batch_size(self) -> int | None:
+        """Samples of which even gradients fit, for forward passes; None as long as no gradient was needed."""
+        return self._setup.gradient_batch_size
+
+    @property
     def reference(self) -> Batches:
         """The samples whose mean centering takes off: the columns, unless these were exchanged."""
         return self._reference
@@ -865,6 +870,11 @@ class _Setup:
             if self._engine is None:
                 self._engine = self._select()
             return self._engine
+
+    @property
+    def gradient_batch_size(self) -> int | None:
+        """That of the engine, None before one was selected."""
+        return None if self._engine is None else self._engine.gradient_batch_size
 
     @property
     def row_shape(self) -> tuple[int, int]:

@@ -45,7 +45,7 @@ from likewise.runs.stages import find_last_layer, reads_on_the_way, run_part, ru
 from likewise.runs.store import open_folder
 from likewise.runs.tables import Shown
 from likewise.statistics.crossval import CrossValidated
-from likewise.statistics.targets import finite_labels, model_outputs
+from likewise.statistics.targets import finite_labels, model_outputs, outputs_network
 from likewise.thumbnails import EXCERPT
 from likewise.watch import Watch
 
@@ -490,10 +490,15 @@ def _read(
     observed = copy.copy(gram)
     observed.data = record.observe(gram.data)
     layer = find_last_layer(gram)
+    whole = (
+        outputs_network(gram) if work.is_classifier else gram.net
+    )  # before calls of the model are recorded
     nothing: AbstractContextManager[list[Features]] = nullcontext([])
     with nothing if layer is None else layer.recording() as seen:
         outputs = (
-            model_outputs(observed) if work.is_classifier else dataset_outputs(gram.net, observed.data).cpu()
+            model_outputs(observed, whole)
+            if work.is_classifier
+            else dataset_outputs(gram.net, observed.data).cpu()
         )
     features = None
     if (

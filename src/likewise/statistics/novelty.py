@@ -297,7 +297,7 @@ def _find_features(gram: GramMatrix) -> _Features | None:
     layer = LastLayer.find(gram.net, gram.columns.samples(range(min(2, gram.columns.n))))
     if layer is None:
         return None
-    size = gram.engine.gradient_batch_size  # of which even gradients fit
+    size = gram.forward_batch_size
     columns = last_layer_inputs(layer, gram.net, gram.columns, size)
     return _Features(columns if gram.square else last_layer_inputs(layer, gram.net, gram.data, size), columns)
 

@@ -151,18 +151,26 @@ def _reads_labels(net: Network, data: Batches) -> bool:
     return net.reads_labels(first.inputs, first.labels, first.ids)
 
 
-def model_outputs(gram: GramMatrix) -> Tensor:
+def model_outputs(gram: GramMatrix, net: Network | None = None) -> Tensor:
     """Return the model's outputs for the rows, (n, d), whatever the readout compares.
 
-    If only the readout understands what the model returns, it selects the outputs.
+    Args:
+        gram: The matrix.
+        net: As `outputs_network` returns it, which calls the model with a sample; None: that of the matrix.
+
     """
-    net, size = gram.net, gram.engine.gradient_batch_size  # of which even gradients fit
+    net = outputs_network(gram) if net is None else net
+    return dataset_outputs(net, gram.data, masked=True, size=gram.forward_batch_size).cpu()
+
+
+def outputs_network(gram: GramMatrix) -> Network:
+    """Return the network with all outputs, or as it is if only its readout understands what the model returns."""
+    net = gram.net
     if net.readout is all_outputs:
-        return dataset_outputs(net, gram.data, masked=True, size=size).cpu()
+        return net
     if count_scores(net, gram.data.samples(range(1))) is None and not readout_looks_at_label(gram):
-        return dataset_outputs(net, gram.data, masked=True, size=size).cpu()
-    whole = net.with_readout(all_outputs)
-    return dataset_outputs(whole, gram.data, masked=True, size=size).cpu()
+        return net
+    return net.with_readout(all_outputs)
 
 
 def class_outputs(gram: GramMatrix) -> Tensor | None:
