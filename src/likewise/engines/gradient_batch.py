@@ -174,20 +174,20 @@ class GradientBatch:
         """Yield consecutive samples and their S(x), (b, d, numel), which the next overwrite."""
         n = len(self.samples)
         fitting = min(n, max_bytes // (2 * self.d * numel * gradient.dtype.itemsize))
-        memory: Tensor | None = None
+        memory: Tensor | None = (
+            None  # of all blocks: on a CPU, fresh memory takes longer to touch than to write
+        )
         for start in range(0, n, fitting):
             here, done = slice(start, min(start + fitting, n)), 0
             part = gradient.part(here)
-            for block in (part if whitening is None else combine_outputs(part, whitening[here])).blocks():
+            part = part if whitening is None else combine_outputs(part, whitening[here])
+            for block in part.blocks():
                 rows = block.rows()
-                if len(rows) == here.stop - start:  # all of them
-                    yield here, rows
-                    break
                 memory = rows.new_empty(fitting, *rows.shape[1:]) if memory is None else memory
                 memory[done : done + len(rows)] = rows
                 done += len(rows)
-            if memory is not None and done == here.stop - start:
-                yield here, memory[:done]
+            assert memory is not None  # a batch has a sample at least
+            yield here, memory[:done]
 
     def _sum_without_rows(
         self, gradient: ParameterGradient, weights: Tensor, whitening: Tensor | None

@@ -608,23 +608,18 @@ class TracedEngine(Engine):
         outputs, self_kernels = [], list[Power]()
         for chunk in self._chunks(samples):
             here, start = slice(start, start + len(chunk.samples)), start + len(chunk.samples)
-            empty, whitening, size = (
-                directions.new_zeros(len(chunk.samples), d, len(directions) // d),
-                None,
-                None,
-            )
+            scale, whitening = known.scale.view(d, -1), None
             if exponent:
-                power = self._self_kernel(chunk, exponent) if self_kernel is None else None
-                self_kernels += [] if power is None else [power]
-                matrix = (
-                    self_kernel.matrix[here] if power is None and self_kernel else self_kernels[-1].matrix
-                )
+                if self_kernel is None:
+                    self_kernels.append(self._self_kernel(chunk, exponent))
+                matrix = self_kernels[-1].matrix if self_kernel is None else self_kernel.matrix[here]
                 size, whitening = _scale_to_dtype(matrix, (1, 2), self._dtype)
+                scale = scale * size
+            empty = directions.new_zeros(len(chunk.samples), d, len(directions) // d)
             most = self.memory.product_bytes
             products = chunk.gradients.products_by_output(known.join, empty, whitening, self._numel, most)
             self._finite_checks.note(products, chunk.samples)
-            products = products * known.scale.view(d, -1)
-            outputs.append(products if size is None else products * size)
+            outputs.append(products * scale)
             del chunk
         powers = self_kernel or concatenate_powers(self_kernels)
         return JvpResult(torch.cat(outputs), powers.rank if exponent and powers is not None else None)

@@ -29,9 +29,7 @@ Read = Callable[[range, Tensor], Tensor]  # maps the products (b, d, c) at these
 RETAINING_DEVICES = {"cuda"}
 LEAST_RETAINED = 0.25  # of the samples; to retain gradients of fewer gains less than larger batches do
 RETAINED_SIZE = 0.5  # of retained gradients, in shares of what their sample takes in a batch: 0.44 to 0.57
-FEWEST_COLUMNS = (
-    6  # of weights, for which gradients are formed once and multiplied with each (CPU, 2026-11-19)
-)
+FEWEST_COLUMNS = 6  # of weights, for which gradients are formed once (a CPU, 2026-11-19)
 SUMMING, READING = "summing gradients", "reading off"  # what the two passes are called
 
 

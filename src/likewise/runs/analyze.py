@@ -490,9 +490,8 @@ def _read(
     observed = copy.copy(gram)
     observed.data = record.observe(gram.data)
     layer = find_last_layer(gram)
-    whole = (
-        outputs_network(gram) if work.is_classifier else gram.net
-    )  # before calls of the model are recorded
+    # Tried before calls of the model are recorded.
+    whole = outputs_network(gram) if work.is_classifier else gram.net
     nothing: AbstractContextManager[list[Features]] = nullcontext([])
     with nothing if layer is None else layer.recording() as seen:
         outputs = (
